@@ -1,0 +1,1 @@
+"""Scenarios and comparisons that drive real processes from outside."""

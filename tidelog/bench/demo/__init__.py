@@ -1,0 +1,1 @@
+"""The demo: a real data set through the broker, a consumer group and Spark."""

@@ -1,0 +1,1 @@
+"""The server process: network, dispatch, one file per API, coordinators, command line."""

@@ -1,0 +1,1 @@
+"""The commands behind `tidelog`; each file is imported only when its command runs."""

@@ -1,0 +1,1 @@
+"""Coordinators: append records, await their commit, change state only by replay."""

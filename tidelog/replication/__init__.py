@@ -1,0 +1,1 @@
+"""Replicas that agree: partitions, the metadata quorum and the controller."""

@@ -1,0 +1,1 @@
+"""The controller: commands become metadata records, records become the image."""

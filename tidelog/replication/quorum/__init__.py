@@ -1,0 +1,1 @@
+"""The quorum over the metadata log."""

@@ -1,0 +1,1 @@
+"""Spark's source and sink, on the client and the protocol only."""
