@@ -1,1 +1,1 @@
-"""Small measurements of one part at a time."""
+"""Costs of single functions in this process, by CPU time; no server is started."""

@@ -1,1 +1,1 @@
-"""One file per benchmark scenario."""
+"""One file per kind of measurement; each measures one server and knows nothing of the other."""
