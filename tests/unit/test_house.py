@@ -1,0 +1,170 @@
+"""The rules of the house that no tool of ours checks: purity of the deciders, who touches files, tidy modules.
+
+The list below is DESIGN's: a pure module takes values and `now_ms` and returns what to do, so neither it nor anything
+of ours it imports may reach for a clock, a socket, a file, a thread or a random number.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tidelog"
+
+PURE = (
+    "protocol/**/*.py",
+    "storage/append.py",
+    "storage/producer_state.py",
+    "storage/leader_epochs.py",
+    "storage/retention.py",
+    "replication/isr.py",
+    "replication/follower.py",
+    "replication/quorum/state.py",
+    "replication/quorum/election.py",
+    "replication/quorum/commit.py",
+    "replication/quorum/raft.py",
+    "replication/controller/image.py",
+    "replication/controller/records.py",
+    "replication/controller/state.py",
+    "replication/controller/placement.py",
+    "replication/controller/leaders.py",
+    "replication/controller/liveness.py",
+    "replication/controller/balance.py",
+    "client/partitioner.py",
+    "client/accumulator.py",
+    "client/producer_session.py",
+    "client/subscription.py",
+    "client/membership.py",
+    "client/assignors.py",
+    "broker/purgatory.py",
+    "broker/fetch_sessions.py",
+    "broker/quotas.py",
+    "broker/coordinators/*/states.py",
+    "broker/coordinators/*/coordinator.py",
+    "broker/coordinators/*/offsets.py",
+    "broker/coordinators/*/records.py",
+    "broker/coordinators/*/markers.py",
+    "broker/coordinators/*/producer_ids.py",
+    "spark_ingest/options.py",
+    "spark_ingest/offsets.py",
+    "spark_ingest/planning.py",
+)
+IMPURE_IMPORTS = frozenset(
+    "asyncio concurrent fcntl io logging mmap multiprocessing os pathlib queue random secrets select selectors shutil "
+    "signal socket subprocess tempfile threading time uvloop".split()
+)
+FILE_IMPORTS = frozenset({"fcntl", "glob", "io", "mmap", "os", "pathlib", "shutil", "tempfile"})
+
+
+def modules(*patterns: str) -> list[Path]:
+    return sorted({path for pattern in patterns for path in PACKAGE.glob(pattern)})
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every module named by an import anywhere in the source, except those for the type checker alone."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            pending.extend(node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def file_of(module: str) -> Path | None:
+    path = ROOT / module.replace(".", "/")
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def reachable(path: Path) -> dict[str, str]:
+    """Every module outside ours that `path` imports, by itself or through modules of ours -> who imports it."""
+    found: dict[str, str] = {}
+    seen: set[Path] = set()
+    pending = [path]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for name in imported(current.read_text()):
+            inner = file_of(name) if name.split(".")[0] == "tidelog" else None
+            if inner is not None:
+                pending.append(inner)
+            else:
+                found.setdefault(name.split(".")[0], str(current.relative_to(ROOT)))
+    return found
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", modules(*PURE), ids=short)
+def test_a_pure_module_reaches_nothing_of_the_world(path: Path):
+    if path.name == "__init__.py":
+        return
+    offences = {name: where for name, where in reachable(path).items() if name in IMPURE_IMPORTS}
+    assert not offences, f"{short(path)} is pure, but reaches {offences}"
+
+
+def test_protocol_is_covered_whole():
+    assert set((PACKAGE / "protocol").rglob("*.py")) <= set(modules(*PURE))
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import os.path", {"os.path"}),
+        ("from time import monotonic", {"time", "time.monotonic"}),
+        ("def f():\n    import random", {"random"}),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncio", {"typing", "typing.TYPE_CHECKING"}),
+    ],
+)
+def test_the_reader_of_imports_sees_what_it_should(source: str, names: set[str]):
+    assert set(imported(source)) == names
+
+
+@pytest.mark.parametrize("path", modules("storage/**/*.py"), ids=short)
+def test_in_storage_only_the_disk_port_touches_files(path: Path):
+    if path.name == "disk.py":
+        return
+    tree = ast.parse(path.read_text())
+    opens = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "open"]
+    names = {name.split(".")[0] for name in imported(path.read_text())} & FILE_IMPORTS
+    assert not names, f"{short(path)} imports {names}; files are reached through storage/disk.py"
+    assert not opens, f"{short(path)} opens a file at lines {opens}"
+
+
+@pytest.mark.parametrize("path", modules("**/*.py"), ids=short)
+def test_a_module_says_what_it_is_for(path: Path):
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{short(path)} has no module docstring"
+
+
+@pytest.mark.parametrize("room", ["protocol", "storage", "replication", "client", "broker", "spark_ingest", "bench"])
+def test_a_link_leads_to_each_room(room: str):
+    link = ROOT / room
+    assert link.is_symlink()
+    assert str(link.readlink()) == f"tidelog/{room}"
+
+
+@pytest.mark.parametrize("room", ["protocol", "storage", "replication", "client", "broker", "spark_ingest", "bench"])
+def test_nobody_imports_through_a_link(room: str):
+    offenders = [
+        str(path.relative_to(ROOT))
+        for folder in (PACKAGE, ROOT / "tests")
+        for path in folder.rglob("*.py")
+        if any(name.split(".")[0] == room for name in imported(path.read_text()))
+    ]
+    assert not offenders
