@@ -50,9 +50,10 @@ class Deferred:
     parked request costs no extra turn of the loop.
     """
 
-    __slots__ = ("_on_complete", "response")
+    __slots__ = ("_on_complete", "exclusive", "response")
 
-    def __init__(self) -> None:
+    def __init__(self, exclusive: bool = False) -> None:
+        self.exclusive = exclusive  # the connection's next request waits until this one is answered
         self.response: Any = None
         self._on_complete: Callable[[Any], None] | None = None
 

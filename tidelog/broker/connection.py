@@ -1,0 +1,270 @@
+"""One client connection: bytes to whole frames, answers back in the order of their requests.
+
+Owns the receive buffer (grown to the frame, reused, given back when idle), the queue of answers that are not yet
+due, and the back pressure in both directions. It knows no API: `Dispatcher.dispatch` turns a frame into an answer.
+Invariant: responses leave in request order, whatever order they were completed in (Kafka promises it per connection).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tidelog.broker.context import Deferred
+from tidelog.protocol.errors import MalformedMessage
+
+if TYPE_CHECKING:
+    from tidelog.broker.dispatch import Answer
+    from tidelog.protocol.hot import Buffer
+
+log = logging.getLogger("tidelog.connection")
+
+BUFFER_INITIAL_BYTES = 16 * 1024
+# A reader that stops reading is not read from either, once this much waits for it (uvloop counts the bytes).
+WRITE_HIGH_WATER_BYTES = 8 * 1024 * 1024
+# Pipelined requests whose answers are still open; beyond it the connection is not read until some are answered.
+IN_FLIGHT_MAX = 1024
+
+_FRAME_SIZE = Struct(">i")
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of the server that accepted it."""
+
+    frame_bytes_max: int
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
+    def connected(self, connection: KafkaConnection) -> bool: ...
+    def disconnected(self, connection: KafkaConnection) -> None: ...
+    def reserve_buffer(self, extra_bytes: int) -> bool: ...
+
+
+class _Slot:
+    """The place of one answer in the connection's order."""
+
+    __slots__ = ("done", "frames")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.frames: Any = None
+
+
+class KafkaConnection(asyncio.BufferedProtocol):
+    __slots__ = (
+        "_buffer", "_capacity_bytes", "_corked", "_end", "_exclusive", "_out", "_owner", "_paused_reading",
+        "_pending", "_start", "_transport", "_view", "_writable", "active", "host", "listener_name",
+    )  # fmt: skip
+
+    def __init__(self, owner: ConnectionOwner, listener_name: str) -> None:
+        self._owner = owner
+        self.listener_name = listener_name
+        self.host = ""
+        self.active = True  # since the server's last sweep of idle connections
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._view = memoryview(self._buffer)
+        self._capacity_bytes = 0
+        self._start = self._end = 0
+        self._pending: deque[_Slot] = deque()
+        self._out: list[Buffer] = []
+        self._corked = False
+        self._exclusive = False
+        self._writable = True
+        self._paused_reading = False
+
+    # ------------------------------------------------------------------------------------------- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.host = str(peer[0]) if peer else ""
+        if not self._owner.connected(self):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._resize(BUFFER_INITIAL_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.reserve_buffer(-self._capacity_bytes)
+        self._capacity_bytes = 0
+        self._transport = None
+        self._pending.clear()
+        self._owner.disconnected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self.active = True
+        self._process()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._resume()
+
+    def eof_received(self) -> bool:
+        return False
+
+    # ------------------------------------------------------------------------------------------------------- frames
+
+    def _process(self) -> None:
+        """Take every whole frame out of the buffer, then write all answers that are due with one call."""
+        view, start, end = self._view, self._start, self._end
+        dispatch = self._owner.dispatch
+        size = 0
+        self._corked = True
+        try:
+            while end - start >= 4:
+                size = _FRAME_SIZE.unpack_from(view, start)[0]
+                if not 8 <= size <= self._owner.frame_bytes_max:
+                    raise MalformedMessage(f"frame of {size} bytes (socket.request.max.bytes)")
+                stop = start + 4 + size
+                if stop > end or not self._ready():
+                    break
+                frame = view[start + 4 : stop]
+                start = stop
+                size = 0
+                self._answer(dispatch(frame, self))
+        except MalformedMessage as error:
+            log.warning("closing connection from %s: %s", self.host, error)
+            self.close()
+            return
+        finally:
+            self._corked = False
+            self._start = start
+        self._make_room(size)
+        self._flush()
+        self._update_reading()
+
+    def _ready(self) -> bool:
+        return not self._exclusive and self._writable and len(self._pending) < IN_FLIGHT_MAX
+
+    def _make_room(self, frame_bytes: int) -> None:
+        """After processing: the rest of the frame that has begun must fit behind what is already here."""
+        start, end = self._start, self._end
+        if start == end:
+            self._start = self._end = 0
+            return
+        capacity = self._capacity_bytes
+        wanted = 4 + frame_bytes
+        if start + wanted <= capacity and end < capacity:
+            return
+        kept = end - start
+        if wanted > capacity and kept == capacity - start:
+            # Grow by what has really arrived, not by what the frame claims: a claim costs the sender bytes first.
+            self._resize(capacity * 2)
+        elif start:
+            self._view[:kept] = self._view[start:end]
+            self._start, self._end = 0, kept
+
+    def _resize(self, capacity_bytes: int) -> None:
+        if not self._owner.reserve_buffer(capacity_bytes - self._capacity_bytes):
+            log.warning("closing connection from %s: the node's receive buffers are full", self.host)
+            self.close()
+            return
+        kept = self._end - self._start
+        buffer = bytearray(capacity_bytes)
+        view = memoryview(buffer)
+        view[:kept] = self._view[self._start : self._end]
+        self._buffer, self._view, self._capacity_bytes = buffer, view, capacity_bytes
+        self._start, self._end = 0, kept
+
+    def give_back(self) -> None:
+        """Called for a connection that was idle for a while: return a large buffer."""
+        if self._start == self._end and self._capacity_bytes > BUFFER_INITIAL_BYTES:
+            self._resize(BUFFER_INITIAL_BYTES)
+
+    # ------------------------------------------------------------------------------------------------------ answers
+
+    def _answer(self, answer: Answer) -> None:
+        if answer is None:
+            return
+        if isinstance(answer, Deferred):
+            if answer.response is None:
+                self._park(answer)
+                return
+            answer = answer.response
+        if self._pending:
+            slot = _Slot()
+            slot.done, slot.frames = True, answer
+            self._pending.append(slot)
+        elif type(answer) is list:
+            self._out += answer
+        else:
+            self._out.append(cast("Buffer", answer))
+
+    def _park(self, answer: Deferred) -> None:
+        slot = _Slot()
+        self._pending.append(slot)
+        exclusive = answer.exclusive
+        if exclusive:
+            self._exclusive = True
+
+        def completed(frames: Any) -> None:
+            slot.done, slot.frames = True, frames
+            if exclusive:
+                self._exclusive = False
+            self._drain()
+
+        answer.on_complete(completed)
+
+    def _drain(self) -> None:
+        """An answer was completed: send what is now at the head of the order."""
+        pending = self._pending
+        while pending and pending[0].done:
+            frames = pending.popleft().frames
+            if type(frames) is list:
+                self._out += frames
+            else:
+                self._out.append(frames)
+        if not self._corked:
+            self._flush()
+            self._resume()
+
+    def _flush(self) -> None:
+        out = self._out
+        if not out:
+            return
+        self._out = []
+        transport = self._transport
+        if transport is None:
+            return
+        if len(out) == 1:
+            transport.write(out[0])
+        else:
+            transport.writelines(out)
+
+    # ------------------------------------------------------------------------------------------------ back pressure
+
+    def _resume(self) -> None:
+        if self._paused_reading and self._ready() and self._transport is not None:
+            self._process()
+
+    def _update_reading(self) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        pause = not self._ready()
+        if pause != self._paused_reading:
+            self._paused_reading = pause
+            if pause:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
