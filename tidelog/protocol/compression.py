@@ -1,0 +1,283 @@
+"""Kafka's four codecs as whole-buffer functions: gzip, snappy, lz4 and zstd, on cramjam.
+
+What is written is what Java's client writes (snappy in xerial's framing, lz4 frames of independent 64 KiB blocks);
+what is read is also what others write (raw snappy, any lz4 frame, zstd with and without a content size). Output is
+bounded: no input makes `decompress` hold more than `max_bytes`, and whatever cannot be decompressed is a KafkaError.
+`docs/formats/compression.md` has the framings byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct, error
+from typing import Final
+
+import cramjam
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+Buffer = bytes | bytearray | memoryview
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+
+NAMES: Final = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+"""As in Kafka's compression.type; "producer" and "uncompressed" are configuration, not codecs."""
+CODECS: Final = {name: codec for codec, name in NAMES.items()}
+
+LEVELS: Final = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
+"""Levels Kafka accepts per codec (CompressionType); snappy has none."""
+DEFAULT_LEVELS: Final = {GZIP: 6, LZ4: 9, ZSTD: 3}
+
+DEFAULT_MAX_BYTES: Final = 128 * 1024 * 1024
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01" * 2
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+_SNAPPY_MAX_RATIO: Final = 32
+"""A snappy element of 3 bytes gives at most 64, so a higher claim is a lie."""
+
+_LZ4_MAGIC: Final = 0x184D2204
+_LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x40\x82"
+"""Version 1, independent blocks, no checksums, 64 KiB blocks: the descriptor Java writes, with its checksum byte."""
+_LZ4_BLOCK_BYTES: Final = 64 * 1024
+_LZ4_STORED: Final = 0x80000000
+
+_ZSTD_MAGIC: Final = 0xFD2FB528
+_ZSTD_BLOCK_BYTES: Final = 128 * 1024
+
+_UINT16_LE: Final = Struct("<H")
+_UINT32_LE: Final = Struct("<I")
+_INT32: Final = Struct(">i")
+
+
+def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
+    """`data` under `codec` (0 to 4); `level` None means Kafka's default. Raises ValueError for a level out of range."""
+    if level is not None and level not in LEVELS.get(codec, ()):
+        raise ValueError(f"{NAMES.get(codec, codec)} has no compression level {level}")
+    if codec == NONE:
+        return bytes(data)
+    return _COMPRESSORS[codec](data, level)
+
+
+def decompress(codec: int, data: Buffer, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """The bytes that `data` stands for under `codec`, at most `max_bytes` of them.
+
+    Raises KafkaError(UNSUPPORTED_COMPRESSION_TYPE) for a codec nobody knows, MESSAGE_TOO_LARGE when the output
+    would exceed the bound, CORRUPT_MESSAGE for everything that is not a whole, sound stream.
+    """
+    if codec == NONE:
+        if len(data) > max_bytes:
+            raise _too_large(codec, max_bytes)
+        return bytes(data)
+    decompressor = _DECOMPRESSORS.get(codec)
+    if decompressor is None:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"unknown compression codec {codec}")
+    try:
+        return decompressor(data, max_bytes)
+    except (cramjam.DecompressionError, error, IndexError) as failure:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{NAMES[codec]}: {failure}") from None
+
+
+def _too_large(codec: int, max_bytes: int) -> KafkaError:
+    return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{NAMES[codec]}: decompresses to more than {max_bytes} bytes")
+
+
+def _corrupt(codec: int, what: str) -> KafkaError:
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{NAMES[codec]}: {what}")
+
+
+def _compress_gzip(data: Buffer, level: int | None) -> bytes:
+    return bytes(cramjam.gzip.compress(data, level=6 if level is None else level))
+
+
+def _compress_zstd(data: Buffer, level: int | None) -> bytes:
+    return bytes(cramjam.zstd.compress(data, level=3 if level is None else level))
+
+
+def _compress_snappy(data: Buffer, level: int | None) -> bytes:
+    view = memoryview(data)
+    out = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        out += (_INT32.pack(len(block)), block)
+    return b"".join(out)
+
+
+def _compress_lz4(data: Buffer, level: int | None) -> bytes:
+    if level is not None and level != DEFAULT_LEVELS[LZ4]:
+        compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+        compressor.compress(data)
+        return bytes(compressor.finish())
+    # Java takes the fast compressor at its default level; put together here, as cramjam's frames link their blocks,
+    # which Java's reader refuses.
+    view = memoryview(data)
+    out = [_LZ4_HEADER]
+    for start in range(0, len(view), _LZ4_BLOCK_BYTES):
+        chunk = view[start : start + _LZ4_BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(chunk, store_size=False))
+        if len(block) < len(chunk):
+            out += (_UINT32_LE.pack(len(block)), block)
+        else:
+            out += (_UINT32_LE.pack(len(chunk) | _LZ4_STORED), bytes(chunk))
+    out.append(b"\x00\x00\x00\x00")
+    return b"".join(out)
+
+
+def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
+    if len(data) < 18:
+        raise _corrupt(GZIP, "shorter than a gzip header and trailer")
+    # The trailer states the size, which may lie and, with several members, is that of the last alone.
+    (stated,) = _UINT32_LE.unpack_from(data, len(data) - 4)
+    capacity = min(max_bytes, max(stated, 64))
+    while True:
+        try:
+            return _decompress_into(cramjam.gzip.decompress_into, data, capacity)
+        except cramjam.DecompressionError as failure:
+            if not _was_full(failure):
+                raise
+        if capacity >= max_bytes:
+            raise _too_large(GZIP, max_bytes)
+        capacity = min(max_bytes, max(capacity * 2, len(data) * 4))
+
+
+def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
+    view = memoryview(data)
+    if view[:8] != _XERIAL_MAGIC:
+        return _decompress_snappy_block(view, max_bytes)
+    out: list[bytes] = []
+    total = 0
+    position = len(_XERIAL_HEADER)
+    if len(view) < position:
+        raise _corrupt(SNAPPY, "truncated header")
+    while position < len(view):
+        (size,) = _INT32.unpack_from(view, position)
+        if size == -2107621038 and view[position : position + 8] == _XERIAL_MAGIC:
+            position += len(_XERIAL_HEADER)  # streams may follow each other, header and all
+            continue
+        position += 4
+        if not 0 < size <= len(view) - position:
+            raise _corrupt(SNAPPY, f"block of {size} bytes where {len(view) - position} are left")
+        block = _decompress_snappy_block(view[position : position + size], max_bytes - total)
+        out.append(block)
+        total += len(block)
+        position += size
+    return out[0] if len(out) == 1 else b"".join(out)
+
+
+def _decompress_snappy_block(block: memoryview, max_bytes: int) -> bytes:
+    if not block:
+        raise _corrupt(SNAPPY, "empty block")
+    size = cramjam.snappy.decompress_raw_len(block)
+    if size > max_bytes:
+        raise _too_large(SNAPPY, max_bytes)
+    if size > len(block) * _SNAPPY_MAX_RATIO:
+        raise _corrupt(SNAPPY, f"claims {size} bytes from {len(block)}")
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _decompress_lz4(data: Buffer, max_bytes: int) -> bytes:
+    end, bound = _measure_lz4(memoryview(data))
+    return _decompress_bounded(LZ4, cramjam.lz4.decompress_into, memoryview(data)[:end], bound, max_bytes)
+
+
+def _measure_lz4(view: memoryview) -> tuple[int, int]:
+    """Where the first frame ends, and how many bytes it can decompress to at most. Later bytes are ignored, as in Java."""
+    if _UINT32_LE.unpack_from(view)[0] != _LZ4_MAGIC:
+        raise _corrupt(LZ4, "no frame magic")
+    flags, descriptor = view[4], view[5]
+    block_bytes = 1 << (8 + 2 * (descriptor >> 4 & 7))
+    if flags >> 6 != 1 or block_bytes < _LZ4_BLOCK_BYTES:
+        raise _corrupt(LZ4, "unknown frame version or block size")
+    position = 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    checksum_bytes = 4 if flags & 0x10 else 0
+    bound = 0
+    while True:
+        (size,) = _UINT32_LE.unpack_from(view, position)
+        position += 4
+        if size == 0:
+            break
+        stored = size & ~_LZ4_STORED
+        position += stored + checksum_bytes
+        # One byte of a compressed block stands for at most 255.
+        bound += stored if size & _LZ4_STORED else min(block_bytes, stored * 255)
+    position += 4 if flags & 0x04 else 0
+    if position > len(view):
+        raise _corrupt(LZ4, "truncated frame")
+    return position, bound
+
+
+def _decompress_zstd(data: Buffer, max_bytes: int) -> bytes:
+    bound = _measure_zstd(memoryview(data))
+    return _decompress_bounded(ZSTD, cramjam.zstd.decompress_into, data, bound, max_bytes)
+
+
+def _measure_zstd(view: memoryview) -> int:
+    """How many bytes the frames can decompress to at most, from their block headers (RFC 8878)."""
+    position = bound = 0
+    while position < len(view):
+        (magic,) = _UINT32_LE.unpack_from(view, position)
+        if magic & 0xFFFFFFF0 == 0x184D2A50:  # a skippable frame
+            position += 8 + _UINT32_LE.unpack_from(view, position + 4)[0]
+            continue
+        if magic != _ZSTD_MAGIC:
+            raise _corrupt(ZSTD, "no frame magic")
+        descriptor = view[position + 4]
+        single_segment = descriptor >> 5 & 1
+        size_bytes = (single_segment, 2, 4, 8)[descriptor >> 6]
+        size_at = position + 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3]
+        position = size_at + size_bytes
+        last = 0
+        blocks = 0
+        while not last:
+            header = _UINT16_LE.unpack_from(view, position)[0] | view[position + 2] << 16
+            last, kind, size = header & 1, header >> 1 & 3, header >> 3
+            position += 3 + (1 if kind == 1 else size)
+            # 0 raw, 1 one byte repeated; a compressed block holds at most 128 KiB.
+            blocks += size if kind < 2 else _ZSTD_BLOCK_BYTES
+        if size_bytes:
+            stated = int.from_bytes(view[size_at : size_at + size_bytes], "little") + (256 if size_bytes == 2 else 0)
+            blocks = min(blocks, stated)
+        bound += blocks
+        position += 4 if descriptor & 4 else 0
+    if position > len(view):
+        raise _corrupt(ZSTD, "truncated frame")
+    return bound
+
+
+def _decompress_bounded(
+    codec: int, into: Callable[[Buffer, bytearray], int], data: Buffer, bound: int, max_bytes: int
+) -> bytes:
+    try:
+        return _decompress_into(into, data, min(bound, max_bytes))
+    except cramjam.DecompressionError as failure:
+        if bound > max_bytes and _was_full(failure):
+            raise _too_large(codec, max_bytes) from None
+        raise
+
+
+def _decompress_into(into: Callable[[Buffer, bytearray], int], data: Buffer, capacity: int) -> bytes:
+    out = bytearray(capacity)
+    size = into(data, out)
+    return bytes(memoryview(out)[:size])
+
+
+def _was_full(failure: Exception) -> bool:
+    return "whole buffer" in str(failure)
+
+
+_COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
+    GZIP: _compress_gzip,
+    SNAPPY: _compress_snappy,
+    LZ4: _compress_lz4,
+    ZSTD: _compress_zstd,
+}
+_DECOMPRESSORS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
+    GZIP: _decompress_gzip,
+    SNAPPY: _decompress_snappy,
+    LZ4: _decompress_lz4,
+    ZSTD: _decompress_zstd,
+}
