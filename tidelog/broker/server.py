@@ -50,8 +50,6 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
-        # Linux lets several sockets bind one port with SO_REUSEADDR until one of them listens; ask now.
-        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from None

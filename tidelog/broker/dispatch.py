@@ -1,0 +1,200 @@
+"""One frame in, one answer out: parse the request header, find the API, run it, turn failures into responses.
+
+The only place where a `KafkaError` becomes a response and an unknown exception becomes UNKNOWN_SERVER_ERROR with a
+log line. Produce and Fetch decode themselves (`protocol/hot.py`); every other API goes through its compiled messages.
+A frame that cannot be understood raises MalformedMessage, and the connection is closed, as Kafka does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from struct import Struct
+from struct import error as StructError
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tidelog.broker.apis import fetch, produce
+from tidelog.broker.context import Deferred, RequestContext, Services
+from tidelog.protocol.api import request_header_version, response_header_version
+from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.hot import Buffer
+
+if TYPE_CHECKING:
+    from tidelog.broker.connection import KafkaConnection
+
+log = logging.getLogger("tidelog.dispatch")
+
+# Frames ready to be written in order, a Deferred that will hold them, or None where no response is due (acks=0).
+Answer: TypeAlias = "Buffer | list[Buffer] | Deferred | None"
+
+_HEADER = Struct(">hhih")
+_FRAME_HEAD = Struct(">ii")
+
+API_VERSIONS = 18
+# Tasks of cold APIs under way at once, over all connections; further ones are refused with THROTTLING_QUOTA_EXCEEDED.
+COLD_TASKS_MAX = 4096
+
+
+class Dispatcher:
+    """`apis`: handler modules (see `context`); each says its REQUEST class, handle() and refuse()."""
+
+    def __init__(self, services: Services, apis: Iterable[ModuleType]) -> None:
+        self._services = services
+        self._apis = {module.REQUEST.API_KEY: _Api(module) for module in apis}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def served(self) -> dict[int, range]:
+        """API key -> versions that have a handler."""
+        hot = {
+            produce.API_KEY: range(produce.VERSIONS.start, produce.VERSIONS.stop),
+            fetch.API_KEY: range(fetch.VERSIONS.start, fetch.VERSIONS.stop),
+        }
+        return hot | {key: api.versions for key, api in self._apis.items()}
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer:
+        try:
+            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
+        except StructError:
+            raise MalformedMessage("request shorter than its header") from None
+        position = 10 + client_id_bytes if client_id_bytes > 0 else 10
+        if key == 0 and version in produce.VERSIONS:
+            if version >= 9:
+                position = _skip_header_tags(frame, position)
+            return produce.serve(self._services, frame, position, version, correlation_id, connection)
+        if key == 1 and version in fetch.VERSIONS:
+            if version >= 12:
+                position = _skip_header_tags(frame, position)
+            return fetch.serve(self._services, frame, position, version, correlation_id, connection)
+        return self._dispatch_cold(frame, key, version, correlation_id, client_id_bytes, connection)
+
+    def _dispatch_cold(
+        self, frame: memoryview, key: int, version: int, correlation_id: int, client_id_bytes: int,
+        connection: KafkaConnection,
+    ) -> Answer:  # fmt: skip
+        api = self._apis.get(key)
+        if api is None:
+            raise MalformedMessage(f"API key {key} is not served")
+        if version not in api.versions:
+            if key != API_VERSIONS:
+                raise MalformedMessage(f"version {version} of {api.name} is not served")
+            # An unknown ApiVersions version is answered in the form of version 0 (KIP-511).
+            error = KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+            return _frame(api.refuse(None, error, 0), key, 0, correlation_id)
+        end = 10 + max(client_id_bytes, 0)
+        if end > len(frame):
+            raise MalformedMessage("client id runs past the request")
+        try:
+            client_id = str(frame[10:end], "utf-8") if client_id_bytes >= 0 else None
+        except UnicodeDecodeError:
+            raise MalformedMessage("client id is not UTF-8") from None
+        position = _skip_header_tags(frame, end) if request_header_version(key, version) == 2 else end
+        request = api.decode(frame[position:], version)
+        context = RequestContext(key, version, correlation_id, client_id, connection.host, connection.listener_name)
+        try:
+            result = api.handle(self._services, context, request)
+            if inspect.iscoroutine(result):
+                return self._run(result, api, context, request)
+        except Exception as error:
+            result = api.refuse(request, _as_kafka_error(error, api.name), version)
+        if isinstance(result, Deferred):
+            if result.response is None:
+                return _Encoded(result, context, request, api)
+            result = result.response
+        return _frame(result, key, version, correlation_id)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any) -> Deferred:
+        """A cold handler as a task; the connection's next request waits for it, as in Kafka."""
+        answer = Deferred(exclusive=True)
+        if len(self._tasks) >= COLD_TASKS_MAX:
+            coroutine.close()
+            error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
+            response = api.refuse(request, error, context.api_version)
+            answer.response = _frame(response, context.api_key, context.api_version, context.correlation_id)
+            return answer
+
+        async def run() -> None:
+            try:
+                response = await coroutine
+                if isinstance(response, Deferred):
+                    waiter = asyncio.get_running_loop().create_future()
+                    response.on_complete(lambda value: waiter.done() or waiter.set_result(value))
+                    response = await waiter
+            except Exception as error:
+                response = api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
+            answer.complete(_frame(response, context.api_key, context.api_version, context.correlation_id))
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return answer
+
+    async def close(self) -> None:
+        """Cancel cold handlers that are still under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Api:
+    __slots__ = ("decode", "handle", "name", "refuse", "versions")
+
+    def __init__(self, module: ModuleType) -> None:
+        request = module.REQUEST
+        self.name: str = request.__name__.removesuffix("Request")
+        self.versions: range = request.VERSIONS
+        self.decode: Callable[[memoryview, int], Any] = request.decode
+        self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
+        self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
+
+
+class _Encoded(Deferred):
+    """A handler's Deferred message, seen by the connection as a Deferred frame."""
+
+    __slots__ = ()
+
+    def __init__(self, inner: Deferred, context: RequestContext, request: Any, api: _Api) -> None:
+        super().__init__(inner.exclusive)
+
+        def encode(response: Any) -> None:
+            if isinstance(response, KafkaError):
+                response = api.refuse(request, response, context.api_version)
+            self.complete(_frame(response, context.api_key, context.api_version, context.correlation_id))
+
+        inner.on_complete(encode)
+
+
+def _frame(response: Any, key: int, version: int, correlation_id: int) -> bytearray:
+    flexible_header = response_header_version(key, version) == 1
+    out = bytearray(9 if flexible_header else 8)
+    response.write(out, version)
+    _FRAME_HEAD.pack_into(out, 0, len(out) - 4, correlation_id)
+    return out
+
+
+def _skip_header_tags(frame: memoryview, position: int) -> int:
+    try:
+        if frame[position] == 0:
+            return position + 1
+        count = frame[position]
+        position += 1
+        if count >= 0x80:
+            raise MalformedMessage("too many tagged fields in the request header")
+        for _ in range(count):
+            if frame[position] >= 0x80 or frame[position + 1] >= 0x80:
+                raise MalformedMessage("tagged field of the request header is too large")
+            position += 2 + frame[position + 1]
+        return position
+    except IndexError:
+        raise MalformedMessage("request shorter than its header") from None
+
+
+def _as_kafka_error(error: Exception, name: str) -> KafkaError:
+    if isinstance(error, KafkaError):
+        return error
+    log.error("%s failed", name, exc_info=error)
+    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says why")
