@@ -1,0 +1,172 @@
+"""What a configuration key is: its type, its validator, when it may change. The tables beside this file list them.
+
+Values travel as text, as Kafka stores and ships them; `ConfigDefinition.parse` turns text into a typed Python value or
+raises `ConfigError` with the wording of Kafka's `ConfigException`. Knows no file, no node and no topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# The types, numbered as DescribeConfigs reports them (org.apache.kafka.clients.admin.ConfigEntry.ConfigType).
+BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST, CLASS, PASSWORD = range(1, 10)
+TYPE_NAMES = ("UNKNOWN", "BOOLEAN", "STRING", "INT", "SHORT", "LONG", "DOUBLE", "LIST", "CLASS", "PASSWORD")
+
+# When a key may change. INTERNAL keys are read-only and not listed by DescribeConfigs.
+READ_ONLY = "read-only"
+CLUSTER_WIDE = "cluster-wide"
+PER_BROKER = "per-broker"
+INTERNAL = "internal"
+TOPIC = "topic"
+GROUP = "group"
+
+Validator = Callable[[str, Any], str | None]
+"""(name, typed value) -> what is wrong with it, or None. A message that starts with "Configuration" stands alone."""
+
+Row = tuple[str, int, str | None, Validator, str, str]
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; `str()` of it is one line for the operator or the client."""
+
+
+_BITS = {SHORT: 16, INT: 32, LONG: 64}
+
+
+def parse_value(name: str, kind: int, text: str) -> Any:
+    """Text to the key's type, with the refusals of Kafka's `ConfigDef.parseType`."""
+    trimmed = text.strip()
+    if kind == BOOLEAN:
+        lowered = trimmed.lower()
+        if lowered in ("true", "false"):
+            return lowered == "true"
+        raise ConfigError(f"Invalid value {text} for configuration {name}: Expected value to be either true or false")
+    if kind in _BITS:
+        try:
+            number = int(trimmed) if trimmed.lstrip("+-").isdecimal() else None
+        except ValueError:
+            number = None
+        bound = 1 << (_BITS[kind] - 1)
+        if number is None or not -bound <= number < bound:
+            raise ConfigError(f"Invalid value {text} for configuration {name}: Not a number of type {TYPE_NAMES[kind]}")
+        return number
+    if kind == DOUBLE:
+        try:
+            return float(trimmed)
+        except ValueError:
+            raise ConfigError(f"Invalid value {text} for configuration {name}: Not a number of type DOUBLE") from None
+    if kind == LIST:
+        return [item.strip() for item in trimmed.split(",")] if trimmed else []
+    return trimmed
+
+
+class ConfigDefinition(NamedTuple):
+    """One key. `default` is text, or None where Kafka has none."""
+
+    name: str
+    type: int
+    default: str | None
+    validator: Validator
+    update_mode: str
+    documentation: str
+
+    def parse(self, text: str | None) -> Any:
+        """The typed value. Raises `ConfigError`."""
+        if text is None:
+            return None
+        value = parse_value(self.name, self.type, text)
+        problem = self.validator(self.name, value)
+        if problem is None:
+            return value
+        if problem.startswith("Configuration "):
+            raise ConfigError(problem)
+        raise ConfigError(f"Invalid value {text.strip()} for configuration {self.name}: {problem}")
+
+    @property
+    def is_sensitive(self) -> bool:
+        return self.type == PASSWORD
+
+
+def table(*parts: tuple[Row, ...]) -> dict[str, ConfigDefinition]:
+    """Rows as definitions by name."""
+    return {row[0]: ConfigDefinition(*row) for part in parts for row in part}
+
+
+def ANY(name: str, value: Any) -> str | None:
+    return None
+
+
+def NON_EMPTY(name: str, value: str) -> str | None:
+    return "String must be non-empty" if not value else None
+
+
+def DISTINCT(name: str, value: list[str]) -> str | None:
+    if len(set(value)) != len(value):
+        return f"Configuration '{name}' values must not be duplicated."
+    if "" in value:
+        return f"Configuration '{name}' values must not be empty."
+    return None
+
+
+def at_least(minimum: float) -> Validator:
+    def check(name: str, value: Any) -> str | None:
+        return f"Value must be at least {minimum}" if value < minimum else None
+
+    return check
+
+
+def between(minimum: float, maximum: float, also: float | None = None) -> Validator:
+    def check(name: str, value: Any) -> str | None:
+        if value == also:
+            return None
+        if value < minimum:
+            return f"Value must be at least {minimum}"
+        return f"Value must be no more than {maximum}" if value > maximum else None
+
+    return check
+
+
+def one_of(*allowed: str, any_case: bool = False) -> Validator:
+    folded = {item.upper() for item in allowed}
+
+    def check(name: str, value: str) -> str | None:
+        if any_case:
+            if value.upper() in folded:
+                return None
+            return f"String must be one of (case insensitive): {', '.join(allowed)}"
+        return None if value in allowed else f"String must be one of: {', '.join(allowed)}"
+
+    return check
+
+
+def list_of(*allowed: str) -> Validator:
+    def check(name: str, value: list[str]) -> str | None:
+        problem = DISTINCT(name, value)
+        if problem is not None:
+            return problem
+        if any(item not in allowed for item in value):
+            return f"String must be one of: {', '.join(allowed)}"
+        return None
+
+    return check
+
+
+def THROTTLED_REPLICAS(name: str, value: list[str]) -> str | None:
+    """`partition:broker,...` or `*` (Kafka's ThrottledReplicaListValidator)."""
+    if value == ["*"]:
+        return None
+    for item in value:
+        partition, colon, broker = item.partition(":")
+        if not (colon and partition.isdecimal() and broker.isdecimal()):
+            return (
+                f"{name} must be the literal '*' or a list of replicas in the following format: "
+                "[partitionId]:[brokerId],[partitionId]:[brokerId],..."
+            )
+    return None
+
+
+def AUTO_OFFSET_RESET(name: str, value: str) -> str | None:
+    if value.lower() in ("latest", "earliest") or value.lower().startswith("by_duration:"):
+        return None
+    return "The value must be either 'earliest', 'latest' or of the format 'by_duration:<PnDTnHnMn.nS.>'."
