@@ -146,7 +146,7 @@ def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
 
 def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
     view = memoryview(data)
-    if view[:8] != _XERIAL_MAGIC:
+    if bytes(view[:8]) != _XERIAL_MAGIC:
         return _decompress_snappy_block(view, max_bytes)
     out: list[bytes] = []
     total = 0
@@ -155,7 +155,7 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
         raise _corrupt(SNAPPY, "truncated header")
     while position < len(view):
         (size,) = _INT32.unpack_from(view, position)
-        if size == -2107621038 and view[position : position + 8] == _XERIAL_MAGIC:
+        if size < 0 and bytes(view[position : position + 8]) == _XERIAL_MAGIC:
             position += len(_XERIAL_HEADER)  # streams may follow each other, header and all
             continue
         position += 4
@@ -185,7 +185,7 @@ def _decompress_lz4(data: Buffer, max_bytes: int) -> bytes:
 
 
 def _measure_lz4(view: memoryview) -> tuple[int, int]:
-    """Where the first frame ends, and how many bytes it can decompress to at most. Later bytes are ignored, as in Java."""
+    """Where the first frame ends and how many bytes it can hold at most; what follows is ignored, as in Java."""
     if _UINT32_LE.unpack_from(view)[0] != _LZ4_MAGIC:
         raise _corrupt(LZ4, "no frame magic")
     flags, descriptor = view[4], view[5]

@@ -138,8 +138,8 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`. Only what a reader needs to go on is checked: enough bytes, a possible length.
 
     Raises CorruptRecord for fewer than 61 bytes or a batch length that cannot hold a header, INVALID_RECORD for the
-    message sets of magic 0 and 1, which Kafka 4 no longer takes. The magic of a batch of full size is returned as it is:
-    `check_magic` refuses.
+    short messages of magic 0 and 1, which Kafka 4 no longer takes. Otherwise the magic is returned as it is, for
+    `check_magic` to refuse.
     """
     try:
         header: BatchHeader = _as_tuple(BatchHeader, _unpack_header(buffer, position))
@@ -161,7 +161,7 @@ def check_magic(header: BatchHeader) -> None:
 
 
 def _refuse_old_format(buffer: Buffer, position: int) -> None:
-    if 0 <= position and position + MAGIC_OFFSET < len(buffer) and buffer[position + MAGIC_OFFSET] in (0, 1):
+    if position >= 0 and position + MAGIC_OFFSET < len(buffer) and buffer[position + MAGIC_OFFSET] in (0, 1):
         raise KafkaError(ErrorCode.INVALID_RECORD, _old_format(buffer[position + MAGIC_OFFSET]))
 
 
