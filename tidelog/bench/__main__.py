@@ -1,0 +1,82 @@
+"""`python -m tidelog.bench`: the comparison with Kafka, and the micro benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import click
+from rich.console import Console
+
+from tidelog.bench import compare as comparison
+from tidelog.bench import peers, report
+
+_NOTES = """CPU is the broker's own, all threads, from its process clock. Latency is taken at the client's socket.
+Every round deletes its topic; before each that writes, as much memory as it writes is touched and freed, for both."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Measure Tidelog from outside.
+
+    Example: python -m tidelog.bench compare --rows produce-200b --rounds 5
+    """
+
+
+@main.command()
+@click.option("--rows", multiple=True, metavar="TEXT", help="Only rows whose name contains TEXT; may be repeated.")
+@click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Rounds per row; medians are shown."
+)
+@click.option("--quick", is_flag=True, help="One short round: shows that everything runs, not how fast.")
+@click.option("--only", type=click.Choice(list(comparison.MAKERS)), help="Measure one broker alone.")
+@click.option("--json", "json_", is_flag=True, help="Print JSON with every round instead of the table.")
+@click.option("--strict", is_flag=True, help="Exit with 1 when a target is missed.")
+def compare(rows: Sequence[str], rounds: int, quick: bool, only: str | None, json_: bool, strict: bool) -> None:
+    """Tidelog beside Apache Kafka, interleaved in one run, as ratios.
+
+    Kafka needs Java 17 and Maven; without them it is left out with a line that says so.
+    """
+    errors = Console(stderr=True)
+    if find_spec("confluent_kafka") is None:
+        raise click.ClickException("the benchmark's client is not installed: pip install 'tidelog[dev]'")
+    scenarios = comparison.select(rows)
+    if not scenarios:
+        known = ", ".join(one.name for one in comparison.catalogue())
+        raise click.UsageError(f"no row matches; there are: {known}")
+    names = [only] if only else [comparison.OURS, *_kafka_or_none(errors)]
+    if quick:
+        rounds = 1
+    with errors.status("starting", spinner="dots") as status:
+        measured = comparison.run(
+            scenarios, names, rounds=rounds, scale=0.1 if quick else 1.0, progress=lambda text: status.update(text)
+        )
+    if json_:
+        click.echo(report.as_json(measured))
+    else:
+        Console().print(report.table(measured))
+        click.echo(_NOTES)
+    if strict and any(row.passes is False for row in measured):
+        raise SystemExit(1)
+
+
+@main.command()
+def rows() -> None:
+    """The names of the rows that `compare` knows."""
+    for scenario in comparison.catalogue():
+        click.echo(f"{scenario.name:22} {scenario.title}: {', '.join(one.name for one in scenario.metrics)}")
+
+
+def _kafka_or_none(errors: Console) -> list[str]:
+    try:
+        peers.jars()
+        if (reason := peers.why_unavailable()) is not None:
+            raise peers.PeerUnavailable(reason)
+    except peers.PeerUnavailable as unavailable:
+        errors.print(str(unavailable), style="yellow")
+        return []
+    return [comparison.THEIRS]
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m tidelog.bench")

@@ -1,0 +1,81 @@
+"""The comparison as a table for people and as JSON for scripts. Measures nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from tidelog.bench.compare import OURS, THEIRS, Row
+from tidelog.bench.peers import KAFKA_VERSION
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One line per metric: ours, Kafka's, ours divided by Kafka's, the targets, the verdict."""
+    out = Table(
+        title=f"Tidelog beside Apache Kafka {KAFKA_VERSION}, same client, one run, medians", title_justify="left"
+    )
+    out.add_column("row")
+    out.add_column("figure")
+    for heading in ("tidelog", "kafka", "ratio"):
+        out.add_column(heading, justify="right")
+    out.add_column("target")
+    out.add_column("")
+    previous = None
+    for row in rows:
+        first = row.scenario is not previous
+        previous = row.scenario
+        out.add_row(
+            row.scenario.title if first else "",
+            f"{row.metric.name}, {row.metric.unit}",
+            number(row.value(OURS)),
+            number(row.value(THEIRS)),
+            "-" if row.ratio is None else f"{row.ratio:.2f}",
+            target(row),
+            {True: "[green]pass[/]", False: "[red]short[/]", None: ""}[row.passes],
+            end_section=row is rows[-1] or rows[rows.index(row) + 1].scenario is not row.scenario,
+        )
+    return out
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands separated; a dash when not measured."""
+    if value is None:
+        return "-"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def target(row: Row) -> str:
+    """The targets of a metric as they are judged."""
+    parts = []
+    if row.metric.at_most is not None:
+        parts.append(f"<= {row.metric.at_most:g}")
+    if row.metric.ratio_at_most is not None:
+        parts.append(f"ratio <= {row.metric.ratio_at_most:.2f}")
+    return ", ".join(parts)
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """Every round's figures with the medians, ratios and verdicts, and the machine they were taken on."""
+    entries: list[dict[str, Any]] = [
+        {
+            "row": row.scenario.name,
+            "figure": row.metric.name,
+            "unit": row.metric.unit,
+            "medians": {name: row.value(name) for name in row.figures},
+            "rounds": row.figures,
+            "ratio": row.ratio,
+            "at_most": row.metric.at_most,
+            "ratio_at_most": row.metric.ratio_at_most,
+            "passes": row.passes,
+        }
+        for row in rows
+    ]
+    machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
+    return json.dumps({"kafka": KAFKA_VERSION, "machine": machine, "rows": entries}, indent=2)

@@ -1,0 +1,134 @@
+"""librdkafka in and out: what a gigabyte costs the broker, and how fast a stock client goes, over 12 partitions.
+
+confluent-kafka with its own defaults but for acks=all and larger queues, keyless records, no compression. The client is
+the limit on two cores; the broker's CPU is the figure to compare.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tidelog.bench.raw import BenchError
+from tidelog.bench.scenarios.base import GIGABYTE, MEGABYTE, Contestant, CpuMeter, Metric, Scenario, topic
+from tidelog.bench.usage import warm_pages
+
+_PARTITIONS = 12
+
+
+class Librdkafka(Scenario):
+    """`records` values of `value_bytes` produced, then consumed from the beginning by one consumer without a group."""
+
+    def __init__(self, name: str, title: str, *, value_bytes: int, records: int, metrics: tuple[Metric, ...]) -> None:
+        super().__init__(name, title)
+        self.value, self.records, self.metrics = b"v" * value_bytes, records, metrics
+
+    def warm(self, contestant: Contestant, scale: float) -> None:
+        self.measure(contestant, 0.3)
+
+    def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
+        count = max(int(self.records * scale), 1000)
+        size_bytes = count * len(self.value)
+        with topic(contestant, _PARTITIONS) as name:
+            warm_pages(int(size_bytes * 1.1))
+            began = time.perf_counter()
+            with CpuMeter(contestant.server) as meter_in:
+                self._produce(contestant, name, count)
+            in_s = time.perf_counter() - began
+            began = time.perf_counter()
+            with CpuMeter(contestant.server) as meter_out:
+                self._consume(contestant, name, count)
+            out_s = time.perf_counter() - began
+        every = {
+            "cpu in": meter_in.used_ns / 1e9 / size_bytes * GIGABYTE,
+            "in": size_bytes / MEGABYTE / in_s,
+            "records in": count / in_s,
+            "cpu out": meter_out.used_ns / 1e9 / size_bytes * GIGABYTE,
+            "out": size_bytes / MEGABYTE / out_s,
+            "records out": count / out_s,
+        }
+        return {metric.name: every[metric.name] for metric in self.metrics}
+
+    def _produce(self, contestant: Contestant, name: str, count: int) -> None:
+        from confluent_kafka import Producer
+
+        failures: list[Any] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                failures.append(error)
+
+        producer = Producer(
+            {
+                "bootstrap.servers": contestant.server.bootstrap,
+                "acks": "all",
+                "log_level": 0,
+                "queue.buffering.max.messages": 1_000_000,
+                "delivery.report.only.error": True,
+                "on_delivery": delivered,
+            }
+        )
+        produce, value = producer.produce, self.value
+        for _ in range(count):
+            try:
+                produce(name, value)
+            except BufferError:
+                producer.poll(0.01)
+                while len(producer) > 500_000:
+                    producer.poll(0.01)
+                produce(name, value)
+        left = producer.flush(60)
+        if left or failures:
+            raise BenchError(f"{left} records not sent, {len(failures)} failed: {failures[:1]}")
+
+    def _consume(self, contestant: Contestant, name: str, count: int) -> None:
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+        consumer = Consumer(
+            {
+                "bootstrap.servers": contestant.server.bootstrap,
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(name, index, OFFSET_BEGINNING) for index in range(_PARTITIONS)])
+            wanted, deadline = count, time.monotonic() + 120
+            while wanted > 0:
+                messages = consumer.consume(10_000, 1.0)
+                failed = [message.error() for message in messages if message.error() is not None]
+                if failed or (not messages and time.monotonic() > deadline):
+                    raise BenchError(f"{wanted} records still wanted: {failed[:1] or 'nothing comes'}")
+                wanted -= len(messages)
+            if wanted < 0:
+                raise BenchError(f"{-wanted} records more than were produced")
+        finally:
+            consumer.close()
+
+
+def scenarios() -> list[Scenario]:
+    """1 KB for bytes, 100 B for records."""
+    cpu_in = Metric("cpu in", "s/GB", at_most=0.8, ratio_at_most=1 / 1.2)
+    cpu_out = Metric("cpu out", "s/GB", at_most=0.45, ratio_at_most=1.0)
+    return [
+        Librdkafka(
+            "librdkafka-1kb",
+            "librdkafka 1 KB, 12 partitions",
+            value_bytes=1000,
+            records=600_000,
+            metrics=(cpu_in, Metric("in", "MB/s"), cpu_out, Metric("out", "MB/s")),
+        ),
+        Librdkafka(
+            "librdkafka-100b",
+            "librdkafka 100 B, 12 partitions",
+            value_bytes=100,
+            records=2_000_000,
+            metrics=(
+                Metric("cpu in", "s/GB", ratio_at_most=1.0),
+                Metric("records in", "1/s"),
+                Metric("cpu out", "s/GB", ratio_at_most=1.0),
+                Metric("records out", "1/s"),
+            ),
+        ),
+    ]
