@@ -95,12 +95,23 @@ def _read_varint(data: bytes, position: int, max_bits: int) -> tuple[int, int]:
 
 
 def _encode_headers(headers: Headers) -> bytes:
-    out = [encode_varint(len(headers))]
+    count = len(headers)
+    varints = _VARINTS
+    out = varints[count] if count < 2048 else encode_varint(count)
     for key, value in headers:
         name = key.encode()
-        out += (encode_varint(len(name)), name)
-        out += (b"\x01",) if value is None else (encode_varint(len(value)), value)
-    return b"".join(out)
+        key_size = len(name)
+        value_size = -1 if value is None else len(value)
+        out = b"".join(
+            (
+                out,
+                varints[key_size] if key_size < 2048 else encode_varint(key_size),
+                name,
+                varints[value_size] if value_size < 2048 else encode_varint(value_size),
+                value or b"",
+            )
+        )
+    return out
 
 
 class BatchBuilder:
@@ -293,7 +304,7 @@ def decode_batch(
     if header is None:
         header = read_header(buffer, position)
     check_magic(header)
-    data = _record_bytes(buffer, position, header, max_decompressed_bytes)
+    data = record_section(buffer, position, header, max_decompressed_bytes)
     count = header.record_count
     if count < 0 or count * MIN_RECORD_BYTES > len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
@@ -309,8 +320,8 @@ def decode_batch(
     return records
 
 
-def _record_bytes(buffer: Buffer, position: int, header: BatchHeader, max_bytes: int) -> bytes:
-    """The record section of a batch, decompressed."""
+def record_section(buffer: Buffer, position: int, header: BatchHeader, max_bytes: int) -> bytes:
+    """The bytes of a batch's records, decompressed. The magic has been checked."""
     end = position + header.size_bytes
     if end > len(buffer):
         raise CorruptRecord(f"batch of {header.size_bytes} bytes where {len(buffer) - position} are left")
@@ -421,10 +432,7 @@ def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[s
         size, position = _read_varint(data, position, 32)
         if not 0 <= size <= end - position:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"header key of {size} bytes")
-        try:
-            key = str(data[position : position + size], "utf-8")
-        except UnicodeDecodeError:
-            raise KafkaError(ErrorCode.INVALID_RECORD, "header key is not UTF-8") from None
+        key = str(data[position : position + size], "utf-8", "replace")  # as Java: a reader must get past it
         size, position = _read_varint(data, position + size, 32)
         if size < 0:
             headers.append((key, None))
@@ -436,11 +444,31 @@ def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[s
     return tuple(headers), position
 
 
+def iter_data_batches(buffer: Buffer, aborted: Iterable[tuple[int, int]] = ()) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch that a reader is to see, in order.
+
+    Left out are control batches and, for read_committed, the batches of aborted transactions: `aborted` is what the
+    fetch response listed, (producer id, first offset) pairs. As in Kafka's CompletedFetch, a transaction is
+    dropped from its first offset to its producer's next ABORT marker.
+    """
+    waiting = sorted(((first_offset, producer_id) for producer_id, first_offset in aborted), reverse=True)
+    dropped: set[int] = set()
+    for position, header in iter_headers(buffer):
+        while waiting and waiting[-1][0] <= header.last_offset:
+            dropped.add(waiting.pop()[1])
+        if header.is_control:
+            if header.producer_id in dropped:
+                marker = decode_batch(buffer, position, header)
+                if marker and control_record_type(marker[0].key) is ControlRecordType.ABORT:
+                    dropped.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in dropped):
+            yield position, header
+
+
 def iter_records(buffer: Buffer, max_decompressed_bytes: int = codecs.DEFAULT_MAX_BYTES) -> Iterator[Record]:
     """The records of all batches in `buffer`, in order, without control records; a torn last batch is left out."""
-    for position, header in iter_headers(buffer):
-        if not header.is_control:
-            yield from decode_batch(buffer, position, header, max_decompressed_bytes)
+    for position, header in iter_data_batches(buffer):
+        yield from decode_batch(buffer, position, header, max_decompressed_bytes)
 
 
 class ControlRecordType(IntEnum):
