@@ -7,8 +7,13 @@ costs nothing and a client never loads the server.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from tidelog.broker.embedded import EmbeddedBroker
+    from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
+
+__all__ = ["Admin", "Consumer", "EmbeddedBroker", "NewTopic", "Producer", "TopicPartition", "__version__"]
 __version__ = "0.1.0"
 
 _HOMES: dict[str, str] = {

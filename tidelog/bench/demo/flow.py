@@ -1,0 +1,195 @@
+"""The demo's run: one node, one producer, a group of two consumers and Spark, each in a process of its own.
+
+The order hides the slow starts behind the work: Spark's JVM comes up first and warms while the node starts, the two
+consumers share out the empty partitions before the first flight is sent, and then read while the rest is still being
+produced. Whatever happens, every process started here is ended before `run` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tidelog import Admin, NewTopic, Producer
+from tidelog.bench.demo import chart, report, source
+from tidelog.bench.demo.display import Display
+from tidelog.bench.demo.events import Child
+from tidelog.bench.demo.tally import Tallies, from_json
+from tidelog.bench.processes import TidelogProcess
+from tidelog.client import RecordMetadata
+
+TOPIC = "flights"
+PARTITIONS = 6
+GROUP = "delays"
+MEMBERS = 2
+_STALLED_AFTER_S = 60.0
+_SETTLE_EVERY = 500
+
+
+class Stalled(Exception):
+    """Nothing has moved for a minute; the message says what was waited for."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """A child and the latest that it said."""
+
+    child: Child
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heard: int = 0
+
+    async def listen(self, on_event: Callable[[Follower], None]) -> None:
+        async for event in self.child.events():
+            self.said[event["event"]] = event
+            self.heard += 1
+            on_event(self)
+
+    def get(self, event: str, key: str, default: Any) -> Any:
+        return self.said.get(event, {}).get(key, default)
+
+
+async def run(rows: int, out: Path) -> int:
+    """The whole demo; returns the exit code. Raises ChildFailed, ServerFailed or Stalled when it cannot finish."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    console = Console(highlight=False)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tidelog-demo-") as directory:
+        async with AsyncExitStack() as stack:
+            demo = Demo(stack, Path(directory), rows, console)
+            outcome = await demo.run()
+    image = out / "arrival-delay-by-carrier.png"
+    chart.draw(outcome.spark, source.airlines(), image)
+    console.print(report.table(outcome.spark, source.airlines()))
+    good = report.print_checks(console, outcome)
+    console.print(f"\nChart: {image}")
+    seconds = time.monotonic() - began
+    console.print(f"Demo {'finished' if good else 'failed'} in {seconds:.1f} s ({report.timings(outcome)})")
+    return 0 if good else 1
+
+
+class Demo:
+    """One run: what was started, and what each part has said so far."""
+
+    def __init__(self, stack: AsyncExitStack, directory: Path, rows: int, console: Console) -> None:
+        self._stack = stack
+        self._directory = directory
+        self._rows = rows
+        self._display = Display(console, rows, MEMBERS)
+        self._followers: list[asyncio.Task[None]] = []
+        self._acknowledged: Counter[int] = Counter()
+        self._tallies: Tallies = {}
+
+    async def run(self) -> report.Outcome:
+        self._stack.enter_context(self._display)
+        node = TidelogProcess(self._directory / "node")
+        spark = await self._follow("Spark job", "spark", [node.bootstrap, TOPIC, str(self._directory / "spark")])
+        self._stack.callback(node.stop)
+        ready_s = await asyncio.to_thread(node.start)
+        self._display.node(node.bootstrap, ready_s)
+        async with Admin(bootstrap_servers=node.bootstrap) as admin:
+            await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+        members = [
+            await self._follow(f"consumer {number}", "consume", [node.bootstrap, TOPIC, GROUP])
+            for number in range(1, MEMBERS + 1)
+        ]
+        await self._until(lambda: self._shared_out(members), "the group to share out the partitions")
+
+        began = time.monotonic()
+        await self._produce(node.bootstrap)
+        produced_s = time.monotonic() - began
+        await self._until(lambda: self._consumed(members) >= self._rows, "the group to read everything")
+        consumed_s = time.monotonic() - began
+        for member in members:
+            member.child.tell("stop")
+        await self._until(lambda: all("done" in member.said for member in members), "the consumers to leave")
+        async with Admin(bootstrap_servers=node.bootstrap) as admin:
+            ends = await admin.list_offsets({(TOPIC, number): -1 for number in range(PARTITIONS)})
+
+        await self._until(lambda: "session" in spark.said, "Spark to start")
+        spark.child.tell("read")
+        await self._until(lambda: "done" in spark.said, "Spark to read the topic")
+        return report.Outcome(
+            rows=self._rows,
+            source=self._tallies,
+            members=[member.said["done"] for member in members],
+            ends={partition.partition: end for partition, end in ends.items()},
+            spark=from_json(spark.said["done"]["tallies"]),
+            seconds={
+                "node ready": ready_s,
+                "produce": produced_s,
+                "produce and consume": consumed_s,
+                "Spark start": spark.said["session"]["seconds"],
+                "Spark read": spark.said["done"]["seconds"],
+            },
+        )
+
+    async def _follow(self, name: str, module: str, arguments: list[str]) -> Follower:
+        child = await Child.start(name, f"tidelog.bench.demo.{module}", arguments, self._directory)
+        self._stack.push_async_callback(child.end)
+        follower = Follower(child)
+        self._followers.append(asyncio.create_task(follower.listen(self._show)))
+        return follower
+
+    def _show(self, follower: Follower) -> None:
+        if follower.child.name == "Spark job":
+            self._display.spark(follower.said)
+            return
+        number = int(follower.child.name.split()[-1])
+        partitions = follower.get("assigned", "partitions", [])
+        waiting = sum(self._acknowledged[partition] for partition in partitions)
+        self._display.consumer(number, partitions, follower.get("progress", "records", 0), waiting)
+
+    @staticmethod
+    def _shared_out(members: list[Follower]) -> bool:
+        held = [member.get("assigned", "partitions", []) for member in members]
+        return all(held) and sorted(itertools.chain(*held)) == list(range(PARTITIONS))
+
+    @staticmethod
+    def _consumed(members: list[Follower]) -> int:
+        return sum(member.get("progress", "records", 0) for member in members)
+
+    async def _produce(self, bootstrap: str) -> None:
+        pending: deque[asyncio.Future[RecordMetadata]] = deque()
+        async with Producer(
+            bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, compression_type="lz4", linger_ms=5
+        ) as producer:
+            for number, flight in enumerate(source.read_flights(self._rows, self._tallies)):
+                pending.append(await producer.send(TOPIC, flight.value, flight.key))
+                if number % _SETTLE_EVERY == 0:
+                    await asyncio.sleep(0)
+                    self._settle(pending)
+            await producer.flush()
+        self._settle(pending)
+        assert not pending, "flush returned before everything was acknowledged"
+
+    def _settle(self, pending: deque[asyncio.Future[RecordMetadata]]) -> None:
+        while pending and pending[0].done():
+            self._acknowledged[pending.popleft().result().partition] += 1
+        self._display.produced(self._acknowledged.total())
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for a condition that the children's events make true; fails with them, or when they fall silent."""
+        heard, since = -1, time.monotonic()
+        while not condition():
+            for task in self._followers:
+                if task.done():
+                    task.result()
+            now = time.monotonic()
+            if (events := self._display.changes) != heard:
+                heard, since = events, now
+            if now - since > _STALLED_AFTER_S:
+                raise Stalled(f"waited {_STALLED_AFTER_S:.0f} s for {what}")
+            await asyncio.sleep(0.02)
