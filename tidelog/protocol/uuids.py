@@ -15,10 +15,10 @@ ZERO_UUID: Final = bytes(16)
 ONE_UUID: Final = bytes(15) + b"\x01"
 METADATA_TOPIC_ID: Final = ONE_UUID
 
-# Ids below 100 are reserved by Kafka for directories (unassigned 0, lost 1, migrating 2).
-UNASSIGNED_DIRECTORY: Final = ZERO_UUID
-LOST_DIRECTORY: Final = ONE_UUID
-MIGRATING_DIRECTORY: Final = bytes(15) + b"\x02"
+# Ids below 100 are reserved by Kafka for directories (migrating 0, unassigned 1, lost 2).
+MIGRATING_DIRECTORY: Final = ZERO_UUID
+UNASSIGNED_DIRECTORY: Final = ONE_UUID
+LOST_DIRECTORY: Final = bytes(15) + b"\x02"
 
 _TEXT_LENGTH = 22
 
