@@ -1,0 +1,101 @@
+"""Records of `__consumer_offsets`: committed offsets and the classic groups' metadata.
+
+A key starts with its type (int16), a value with its version (int16); a null value is a tombstone. Kafka's key type 0
+(LegacyOffsetCommitKey) is read as the equal type 1, which is what is written. Keys of the newer groups (types 3 and up)
+are not declared. Which version of a value to write is the coordinator's choice.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TypeVar
+
+from tidelog.protocol.errors import KafkaError, MalformedMessage
+from tidelog.protocol.schema import Bytes, Message, array, byte_string, int32, int64, string, uuid
+
+M = TypeVar("M", bound=Message)
+
+_PREFIX = Struct(">h")
+_LEGACY_OFFSET_COMMIT_KEY = 0
+
+
+class OffsetCommitKey(Message, key=1, versions="0"):
+    group: str = string()
+    topic: str = string()
+    partition: int = int32()
+
+
+class OffsetCommitValue(Message, key=1, versions="0-4", flexible="4+"):
+    offset: int = int64()
+    leader_epoch: int = int32("3+", default=-1, ignorable=True)
+    metadata: str = string()
+    commit_timestamp: int = int64()
+    expire_timestamp: int = int64("1", default=-1, ignorable=True)
+    topic_id: bytes = uuid("4+", ignorable=True, tag=0)
+
+
+class GroupMetadataKey(Message, key=2, versions="0"):
+    group: str = string()
+
+
+class MemberMetadata(Message):
+    member_id: str = string()
+    group_instance_id: str | None = string("3+", nullable="3+", default=None, ignorable=True)
+    client_id: str = string()
+    client_host: str = string()
+    rebalance_timeout: int = int32("1+", default=-1, ignorable=True)
+    session_timeout: int = int32()
+    subscription: bytes = byte_string()
+    assignment: bytes = byte_string()
+
+
+class GroupMetadataValue(Message, key=2, versions="0-4", flexible="4+"):
+    protocol_type: str = string()
+    generation: int = int32()
+    protocol: str | None = string(nullable="0+")
+    leader: str | None = string(nullable="0+")
+    current_state_timestamp: int = int64("2+", default=-1, ignorable=True)
+    members: list[MemberMetadata] = array(MemberMetadata)
+
+
+_KEYS: dict[int, type[OffsetCommitKey] | type[GroupMetadataKey]] = {
+    _LEGACY_OFFSET_COMMIT_KEY: OffsetCommitKey,
+    1: OffsetCommitKey,
+    2: GroupMetadataKey,
+}
+
+
+def encode_key(key: OffsetCommitKey | GroupMetadataKey) -> bytes:
+    """A record's key: the type, then the key itself."""
+    assert key.API_KEY is not None
+    return _PREFIX.pack(key.API_KEY) + key.encode(0)
+
+
+def decode_key(data: Bytes) -> OffsetCommitKey | GroupMetadataKey | None:
+    """None for a key of another type (newer groups). Raises MalformedMessage."""
+    kind = _KEYS.get(_prefix(data))
+    return None if kind is None else kind.decode(data[_PREFIX.size :], 0)
+
+
+def encode_value(value: OffsetCommitValue | GroupMetadataValue, version: int) -> bytes:
+    """A record's value: the version, then the value itself. Raises as `Message.encode`."""
+    return _PREFIX.pack(version) + value.encode(version)
+
+
+def decode_value(kind: type[M], data: Bytes) -> M:
+    """The value of a record whose key says it is a `kind`. Raises MalformedMessage.
+
+    Versions later than ours only add tagged fields (KIP-915), so they are read as our last one.
+    """
+    version = min(_prefix(data), kind.VERSIONS.stop - 1)
+    try:
+        return kind.decode(data[_PREFIX.size :], version)
+    except KafkaError as error:
+        raise MalformedMessage(str(error)) from error
+
+
+def _prefix(data: Bytes) -> int:
+    if len(data) < _PREFIX.size:
+        raise MalformedMessage("a group record without its two-byte prefix")
+    prefix: int = _PREFIX.unpack_from(data)[0]
+    return prefix

@@ -1,0 +1,126 @@
+"""Kafka's variable-length primitives: varints, compact strings and byte strings, the section of tagged fields.
+
+Readers take (buffer, position) and return (value, next position); writers append to a bytearray. A reader raises
+IndexError at the end of the buffer and MalformedMessage for a value that cannot be; whoever reads what came from
+outside turns the former into the latter (`schema.Message.read` does). A byte string may come back short when the
+buffer ends inside it: the next position then lies beyond the buffer, and the next read, or the check at the end, fails.
+"""
+
+from __future__ import annotations
+
+from tidelog.protocol.errors import MalformedMessage
+
+Buffer = bytes | bytearray | memoryview
+
+UVARINT_SIZE_MAX = 5  # 32 bits
+VARLONG_SIZE_MAX = 10  # 64 bits
+_INT32_LIMIT = 1 << 32
+_INT64_LIMIT = 1 << 64
+
+
+def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Unsigned 32-bit varint, least significant seven bits first."""
+    byte = buffer[position]
+    position += 1
+    if byte < 0x80:
+        return byte, position
+    return continue_uvarint(buffer, position, byte)
+
+
+def continue_uvarint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
+    """The rest of an unsigned varint whose `first` byte (its continuation bit set) has been read."""
+    value = first & 0x7F
+    shift = 7
+    while True:
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 28:
+            raise MalformedMessage(f"varint of more than {UVARINT_SIZE_MAX} bytes")
+    if value >= _INT32_LIMIT:
+        raise MalformedMessage(f"varint {value} needs more than 32 bits")
+    return value, position
+
+
+def read_uvarlong(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Unsigned 64-bit varint."""
+    value = shift = 0
+    while True:
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise MalformedMessage(f"varlong of more than {VARLONG_SIZE_MAX} bytes")
+    if value >= _INT64_LIMIT:
+        raise MalformedMessage(f"varlong {value} needs more than 64 bits")
+    return value, position
+
+
+def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Signed 32-bit varint (zigzag), as in records."""
+    value, position = read_uvarint(buffer, position)
+    return (value >> 1) ^ -(value & 1), position
+
+
+def read_varlong(buffer: Buffer, position: int) -> tuple[int, int]:
+    """Signed 64-bit varint (zigzag), as in records."""
+    value, position = read_uvarlong(buffer, position)
+    return (value >> 1) ^ -(value & 1), position
+
+
+def write_uvarint(out: bytearray, value: int) -> None:
+    """Any unsigned value; the caller answers for its range."""
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Signed 32 bits."""
+    write_uvarint(out, (value << 1) ^ (value >> 31))
+
+
+def write_varlong(out: bytearray, value: int) -> None:
+    """Signed 64 bits."""
+    write_uvarint(out, (value << 1) ^ (value >> 63))
+
+
+def uvarint_size(value: int) -> int:
+    """Bytes that `write_uvarint` appends."""
+    return 1 if value < 0x80 else (value.bit_length() + 6) // 7
+
+
+def read_compact_bytes(buffer: Buffer, position: int) -> tuple[bytes | None, int]:
+    """Length plus one as an unsigned varint, zero for null."""
+    length, position = read_uvarint(buffer, position)
+    if length == 0:
+        return None, position
+    end = position + length - 1
+    return bytes(buffer[position:end]), end
+
+
+def write_compact_bytes(out: bytearray, value: Buffer | None) -> None:
+    if value is None:
+        out.append(0)
+    else:
+        write_uvarint(out, len(value) + 1)
+        out += value
+
+
+def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
+    """Position after the tagged fields, given the first byte of their count; none of them is known to the caller."""
+    if count > 127:
+        count, position = continue_uvarint(buffer, position, count)
+    while count:
+        _, position = read_uvarint(buffer, position)
+        size_bytes, position = read_uvarint(buffer, position)
+        position += size_bytes
+        count -= 1
+    return position
