@@ -1,0 +1,216 @@
+"""Fetch (key 1, versions 4-18): sessions (KIP-227), long polling, read_committed, epoch checks (KIP-320, KIP-595).
+
+Decoded and encoded by `protocol/hot.py`; batches leave as file regions, never decoded. Deviations: one response carries
+at most RESPONSE_BYTES_MAX, whatever the client allows (its first batch is returned whole even above that), and a wait
+is cut to WAIT_MS_MAX so that a vanished client is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tidelog.broker.context import Deferred, Services
+from tidelog.broker.fetch_sessions import FetchSession, SessionPartition
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot import (
+    TOPIC_ID_FROM,
+    Buffer,
+    FetchedPartition,
+    FetchRequest,
+    decode_fetch,
+    encode_fetch_response,
+)
+from tidelog.replication.partition import Isolation
+from tidelog.storage.log import ColdRead
+
+if TYPE_CHECKING:
+    from tidelog.broker.connection import KafkaConnection
+    from tidelog.broker.dispatch import Answer
+
+API_KEY = 1
+VERSIONS = range(4, 19)
+
+RESPONSE_BYTES_MAX = 2 * 1024 * 1024
+WAIT_MS_MAX = 300_000
+
+
+def serve(
+    services: Services, frame: memoryview, position: int, version: int, correlation_id: int, connection: KafkaConnection
+) -> Answer:
+    """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
+    request = decode_fetch(frame, position, version)
+    try:
+        session, answer_all = services.partitions.fetch_sessions.resolve(
+            request, version >= TOPIC_ID_FROM, services.clock_ms()
+        )
+        if request.replica_id >= 0:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node has no followers")
+    except KafkaError as error:
+        return encode_fetch_response(correlation_id, version, error.code, 0, [])
+    fetch = _Fetch(services, request, session, answer_all, version, correlation_id)
+    return fetch.start()
+
+
+class _Fetch:
+    """One fetch request from its arrival to its answer."""
+
+    __slots__ = (
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_isolation", "_request", "_services",
+        "_session", "_version", "_warming",
+    )  # fmt: skip
+
+    def __init__(
+        self, services: Services, request: FetchRequest, session: FetchSession, answer_all: bool, version: int,
+        correlation_id: int,
+    ) -> None:  # fmt: skip
+        self._services = services
+        self._request = request
+        self._session = session
+        self._answer_all = answer_all
+        self._version = version
+        self._correlation_id = correlation_id
+        self._isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+        self._deferred: Deferred | None = None
+        self._bucket = 0
+        self._expired = request.max_wait_ms <= 0 or not session.partitions
+        self._warming = False
+
+    def start(self) -> Answer:
+        session = self._session
+        if session.id:
+            self._watch(session.dirty.values())
+        frames = self._attempt()
+        if frames is not None:
+            return frames
+        if not session.id:
+            self._watch(session.partitions.values())
+        self._deferred = Deferred()
+        session.on_touch = self._touched
+        if not self._expired:
+            wait_ms = min(self._request.max_wait_ms, WAIT_MS_MAX)
+            self._bucket = self._services.partitions.deadlines.add(wait_ms, self._wait_is_over)
+        return self._deferred
+
+    def _watch(self, entries: Iterable[SessionPartition]) -> None:
+        watch = self._services.partitions.watch
+        for entry in entries:
+            if entry.watched is None:
+                watch(entry)
+
+    # ------------------------------------------------------------------------------------------------------ waiting
+
+    def _touched(self) -> None:
+        self._services.partitions.wake_soon(self._retry)
+
+    def _wait_is_over(self) -> None:
+        self._expired = True
+        self._retry()
+
+    def _retry(self) -> None:
+        if self._warming or self._deferred is None or self._deferred.response is not None:
+            return
+        frames = self._attempt()
+        if frames is not None:
+            self._session.on_touch = None
+            self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
+            self._deferred.complete(frames)
+
+    def _warm(self, cold: ColdRead) -> None:
+        """Pages of this read are not in memory: fault them in on a thread, then try again."""
+        self._warming = True
+
+        def warmed() -> None:
+            self._warming = False
+            self._retry()
+
+        self._services.partitions.run_cold(cold.warm, warmed)
+
+    # ------------------------------------------------------------------------------------------------------- answer
+
+    def _attempt(self) -> list[Buffer] | None:
+        """The response frames, or None when it must wait."""
+        request, session = self._request, self._session
+        budget_bytes = min(request.max_bytes, self._services.partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
+        total_bytes = 0
+        must_answer = self._expired
+        first = True
+        answered: list[tuple[SessionPartition, FetchedPartition]] = []
+        for entry in list(session.partitions.values() if self._answer_all else session.dirty.values()):
+            left_bytes = budget_bytes - total_bytes
+            if left_bytes <= 0 and not first and not self._answer_all:
+                break
+            try:
+                fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.max_bytes), first)
+            except ColdRead as cold:
+                if total_bytes and not self._answer_all:
+                    break
+                self._warm(cold)
+                return None
+            size_bytes = fetched.size_bytes
+            if size_bytes:
+                first = False
+                total_bytes += size_bytes
+            elif fetched.error_code or fetched.diverging:
+                must_answer = True
+            answered.append((entry, fetched))
+        if total_bytes >= request.min_bytes and total_bytes:
+            must_answer = True
+        if not must_answer:
+            return None
+        return self._encode(answered)
+
+    def _encode(self, answered: list[tuple[SessionPartition, FetchedPartition]]) -> list[Buffer]:
+        session, dirty = self._session, self._session.dirty
+        told: list[FetchedPartition] = []
+        for entry, fetched in answered:
+            news = fetched.size_bytes or fetched.error_code or fetched.diverging
+            if (
+                news
+                or self._answer_all
+                or fetched.high_watermark != entry.sent_high_watermark
+                or fetched.log_start_offset != entry.sent_log_start_offset
+            ):
+                told.append(fetched)
+                entry.sent_high_watermark = fetched.high_watermark
+                entry.sent_log_start_offset = fetched.log_start_offset
+            if not news and entry.asked.fetch_offset >= fetched.high_watermark:
+                dirty.pop(entry.key, None)
+        if not session.id:
+            session.close()
+        return encode_fetch_response(self._correlation_id, self._version, 0, session.id, _neighbours(told))
+
+    def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
+        asked = entry.asked
+        try:
+            partition = self._services.partitions.leader(asked.topic, asked.index)
+            partition.require_leader(asked.current_leader_epoch)
+            log = partition.log
+            offset = asked.fetch_offset
+            aborted = None
+            if asked.last_fetched_epoch >= 0:
+                diverging = partition.divergence(asked.last_fetched_epoch, offset)
+                if diverging is not None:
+                    return FetchedPartition(
+                        asked.topic, asked.index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                        diverging=diverging,
+                    )  # fmt: skip
+            result = partition.read(offset, max_bytes, self._isolation, min_one_batch)
+            if self._isolation == Isolation.READ_COMMITTED:
+                aborted = log.aborted_transactions(offset, result.end_offset) if result.size_bytes else []
+            return FetchedPartition(
+                asked.topic, asked.index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                result.regions, result.size_bytes, aborted,
+            )  # fmt: skip
+        except KafkaError as error:
+            return FetchedPartition(asked.topic, asked.index, error.code)
+
+
+def _neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:
+    """Partitions of one topic side by side, topics in order of their first partition."""
+    by_topic: dict[str | bytes, list[FetchedPartition]] = {}
+    for partition in fetched:
+        by_topic.setdefault(partition.topic, []).append(partition)
+    if len(by_topic) == 1:
+        return fetched
+    return [partition for partitions in by_topic.values() for partition in partitions]

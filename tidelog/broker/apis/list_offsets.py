@@ -1,0 +1,100 @@
+"""ListOffsets (key 2, versions 1-11): offsets by timestamp, and the named ones -1 to -6 as Kafka 4.3 without tiers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.broker.context import RequestContext, Services
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from tidelog.replication.partition import Isolation
+
+if TYPE_CHECKING:
+    from tidelog.replication.partition import Partition
+
+REQUEST = ListOffsetsRequest
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+# The first version in which each may be asked for; before it Kafka answers UNSUPPORTED_VERSION for the partition.
+_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+_Found = tuple[int, int, int]  # timestamp, offset, leader epoch
+_NOTHING: _Found = (-1, -1, -1)
+
+
+def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    asked = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
+    duplicates = {key for key in asked if asked.count(key) > 1} if len(set(asked)) < len(asked) else set()
+    topics = []
+    for topic in request.topics:
+        answered = []
+        for partition in topic.partitions:
+            index = partition.partition_index
+            try:
+                if (topic.name, index) in duplicates:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST)
+                found = _find(services, context.api_version, request, topic.name, partition)
+                timestamp, offset, epoch = found
+                answered.append(
+                    ListOffsetsPartitionResponse(
+                        partition_index=index, timestamp=timestamp, offset=offset, leader_epoch=epoch
+                    )
+                )
+            except KafkaError as error:
+                answered.append(ListOffsetsPartitionResponse(partition_index=index, error_code=error.code))
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answered))
+    return ListOffsetsResponse(topics=topics)
+
+
+def refuse(request: ListOffsetsRequest, error: KafkaError, version: int) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[
+                    ListOffsetsPartitionResponse(partition_index=partition.partition_index, error_code=error.code)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _find(
+    services: Services, version: int, request: ListOffsetsRequest, topic: str, asked: ListOffsetsPartition
+) -> _Found:
+    timestamp = asked.timestamp
+    if timestamp < EARLIEST_PENDING_UPLOAD or version < _SINCE.get(timestamp, 0):
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+    partition = services.partitions.leader(topic, asked.partition_index)
+    partition.require_leader(asked.current_leader_epoch)
+    if request.replica_id >= 0 or request.replica_id == -2:
+        isolation = Isolation.LOG_END
+    else:
+        isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+    return _lookup(partition, timestamp, partition.read_bound(isolation))
+
+
+def _lookup(partition: Partition, timestamp: int, bound: int) -> _Found:
+    """`bound`: the offset before which the reader may read; nothing at or above it is found."""
+    log = partition.log
+    if timestamp == LATEST:
+        return -1, bound, partition.leader_epoch
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return -1, log.log_start_offset, log.leader_epochs.epoch_for_offset(log.log_start_offset)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _NOTHING  # nothing is ever tiered here
+    found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+    return found if found is not None and found[1] < bound else _NOTHING

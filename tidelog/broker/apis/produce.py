@@ -1,0 +1,141 @@
+"""Produce (key 0, versions 3-13; 0-2 are advertised but refused, as Kafka 4 does, or old librdkafka drops compression).
+
+Decoded and encoded by `protocol/hot.py`. acks=all is answered when the high watermark has passed the batch, acks=1 when
+it is appended, acks=0 never: an error then closes the connection. Deviation: requests pipelined behind a waiting
+acks=all are appended meanwhile (Kafka stops reading the connection); answers still leave in order.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.broker.context import Deferred, Services
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot import ProducedPartition, ProduceRequest, decode_produce, encode_produce_response
+
+if TYPE_CHECKING:
+    from tidelog.broker.connection import KafkaConnection
+    from tidelog.broker.dispatch import Answer
+    from tidelog.replication.partition import Partition
+
+log = logging.getLogger("tidelog.produce")
+
+API_KEY = 0
+VERSIONS = range(3, 14)
+
+# From these versions on a client may be told of the errors on the left; older ones get the one on the right.
+_SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
+
+_Topics = list[tuple[str | bytes, list[ProducedPartition]]]
+# The partition, the offset its high watermark must reach, and where its answer stands.
+_Waiting = tuple["Partition", int, list[ProducedPartition], int]
+
+
+def serve(
+    services: Services, frame: memoryview, position: int, version: int, correlation_id: int, connection: KafkaConnection
+) -> Answer:
+    """Append all batches of a request. Raises MalformedMessage."""
+    request = decode_produce(frame, position, version)
+    acks = request.acks
+    if acks not in (-1, 0, 1):
+        return _refuse(request, version, correlation_id, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
+    if request.transactional_id is not None:
+        error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
+        return _refuse(request, version, correlation_id, error)
+    partitions = services.partitions
+    now_ms = services.clock_ms()
+    topics: _Topics = []
+    waiting: list[_Waiting] = []
+    failed = False
+    for topic, batches in request.topics:
+        answered: list[ProducedPartition] = []
+        for index, records in batches:
+            try:
+                partition = partitions.leader(topic, index)
+                if records is None:
+                    raise KafkaError(ErrorCode.INVALID_RECORD, "Record batch is null")
+                info = partitions.append(partition, records, now_ms, acks)
+            except KafkaError as error:
+                failed = True
+                answered.append(_refused(index, error, version))
+                continue
+            if acks == -1 and partition.log.high_watermark <= info.last_offset:
+                waiting.append((partition, info.last_offset + 1, answered, len(answered)))
+            answered.append(
+                ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)
+            )
+        topics.append((topic, answered))
+    if acks == 0:
+        if failed:
+            log.info("closing connection from %s: a produce with acks=0 failed", connection.host)
+            connection.close()
+        return None
+    if not waiting:
+        return encode_produce_response(correlation_id, version, topics)
+    return _Parked(services, topics, waiting, request.timeout_ms, version, correlation_id)
+
+
+class _Parked(Deferred):
+    """An acks=all request until every partition's high watermark has passed it, or its time is up."""
+
+    __slots__ = ("_bucket", "_correlation_id", "_deadlines", "_open", "_topics", "_version", "_waiting")
+
+    def __init__(
+        self,
+        services: Services,
+        topics: _Topics,
+        waiting: list[_Waiting],
+        timeout_ms: int,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        super().__init__()
+        self._topics = topics
+        self._waiting = waiting
+        self._version = version
+        self._correlation_id = correlation_id
+        self._open = set(range(len(waiting)))
+        self._deadlines = services.partitions.deadlines
+        self._bucket = self._deadlines.add(max(timeout_ms, 0), self._expired)
+        for number, (partition, required_offset, _, _) in enumerate(waiting):
+            services.partitions.when_committed(partition, required_offset, partial(self._settled, number))
+
+    def _settled(self, number: int, error: KafkaError | None) -> None:
+        if number not in self._open:
+            return  # it had timed out
+        self._open.discard(number)
+        if error is not None:
+            self._fail(number, error)
+        if not self._open:
+            self._deadlines.discard(self._bucket, self._expired)
+            self._finish()
+
+    def _expired(self) -> None:
+        for number in self._open:
+            self._fail(number, KafkaError(ErrorCode.REQUEST_TIMED_OUT))
+        self._open.clear()
+        self._finish()
+
+    def _fail(self, number: int, error: KafkaError) -> None:
+        _, _, answered, position = self._waiting[number]
+        answered[position] = _refused(answered[position].index, error, self._version)
+
+    def _finish(self) -> None:
+        self.complete(encode_produce_response(self._correlation_id, self._version, self._topics))
+
+
+def _refused(index: int, error: KafkaError, version: int) -> ProducedPartition:
+    code = error.code
+    since, instead = _SINCE.get(code, (0, code))
+    return ProducedPartition(index, instead if version < since else code, error_message=error.message)
+
+
+def _refuse(request: ProduceRequest, version: int, correlation_id: int, error: KafkaError) -> Answer:
+    if request.acks == 0:
+        return None
+    topics = [
+        (topic, [_refused(index, error, version) for index, _ in batches]) for topic, batches in request.topics
+    ]
+    return encode_produce_response(correlation_id, version, topics)

@@ -1,0 +1,174 @@
+"""Fetch sessions (KIP-227): the broker remembers what a client fetches, so that requests and answers carry only changes.
+
+Pure: times and randomness are arguments. Beyond Kafka's, a session keeps the set of its *dirty* partitions: those that
+may have something to say (asked for anew, changed, not yet drained, failed). Partitions report changes through
+`FetchSession.touch`, so an answer costs what has changed, not what the session holds. Invariant: a partition that is
+not dirty has no unread data, and its high watermark and log start are those last sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot import FetchPartition, FetchRequest
+
+if TYPE_CHECKING:
+    import random
+
+SESSION_ID_NONE = 0
+EPOCH_INITIAL = 0
+EPOCH_FINAL = -1
+EPOCH_MAX = 2**31 - 1
+
+# Kafka's min.incremental.fetch.session.eviction.ms: a session that was used since then is not pushed out by a new one.
+EVICTION_MS_MIN = 120_000
+
+Key = tuple[str | bytes, int]
+
+
+class Watched(Protocol):
+    """A partition that reports its changes; sessions register with it and leave again."""
+
+    def watch(self, entry: SessionPartition) -> None: ...
+    def unwatch(self, entry: SessionPartition) -> None: ...
+
+
+class SessionPartition:
+    """One partition of a session: what the client last asked and what it was last told."""
+
+    __slots__ = ("asked", "key", "sent_high_watermark", "sent_log_start_offset", "session", "watched")
+
+    def __init__(self, session: FetchSession, key: Key, asked: FetchPartition) -> None:
+        self.session = session
+        self.key = key
+        self.asked = asked
+        self.sent_high_watermark = -1
+        self.sent_log_start_offset = -1
+        self.watched: Watched | None = None
+
+    def changed(self) -> None:
+        """The partition has new data, a new high watermark or log start, or another leader."""
+        self.session.touch(self)
+
+
+class FetchSession:
+    """`id` 0: made for one request and forgotten after it. `epoch` is the one the next request must carry."""
+
+    __slots__ = ("dirty", "epoch", "id", "is_follower", "last_used_ms", "on_touch", "partitions", "uses_topic_ids")
+
+    def __init__(self, session_id: int, uses_topic_ids: bool, is_follower: bool, now_ms: int) -> None:
+        self.id = session_id
+        self.epoch = 1
+        self.uses_topic_ids = uses_topic_ids
+        self.is_follower = is_follower
+        self.last_used_ms = now_ms
+        self.partitions: dict[Key, SessionPartition] = {}
+        self.dirty: dict[Key, SessionPartition] = {}
+        self.on_touch: Callable[[], None] | None = None  # set while a fetch of this session waits
+
+    def touch(self, entry: SessionPartition) -> None:
+        self.dirty[entry.key] = entry
+        if self.on_touch is not None:
+            self.on_touch()
+
+    def ask(self, partitions: Iterable[FetchPartition]) -> None:
+        """Take in what a request says of partitions; the newly asked go behind those that waited longer."""
+        for asked in partitions:
+            key = (asked.topic, asked.index)
+            entry = self.partitions.get(key)
+            if entry is None:
+                entry = self.partitions[key] = SessionPartition(self, key, asked)
+            else:
+                entry.asked = asked
+            self.dirty.pop(key, None)
+            self.dirty[key] = entry
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            entry = self.partitions.pop(key, None)
+            self.dirty.pop(key, None)
+            if entry is not None:
+                _unwatch(entry)
+
+    def close(self) -> None:
+        """Leave every partition; also called for one-request sessions when they are answered."""
+        self.on_touch = None
+        self.forget(list(self.partitions))
+
+
+def _unwatch(entry: SessionPartition) -> None:
+    if entry.watched is not None:
+        entry.watched.unwatch(entry)
+        entry.watched = None
+
+
+class FetchSessions:
+    """The node's sessions, at most `slots_max` (max.incremental.fetch.session.cache.slots)."""
+
+    def __init__(self, slots_max: int, rng: random.Random) -> None:
+        self._slots_max = slots_max
+        self._rng = rng
+        self._sessions: dict[int, FetchSession] = {}  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def resolve(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> tuple[FetchSession, bool]:
+        """The session a request belongs to, brought up to date, and whether all its partitions must be answered.
+
+        Raises FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH or FETCH_SESSION_TOPIC_ID_ERROR.
+        """
+        if request.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
+            if request.session_id != SESSION_ID_NONE:
+                self._remove(request.session_id)
+            return self._full(request, uses_topic_ids, now_ms), True
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != request.session_epoch:
+            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.uses_topic_ids != uses_topic_ids:
+            raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        session.forget(request.forgotten)
+        session.ask(request.partitions)
+        if not session.partitions:
+            self._remove(session.id)
+            return FetchSession(SESSION_ID_NONE, uses_topic_ids, False, now_ms), True
+        session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
+        session.last_used_ms = now_ms
+        self._sessions[session.id] = self._sessions.pop(session.id)
+        return session, False
+
+    def _full(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> FetchSession:
+        follower = request.replica_id >= 0
+        session_id = SESSION_ID_NONE
+        if request.session_epoch == EPOCH_INITIAL and request.partitions and self._make_place(follower, now_ms):
+            session_id = self._free_id()
+        session = FetchSession(session_id, uses_topic_ids, follower, now_ms)
+        session.ask(request.partitions)
+        if session_id != SESSION_ID_NONE:
+            self._sessions[session_id] = session
+        return session
+
+    def _make_place(self, follower: bool, now_ms: int) -> bool:
+        if len(self._sessions) < self._slots_max:
+            return True
+        for session in self._sessions.values():
+            stale = now_ms - session.last_used_ms > EVICTION_MS_MIN
+            if session.on_touch is None and (stale or (follower and not session.is_follower)):
+                self._remove(session.id)
+                return True
+        return False
+
+    def _free_id(self) -> int:
+        while True:
+            session_id = self._rng.randint(1, 2**31 - 1)
+            if session_id not in self._sessions:
+                return session_id
+
+    def _remove(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.close()

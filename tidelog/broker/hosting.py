@@ -1,0 +1,240 @@
+"""The metadata image made real on this node: logs created and deleted, roles taken and given up, configs applied.
+
+Also the periodic upkeep of the logs (retention, checkpoints). It reacts to images that are already committed and decides
+nothing about who leads. Invariant: after `apply`, the partitions hosted are those the image places on this node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.broker.config import NodeConfig
+    from tidelog.broker.partitions import Partitions
+    from tidelog.replication.controller.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+    from tidelog.replication.partition import Partition
+    from tidelog.storage.log import PartitionLog
+    from tidelog.storage.log_config import LogConfig
+    from tidelog.storage.log_directory import LogDirectory
+
+log = logging.getLogger("tidelog.hosting")
+
+TOPIC_RESOURCE = 2
+# Logs looked after in one turn of the loop, so that ten thousand of them do not hold up a request.
+UPKEEP_SLICE = 100
+
+RoleChange = Callable[["Partition", bool], None]
+
+
+class Hosting:
+    """`on_role(partition, leads)` is told of every partition that starts or stops leading here."""
+
+    def __init__(
+        self,
+        node_id: int,
+        config: NodeConfig,
+        directories: Sequence[LogDirectory],
+        partitions: Partitions,
+        loop: asyncio.AbstractEventLoop,
+        clock_ms: Callable[[], int],
+        on_role: RoleChange,
+    ) -> None:
+        self._node_id = node_id
+        self._config = config
+        self._directories = list(directories)
+        self._partitions = partitions
+        self._loop = loop
+        self._clock_ms = clock_ms
+        self._on_role = on_role
+        self._image: MetadataImage | None = None
+        self._directory_of: dict[Partition, LogDirectory] = {}
+        self._loaded: dict[tuple[str, int], tuple[LogDirectory, PartitionLog]] = {}
+        self._log_configs: dict[str, LogConfig] = {}
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+
+    # ----------------------------------------------------------------------------------------------------- start, stop
+
+    def load(self, image: MetadataImage) -> None:
+        """Open every log there is, recovering those of an unclean stop. Blocking: run before anything is served."""
+        self._image = image
+        now_ms = self._clock_ms()
+        for directory in self._directories:
+            for key, found in directory.load(self._log_config, now_ms).items():
+                self._loaded[key] = (directory, found)
+
+    def start(self) -> None:
+        """Take the roles of the image loaded with; then keep the logs up."""
+        assert self._image is not None
+        for topic in list(self._image.topics_by_id.values()):
+            self._apply_partitions(topic, topic.partitions.keys())
+        for (topic_name, index), (directory, _) in self._loaded.items():
+            # Its topic was deleted, or it was moved away, while this node was not there to see it.
+            log.warning("setting aside %s-%d: the metadata does not place it here", topic_name, index)
+            directory.delete_log(topic_name, index, self._clock_ms())
+        self._loaded.clear()
+        self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self._checkpoint)
+        self._every(self._config.integer("log.retention.check.interval.ms"), self._look_after)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for directory in self._directories:
+            directory.close()
+
+    # ----------------------------------------------------------------------------------------------------------- image
+
+    def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Follow one committed change."""
+        self._image = image
+        for topic in delta.deleted_topics.values():
+            self._log_configs.pop(topic.name, None)
+            for index in topic.partitions:
+                partition = self._partitions.find(topic.topic_id, index)
+                if partition is not None:
+                    self._drop(partition)
+        if delta.changed_configs:
+            self._apply_configs(delta.changed_configs)
+        for topic_id, indexes in delta.changed_partitions.items():
+            if topic_id in image.topics_by_id:
+                self._apply_partitions(image.topics_by_id[topic_id], indexes)
+
+    def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int]) -> None:
+        for index in sorted(indexes):
+            placed = topic.partitions.get(index)
+            partition = self._partitions.find(topic.topic_id, index)
+            if placed is None or self._node_id not in placed.replicas:
+                if partition is not None:
+                    self._drop(partition)
+                continue
+            if partition is None:
+                partition = self._host(topic, index, placed)
+            if partition is not None:
+                self._take_role(partition, placed)
+
+    def _host(self, topic: TopicImage, index: int, placed: PartitionImage) -> Partition | None:
+        now_ms = self._clock_ms()
+        loaded = self._loaded.pop((topic.name, index), None)
+        if loaded is not None and loaded[1].topic_id not in (topic.topic_id, bytes(16)):
+            # A topic of that name was deleted and made again while this node was away.
+            loaded[0].delete_log(topic.name, index, now_ms)
+            loaded = None
+        if loaded is not None:
+            directory, found = loaded
+        else:
+            directory = self._choose_directory(placed)
+            try:
+                found = directory.create_log(topic.name, index, topic.topic_id, self._log_config(topic.name), now_ms)
+            except OSError as error:
+                log.error("cannot create the log of %s-%d: %s", topic.name, index, error)
+                return None
+        partition = self._partitions.add(topic.name, index, topic.topic_id, found)
+        partition.min_insync_replicas = self._min_insync_replicas(topic.name)
+        self._directory_of[partition] = directory
+        return partition
+
+    def _choose_directory(self, placed: PartitionImage) -> LogDirectory:
+        """The directory the metadata names, else the one with the fewest logs (Kafka's LogManager)."""
+        wanted = placed.directory_of(self._node_id)
+        for directory in self._directories:
+            if directory.directory_id == wanted:
+                return directory
+        if len(self._directories) == 1:
+            return self._directories[0]
+        counts = dict.fromkeys(self._directories, 0)
+        for directory in self._directory_of.values():
+            counts[directory] += 1
+        return min(self._directories, key=counts.__getitem__)
+
+    def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
+        led = partition.leads
+        if placed.leader == self._node_id:
+            newly = not led or placed.leader_epoch != partition.leader_epoch
+            partition.become_leader(self._node_id, placed.leader_epoch, placed.isr)
+            if newly:
+                self._on_role(partition, True)
+            return
+        partition.resign(placed.leader, placed.leader_epoch)
+        self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if led:
+            self._on_role(partition, False)
+
+    def _drop(self, partition: Partition) -> None:
+        if partition.leads:
+            self._on_role(partition, False)
+        self._partitions.remove(partition)
+        self._directory_of.pop(partition).delete_log(partition.topic, partition.index, self._clock_ms())
+
+    # ---------------------------------------------------------------------------------------------------------- configs
+
+    def _log_config(self, topic: str) -> LogConfig:
+        """The topic's settings; one object for all topics that set nothing, as most do."""
+        assert self._image is not None
+        own = self._image.topic_config(topic)
+        key = topic if own else ""
+        found = self._log_configs.get(key)
+        if found is None:
+            found = self._config.log_config(own, self._image.broker_config_layers(self._node_id))
+            self._log_configs[key] = found
+        return found
+
+    def _min_insync_replicas(self, topic: str) -> int:
+        assert self._image is not None
+        own = self._image.topic_config(topic).get("min.insync.replicas")
+        if own is None:
+            own = self._config.topic_default(
+                "min.insync.replicas", self._image.broker_config_layers(self._node_id)
+            )
+        return int(own or 1)
+
+    def _apply_configs(self, changed: set[tuple[int, str]]) -> None:
+        names = {name for kind, name in changed if kind == TOPIC_RESOURCE}
+        every_topic = any(kind != TOPIC_RESOURCE for kind, _ in changed)
+        if every_topic:
+            self._log_configs.clear()
+        for name in names:
+            self._log_configs.pop(name, None)
+        for partition in self._partitions.hosted():
+            if every_topic or partition.topic in names:
+                partition.log.set_config(self._log_config(partition.topic))
+                partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
+
+    # ----------------------------------------------------------------------------------------------------------- upkeep
+
+    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except OSError as error:
+                log.error("upkeep of the logs failed: %s", error)
+            self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
+
+        self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
+
+    def _checkpoint(self) -> None:
+        for directory in self._directories:
+            directory.write_checkpoints()
+
+    def _look_after(self) -> None:
+        """Retention and what else a log wants done from time to time, a slice of the logs at each turn of the loop."""
+        now_ms = self._clock_ms()
+        for directory in self._directories:
+            directory.maintain(now_ms)
+        self._look_after_some(list(self._partitions.hosted()))
+
+    def _look_after_some(self, todo: list[Partition]) -> None:
+        now_ms = self._clock_ms()
+        for partition in todo[:UPKEEP_SLICE]:
+            if partition.offline or self._directory_of.get(partition) is None:
+                continue
+            start_offset = partition.log.log_start_offset
+            partition.log.maintain(now_ms)
+            if partition.log.log_start_offset != start_offset:
+                self._partitions.touch(partition)
+        if len(todo) > UPKEEP_SLICE:
+            self._loop.call_soon(self._look_after_some, todo[UPKEEP_SLICE:])

@@ -1,0 +1,218 @@
+"""The partitions this node hosts, and everyone who waits for one of them.
+
+Looks partitions up for the handlers, appends, runs the group-commit flush, and wakes parked produces and waiting fetches
+when a high watermark moves. Which partitions there are is `hosting`'s business; nothing is decided here about replication
+(`replication/partition.py`) or bytes (`storage/log.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
+from tidelog.broker.purgatory import OffsetWaiters
+from tidelog.broker.timers import DeadlineTimer
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.partition import Partition
+from tidelog.storage.log import CorruptLog
+
+if TYPE_CHECKING:
+    import random
+    from concurrent.futures import Executor
+
+    from tidelog.storage.log import AppendInfo, PartitionLog
+
+log = logging.getLogger("tidelog.partitions")
+
+Committed = Callable[[Exception | None], None]
+
+
+class _Watch:
+    """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
+
+    __slots__ = ("fetches", "flushing", "produces")
+
+    def __init__(self) -> None:
+        self.fetches: dict[SessionPartition, None] = {}
+        self.produces = OffsetWaiters()
+        self.flushing = False
+
+    def watch(self, entry: SessionPartition) -> None:
+        self.fetches[entry] = None
+
+    def unwatch(self, entry: SessionPartition) -> None:
+        self.fetches.pop(entry, None)
+
+
+class Partitions:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor,
+        rng: random.Random,
+        known_elsewhere: Callable[[str | bytes, int], bool],
+        *,
+        fetch_session_slots_max: int,
+        fetch_bytes_max: int,
+    ) -> None:
+        self.deadlines = DeadlineTimer(loop)
+        self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
+        self.fetch_bytes_max = fetch_bytes_max
+        self._loop = loop
+        self._executor = executor
+        # By topic name and by topic id: a handler looks up whichever its version carries.
+        self._hosted: dict[str | bytes, dict[int, Partition]] = {}
+        self._watches: dict[Partition, _Watch] = {}
+        self._known_elsewhere = known_elsewhere
+        self._woken: dict[Callable[[], None], None] = {}
+
+    # ------------------------------------------------------------------------------------------------------ look-up
+
+    def leader(self, topic: str | bytes, index: int) -> Partition:
+        """The partition this node leads, by topic name or 16-byte id. Raises the error a client understands."""
+        indexes = self._hosted.get(topic)
+        partition = indexes.get(index) if indexes is not None else None
+        if partition is None:
+            if self._known_elsewhere(topic, index):
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            unknown_id = indexes is None and isinstance(topic, bytes)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID if unknown_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if partition.offline:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        if not partition.leads:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return partition
+
+    def find(self, topic: str | bytes, index: int) -> Partition | None:
+        """The replica hosted here, whatever its role."""
+        return self._hosted.get(topic, {}).get(index)
+
+    def hosted(self) -> Iterable[Partition]:
+        return self._watches.keys()
+
+    # ------------------------------------------------------------------------------------------------ append, flush
+
+    def append(
+        self, partition: Partition, batches: memoryview, now_ms: int, required_acks: int, from_client: bool = True
+    ) -> AppendInfo:
+        """Append as leader; raises KafkaError. A log that cannot be written takes its partition offline."""
+        try:
+            info = partition.append_as_leader(batches, now_ms, required_acks, from_client)
+        except (OSError, CorruptLog) as error:
+            self._fail(partition, error)
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR) from None
+        if partition.log.flush_due:
+            self._flush(partition)
+        return info
+
+    def _flush(self, partition: Partition) -> None:
+        """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
+        watch = self._watches[partition]
+        if watch.flushing:
+            return
+        watch.flushing = True
+        task = partition.log.begin_flush()
+
+        def flushed(future: asyncio.Future[None]) -> None:
+            watch.flushing = False
+            error = None if future.cancelled() else future.exception()
+            if future.cancelled() or partition.offline:
+                return
+            if error is not None:
+                self._fail(partition, error)
+                return
+            partition.log.finish_flush(task)
+            partition.advance_high_watermark()
+            if partition.log.flush_due:
+                self._flush(partition)
+
+        self._loop.run_in_executor(self._executor, task.run).add_done_callback(flushed)
+
+    def run_cold(self, read: Callable[[], object], done: Callable[[], None]) -> None:
+        """Run a blocking read on a thread, then `done` on the loop, whether it succeeded or not."""
+        self._loop.run_in_executor(self._executor, read).add_done_callback(lambda future: (future.exception(), done()))
+
+    # ------------------------------------------------------------------------------------------------------ waiting
+
+    def when_committed(self, partition: Partition, required_offset: int, callback: Committed) -> None:
+        """Call back with None once the high watermark is at `required_offset`, or with what prevents it."""
+        if partition.offline or not partition.leads:
+            code = ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            callback(KafkaError(code))
+        elif partition.high_watermark >= required_offset:
+            callback(None)
+        else:
+            self._watches[partition].produces.add(required_offset, callback)
+
+    def watch(self, entry: SessionPartition) -> None:
+        """Tell this entry's session when its partition changes; nothing to tell where it is not hosted."""
+        topic, index = entry.key
+        partition = self._hosted.get(topic, {}).get(index)
+        if partition is not None:
+            watch = self._watches[partition]
+            watch.watch(entry)
+            entry.watched = watch
+
+    def wake_soon(self, callback: Callable[[], None]) -> None:
+        """Run once at the next turn of the loop, however many partitions ask for it in this one."""
+        if not self._woken:
+            self._loop.call_soon(self._wake)
+        self._woken[callback] = None
+
+    def _wake(self) -> None:
+        woken, self._woken = self._woken, {}
+        for callback in woken:
+            callback()
+
+    def _advanced(self, partition: Partition) -> None:
+        """The high watermark, the log start or the leader of a partition has changed."""
+        watch = self._watches[partition]
+        for entry in watch.fetches:
+            entry.changed()
+        if watch.produces:
+            for callback in watch.produces.reached(partition.high_watermark):
+                callback(None)
+
+    # ------------------------------------------------------------------------------------------------- hosting's side
+
+    def add(self, topic: str, index: int, topic_id: bytes, found: PartitionLog) -> Partition:
+        """Host a replica, with no role yet."""
+        partition = Partition(topic, index, topic_id, found, self._advanced)
+        self._hosted.setdefault(topic, {})[index] = partition
+        self._hosted.setdefault(topic_id, {})[index] = partition
+        self._watches[partition] = _Watch()
+        return partition
+
+    def remove(self, partition: Partition) -> None:
+        """Forget a replica: whoever waits for it is told."""
+        for key in (partition.topic, partition.topic_id):
+            indexes = self._hosted[key]
+            del indexes[partition.index]
+            if not indexes:
+                del self._hosted[key]
+        partition.leads = False
+        self.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        for entry in self._watches.pop(partition).fetches:
+            entry.watched = None
+
+    def touch(self, partition: Partition) -> None:
+        """Something a fetch reports has changed besides the high watermark."""
+        for entry in self._watches[partition].fetches:
+            entry.changed()
+
+    def give_up(self, partition: Partition, code: ErrorCode) -> None:
+        """This replica no longer leads: waiting fetches look again, waiting produces fail with `code`."""
+        watch = self._watches[partition]
+        for entry in watch.fetches:
+            entry.changed()
+        for callback in watch.produces.take_all():
+            callback(KafkaError(code))
+
+    def _fail(self, partition: Partition, error: BaseException) -> None:
+        if not partition.offline:
+            log.error("partition %s-%d goes offline: %s", partition.topic, partition.index, error)
+            partition.offline = True
+            self.give_up(partition, ErrorCode.KAFKA_STORAGE_ERROR)
