@@ -1,0 +1,169 @@
+"""The compiled loops under `columnar.py`: find every field of every record, then copy the wanted bytes together.
+
+Nothing but numba code: it sees arrays, no Arrow and no headers of batches. numba checks no bounds, so the invariant of
+this file is that no index is used before it was compared with the end of its record, and no record passes its section.
+The rules are those of `records.decode_batch`, and a property test holds the two together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import njit
+
+Array = np.ndarray[Any, Any]
+
+SECTION_FIELDS: Final = 7
+"""A section is one batch's records: start, end, record count, base offset, base timestamp, append time, its type."""
+
+PLACE_FIELDS: Final = 7
+"""What `scan` notes of a record: key start, key size, value start, value size, headers' start, end and count."""
+
+_MAX_INT64: Final = 2**63 - 1
+_MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+def _varint(data: Array, position: int, end: int, max_bits: int) -> tuple[int, int]:
+    """A zigzag varint and the position behind it; position -1 when it passes `end` or `max_bits`."""
+    number = np.uint64(0)
+    shift = 0
+    while True:
+        if position >= end or shift >= max_bits:
+            return 0, -1
+        byte = np.uint64(data[position])
+        position += 1
+        number |= (byte & np.uint64(0x7F)) << np.uint64(shift)
+        if byte < np.uint64(0x80):
+            break
+        shift += 7
+    if max_bits == 32:
+        number &= np.uint64(0xFFFFFFFF)
+    half: Any = np.int64(number >> np.uint64(1))
+    return (~half if number & np.uint64(1) else half), position
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+def scan(
+    data: Array,
+    sections: Array,
+    first_offset: int,
+    end_offset: int,
+    offsets: Array,
+    timestamps: Array,
+    timestamp_types: Array,
+    places: Array,
+) -> int:
+    """Walk the records of every section and note those whose offset is in [first_offset, end_offset).
+
+    Per noted record: its offset, timestamp in us, timestamp type, and in `places` key start and size, value start
+    and size (size -1 = null), headers start, end and count. Returns how many were noted, or -1 - i when section i is
+    malformed.
+    """
+    rows = 0
+    for index in range(sections.shape[0]):
+        position = sections[index, 0]
+        section_end = sections[index, 1]
+        base_offset = sections[index, 3]
+        base_timestamp = sections[index, 4]
+        append_time = sections[index, 5]
+        timestamp_type = sections[index, 6]
+        malformed = -1 - index
+        for _ in range(sections[index, 2]):
+            size, position = _varint(data, position, section_end, 32)
+            if position < 0 or size < 6 or size > section_end - position:
+                return malformed
+            end = position + size
+            timestamp_delta, position = _varint(data, position + 1, end, 64)
+            if position < 0:
+                return malformed
+            offset_delta, position = _varint(data, position, end, 32)
+            if position < 0:
+                return malformed
+            key_size, position = _varint(data, position, end, 32)
+            if position < 0 or key_size > end - position:
+                return malformed
+            key_start = position
+            if key_size > 0:
+                position += key_size
+            value_size, position = _varint(data, position, end, 32)
+            if position < 0 or value_size > end - position:
+                return malformed
+            value_start = position
+            if value_size > 0:
+                position += value_size
+            header_count, position = _varint(data, position, end, 32)
+            if position < 0 or header_count < 0 or header_count > end - position:
+                return malformed
+            headers_start = position
+            for _header in range(header_count):
+                header_size, position = _varint(data, position, end, 32)
+                if position < 0 or header_size < 0 or header_size > end - position:
+                    return malformed
+                header_size, position = _varint(data, position + header_size, end, 32)
+                if position < 0 or header_size > end - position:
+                    return malformed
+                if header_size > 0:
+                    position += header_size
+            if position != end:
+                return malformed
+            if timestamp_delta > 0:
+                if base_timestamp > _MAX_INT64 - timestamp_delta:
+                    return malformed
+            elif base_timestamp < -_MAX_INT64 - timestamp_delta:
+                return malformed
+            offset = base_offset + offset_delta
+            if offset < first_offset or offset >= end_offset:
+                continue
+            timestamp = append_time if timestamp_type == 1 else base_timestamp + timestamp_delta
+            offsets[rows] = offset
+            timestamps[rows] = min(max(timestamp, -_MAX_MILLISECONDS), _MAX_MILLISECONDS) * 1000
+            timestamp_types[rows] = timestamp_type
+            places[0, rows] = key_start
+            places[1, rows] = max(key_size, -1)
+            places[2, rows] = value_start
+            places[3, rows] = max(value_size, -1)
+            places[4, rows] = headers_start
+            places[5, rows] = end
+            places[6, rows] = header_count
+            rows += 1
+        if position != section_end:
+            return malformed
+    return rows
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
+    """Copy `data[starts[i] : starts[i] + ends[i + 1] - ends[i]]` to `out[ends[i] : ends[i + 1]]` for every i."""
+    for index in range(starts.shape[0]):
+        low = ends[index]
+        size = ends[index + 1] - low
+        start = starts[index]
+        if size >= 24:
+            out[low : low + size] = data[start : start + size]
+        else:
+            for byte in range(size):
+                out[low + byte] = data[start + byte]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+def scan_headers(data: Array, places: Array, rows: int, found: Array) -> None:
+    """Key start and size, value start and size (-1 = null) of every header of the first `rows` records, in order.
+
+    `scan` has validated them, so nothing can be wrong here.
+    """
+    at = 0
+    for row in range(rows):
+        position = places[4, row]
+        end = places[5, row]
+        for _ in range(places[6, row]):
+            size, position = _varint(data, position, end, 32)
+            found[0, at] = position
+            found[1, at] = size
+            size, position = _varint(data, position + size, end, 32)
+            found[2, at] = position
+            found[3, at] = max(size, -1)
+            if size > 0:
+                position += size
+            at += 1
