@@ -1,0 +1,285 @@
+"""The hand-written Produce and Fetch codecs say byte for byte what the compiled messages say, at every version."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.protocol.errors import MalformedMessage
+from tidelog.protocol.hot import (
+    FetchedPartition,
+    ProducedPartition,
+    decode_fetch,
+    decode_produce,
+    encode_fetch_response,
+    encode_produce_response,
+)
+from tidelog.protocol.messages import fetch as fetch_messages
+from tidelog.protocol.messages import produce as produce_messages
+
+PRODUCE_VERSIONS = range(3, 14)
+FETCH_VERSIONS = range(4, 19)
+
+names = st.text(alphabet="abcåé.-_", min_size=1, max_size=200)
+ids = st.binary(min_size=16, max_size=16)
+int32s = st.integers(-(2**31), 2**31 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+def topics_of(version: int) -> st.SearchStrategy[Any]:
+    return ids if version >= 13 else names
+
+
+def topic_field(version: int, topic: str | bytes, name: str) -> dict[str, Any]:
+    return {"topic_id": topic} if version >= 13 else {name: topic}
+
+
+@st.composite
+def produce_requests(draw: st.DrawFn) -> tuple[int, Any, list[Any]]:
+    version = draw(st.sampled_from(PRODUCE_VERSIONS))
+    batches = st.lists(st.tuples(int32s, st.none() | st.binary(max_size=300)), max_size=3)
+    topics = draw(st.lists(st.tuples(topics_of(version), batches), max_size=3))
+    message = produce_messages.ProduceRequest(
+        transactional_id=draw(st.none() | names),
+        acks=draw(st.integers(-1, 1)),
+        timeout_ms=draw(int32s),
+        topic_data=[
+            produce_messages.TopicProduceData(
+                **topic_field(version, topic, "name"),
+                partition_data=[produce_messages.PartitionProduceData(index=i, records=r) for i, r in partitions],
+            )
+            for topic, partitions in topics
+        ],
+    )
+    return version, message, topics
+
+
+@given(produce_requests())
+def test_a_produce_request_is_decoded_as_the_compiled_message_wrote_it(case: tuple[int, Any, list[Any]]) -> None:
+    version, message, topics = case
+    frame = memoryview(b"HEADER" + message.encode(version))
+    decoded = decode_produce(frame, 6, version)
+    assert (decoded.transactional_id, decoded.acks, decoded.timeout_ms) == (
+        message.transactional_id, message.acks, message.timeout_ms,
+    )  # fmt: skip
+    assert [(t, [(i, None if r is None else bytes(r)) for i, r in ps]) for t, ps in decoded.topics] == topics
+
+
+@st.composite
+def produce_responses(draw: st.DrawFn) -> tuple[int, list[tuple[str | bytes, list[ProducedPartition]]]]:
+    version = draw(st.sampled_from(PRODUCE_VERSIONS))
+    produced = st.builds(
+        ProducedPartition, int32s, st.integers(-1, 120), int64s, int64s,
+        int64s if version >= 5 else st.just(-1),
+        st.none() | names if version >= 8 else st.none(),
+        st.none() | st.tuples(int32s, int32s) if version >= 10 else st.none(),
+    )  # fmt: skip
+    return version, draw(st.lists(st.tuples(topics_of(version), st.lists(produced, max_size=3)), max_size=3))
+
+
+@given(produce_responses(), int32s, int32s)
+def test_a_produce_response_is_encoded_as_the_compiled_message_would(
+    case: tuple[int, Any], correlation_id: int, throttle_ms: int
+) -> None:
+    version, topics = case
+    message = produce_messages.ProduceResponse(
+        responses=[
+            produce_messages.TopicProduceResponse(
+                **topic_field(version, topic, "name"),
+                partition_responses=[
+                    produce_messages.PartitionProduceResponse(
+                        index=p.index, error_code=p.error_code, base_offset=p.base_offset,
+                        log_append_time_ms=p.log_append_time_ms, log_start_offset=p.log_start_offset,
+                        error_message=p.error_message,
+                        current_leader=produce_messages.LeaderIdAndEpoch(
+                            leader_id=p.current_leader[0], leader_epoch=p.current_leader[1]
+                        ) if p.current_leader else produce_messages.LeaderIdAndEpoch(),
+                    )
+                    for p in partitions
+                ],
+            )
+            for topic, partitions in topics
+        ],
+        throttle_time_ms=throttle_ms,
+    )  # fmt: skip
+    # A current leader of (-1, -1) is the default, which a compiled encoder leaves out.
+    if any(p.current_leader == (-1, -1) for _, ps in topics for p in ps):
+        return
+    header = struct.pack(">i", correlation_id) + (b"\0" if version >= 9 else b"")
+    body = header + message.encode(version)
+    assert encode_produce_response(correlation_id, version, topics, throttle_ms) == struct.pack(">i", len(body)) + body
+
+
+@st.composite
+def fetch_requests(draw: st.DrawFn) -> tuple[int, Any]:
+    version = draw(st.sampled_from(FETCH_VERSIONS))
+    partition = st.builds(
+        fetch_messages.FetchPartition,
+        partition=int32s,
+        current_leader_epoch=int32s if version >= 9 else st.just(-1),
+        fetch_offset=int64s,
+        last_fetched_epoch=int32s if version >= 12 else st.just(-1),
+        log_start_offset=int64s if version >= 5 else st.just(-1),
+        partition_max_bytes=int32s,
+        **({"replica_directory_id": ids} if version >= 17 else {}),
+        **({"high_watermark": int64s} if version >= 18 else {}),
+    )
+    replica = draw(st.tuples(int32s, int64s))
+    sessions = draw(st.tuples(int32s, int32s))
+    forgotten = draw(st.lists(st.tuples(topics_of(version), st.lists(int32s, max_size=3)), max_size=2))
+    return version, fetch_messages.FetchRequest(
+        **({"replica_id": replica[0]} if version < 15 else {}),
+        **(
+            {"replica_state": fetch_messages.ReplicaState(replica_id=replica[0], replica_epoch=replica[1])}
+            if version >= 15
+            else {}
+        ),
+        **({"cluster_id": draw(st.none() | names)} if version >= 12 else {}),
+        max_wait_ms=draw(int32s), min_bytes=draw(int32s), max_bytes=draw(int32s), isolation_level=draw(st.integers(0, 1)),
+        **({"session_id": sessions[0], "session_epoch": sessions[1]} if version >= 7 else {}),
+        topics=[
+            fetch_messages.FetchTopic(**topic_field(version, topic, "topic"), partitions=partitions)
+            for topic, partitions in draw(
+                st.lists(st.tuples(topics_of(version), st.lists(partition, max_size=3)), max_size=3)
+            )
+        ],
+        forgotten_topics_data=[
+            fetch_messages.ForgottenTopic(**topic_field(version, topic, "topic"), partitions=indexes)
+            for topic, indexes in (forgotten if version >= 7 else [])
+        ],
+        **({"rack_id": draw(names)} if version >= 11 else {}),
+    )  # fmt: skip
+
+
+@given(fetch_requests())
+def test_a_fetch_request_is_decoded_as_the_compiled_message_wrote_it(case: tuple[int, Any]) -> None:
+    version, message = case
+    decoded = decode_fetch(memoryview(message.encode(version)), 0, version)
+    state = message.replica_state
+    replica = (state.replica_id, state.replica_epoch) if version >= 15 else (message.replica_id, -1)
+    assert (decoded.replica_id, decoded.replica_epoch) == replica
+    for field in ("max_wait_ms", "min_bytes", "max_bytes", "isolation_level", "session_id", "session_epoch", "rack_id"):
+        assert getattr(decoded, field) == getattr(message, field), field
+    assert [tuple(p) for p in decoded.partitions] == [
+        (
+            topic.topic_id if version >= 13 else topic.topic, p.partition, p.current_leader_epoch, p.fetch_offset,
+            p.last_fetched_epoch, p.log_start_offset, p.partition_max_bytes,
+        )
+        for topic in message.topics
+        for p in topic.partitions
+    ]  # fmt: skip
+    assert decoded.forgotten == [
+        (topic.topic_id if version >= 13 else topic.topic, index)
+        for topic in message.forgotten_topics_data
+        for index in topic.partitions
+    ]
+
+
+@st.composite
+def fetch_responses(draw: st.DrawFn) -> tuple[int, int, int, list[FetchedPartition]]:
+    version = draw(st.sampled_from(FETCH_VERSIONS))
+    partitions = []
+    for topic in draw(st.lists(topics_of(version), max_size=3, unique=True)):
+        for index in draw(st.lists(int32s, min_size=1, max_size=3)):
+            sizes = draw(st.lists(st.sampled_from([1, 61, 4096, 4097, 20000]), max_size=3))
+            regions = [memoryview(bytes([number + 1]) * size) for number, size in enumerate(sizes)]
+            diverging = draw(st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9))) if version >= 12 else None
+            leader = draw(st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9))) if version >= 12 else None
+            partitions.append(
+                FetchedPartition(
+                    topic, index, draw(st.integers(-1, 120)), draw(int64s), draw(int64s),
+                    draw(int64s) if version >= 5 else -1, regions, sum(sizes),
+                    draw(st.none() | st.lists(st.tuples(int64s, int64s), max_size=3)), diverging, leader,
+                    draw(int32s) if version >= 11 else -1,
+                )
+            )  # fmt: skip
+    error_code, session_id = (draw(st.integers(-1, 120)), draw(int32s)) if version >= 7 else (0, 0)
+    return version, error_code, session_id, partitions
+
+
+@given(fetch_responses(), int32s)
+def test_a_fetch_response_is_encoded_as_the_compiled_message_would(case: tuple[Any, ...], correlation_id: int) -> None:
+    version, error_code, session_id, partitions = case
+    by_topic: dict[Any, list[FetchedPartition]] = {}
+    for partition in partitions:
+        by_topic.setdefault(partition.topic, []).append(partition)
+    message = fetch_messages.FetchResponse(
+        error_code=error_code,
+        session_id=session_id,
+        responses=[
+            fetch_messages.FetchableTopicResponse(
+                **topic_field(version, topic, "topic"),
+                partitions=[_compiled_partition(p) for p in fetched],
+            )
+            for topic, fetched in by_topic.items()
+        ],
+    )
+    header = struct.pack(">i", correlation_id) + (b"\0" if version >= 12 else b"")
+    body = header + message.encode(version)
+    frames = encode_fetch_response(correlation_id, version, error_code, session_id, partitions)
+    assert b"".join(frames) == struct.pack(">i", len(body)) + body
+
+
+def _compiled_partition(partition: FetchedPartition) -> Any:
+    tags: dict[str, Any] = {}
+    if partition.diverging:
+        epoch, end_offset = partition.diverging
+        tags["diverging_epoch"] = fetch_messages.EpochEndOffset(epoch=epoch, end_offset=end_offset)
+    if partition.current_leader:
+        leader_id, leader_epoch = partition.current_leader
+        tags["current_leader"] = fetch_messages.LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
+    return fetch_messages.PartitionData(
+        partition_index=partition.index, error_code=partition.error_code, high_watermark=partition.high_watermark,
+        last_stable_offset=partition.last_stable_offset, log_start_offset=partition.log_start_offset,
+        aborted_transactions=None if partition.aborted is None else [
+            fetch_messages.AbortedTransaction(producer_id=p, first_offset=o) for p, o in partition.aborted
+        ],
+        preferred_read_replica=partition.preferred_read_replica, records=b"".join(partition.regions), **tags,
+    )  # fmt: skip
+
+
+@given(produce_requests(), st.data())
+def test_a_cut_or_changed_produce_request_is_malformed_or_decoded_never_worse(
+    case: tuple[int, Any, Any], data: st.DataObject
+) -> None:
+    version, message, _ = case
+    _mutate_and_decode(message.encode(version), data, lambda view: decode_produce(view, 0, version))
+
+
+@given(fetch_requests(), st.data())
+def test_a_cut_or_changed_fetch_request_is_malformed_or_decoded_never_worse(
+    case: tuple[int, Any], data: st.DataObject
+) -> None:
+    version, message = case
+    _mutate_and_decode(message.encode(version), data, lambda view: decode_fetch(view, 0, version))
+
+
+def _mutate_and_decode(encoded: bytes, data: st.DataObject, decode: Any) -> None:
+    changed = bytearray(encoded)
+    if changed and data.draw(st.booleans()):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(changed)))
+    for candidate in (changed, changed[:cut]):
+        try:
+            decode(memoryview(candidate))
+        except MalformedMessage:
+            pass
+
+
+def test_every_cut_of_a_request_is_malformed() -> None:
+    message = produce_messages.ProduceRequest(
+        acks=-1, topic_data=[
+            produce_messages.TopicProduceData(
+                name="t", partition_data=[produce_messages.PartitionProduceData(index=0, records=b"x" * 40)]
+            )
+        ],
+    )  # fmt: skip
+    for version in (3, 9):
+        encoded = message.encode(version)
+        for cut in range(len(encoded)):
+            with pytest.raises(MalformedMessage):
+                decode_produce(memoryview(encoded)[:cut], 0, version)
