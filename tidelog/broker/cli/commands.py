@@ -1,0 +1,82 @@
+"""The command table: which file answers to which word, loaded when its word is used, and how failures are shown.
+
+Each command's file defines one click command named `command`. Nothing here knows what a command does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from tidelog import __version__
+
+_COMMANDS = {
+    "start": ("tidelog.broker.cli.start_command", "Run a node: broker and controller in one."),
+    "topics": ("tidelog.broker.cli.topics", "List, create, describe and delete topics."),
+    "produce": ("tidelog.broker.cli.produce", "Send lines of standard input to a topic."),
+    "consume": ("tidelog.broker.cli.consume", "Print the records of a topic."),
+    "log": ("tidelog.broker.cli.log", "Look into the files of a data directory."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one at a time; its help needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="tidelog", message="%(prog)s %(version)s")
+def cli() -> None:
+    """A Kafka-compatible broker in pure Python.
+
+    \b
+    Example, in three terminals:
+      tidelog start
+      tidelog consume greetings --from-beginning
+      echo hello | tidelog produce greetings
+    """
+
+
+def run(words: list[str]) -> int:
+    """Runs one command; an expected failure becomes one line on standard error."""
+    from tidelog.protocol.errors import KafkaError
+
+    try:
+        outcome = cli.main(words, prog_name="tidelog", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        return fail(error.format_message())
+    except click.Abort:
+        return 1
+    except KafkaError as error:
+        return fail(f"{error.code.name}: {error.message}" if error.message else error.code.name)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; keep the interpreter from flushing into the closed pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    return outcome if isinstance(outcome, int) else 0
+
+
+def fail(message: str) -> int:
+    click.echo(f"tidelog: {' '.join(message.split())}", err=True)
+    return 1
