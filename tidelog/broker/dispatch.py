@@ -1,7 +1,7 @@
 """One frame in, one answer out: parse the request header, find the API, run it, turn failures into responses.
 
 The only place where a `KafkaError` becomes a response and an unknown exception becomes UNKNOWN_SERVER_ERROR with a
-log line. Produce and Fetch decode themselves (`protocol/hot.py`); every other API goes through its compiled messages.
+log line. Produce and Fetch decode and encode themselves; every other API goes through its compiled messages here.
 A frame that cannot be understood raises MalformedMessage, and the connection is closed, as Kafka does.
 """
 
@@ -20,7 +20,7 @@ from tidelog.broker.apis import fetch, produce
 from tidelog.broker.context import Deferred, RequestContext, Services
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.hot import Buffer
+from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM, Buffer
 
 if TYPE_CHECKING:
     from tidelog.broker.connection import KafkaConnection
@@ -61,14 +61,14 @@ class Dispatcher:
         except StructError:
             raise MalformedMessage("request shorter than its header") from None
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
-        if key == 0 and version in produce.VERSIONS:
-            if version >= 9:
+        if key == produce.API_KEY and version in produce.VERSIONS:
+            if version >= PRODUCE_FLEXIBLE_FROM:
                 position = _skip_header_tags(frame, position)
-            return produce.serve(self._services, frame, position, version, correlation_id, connection)
-        if key == 1 and version in fetch.VERSIONS:
-            if version >= 12:
+            return produce.serve(self._services, frame[position:], version, correlation_id, connection)
+        if key == fetch.API_KEY and version in fetch.VERSIONS:
+            if version >= FETCH_FLEXIBLE_FROM:
                 position = _skip_header_tags(frame, position)
-            return fetch.serve(self._services, frame, position, version, correlation_id, connection)
+            return fetch.serve(self._services, frame[position:], version, correlation_id, connection)
         return self._dispatch_cold(frame, key, version, correlation_id, client_id_bytes, connection)
 
     def _dispatch_cold(

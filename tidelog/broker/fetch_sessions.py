@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): the broker remembers what a client fetches, so that requests and answers carry only changes.
+"""Fetch sessions (KIP-227): the broker remembers what a client fetches; requests and answers carry only changes.
 
 Pure: times and randomness are arguments. Beyond Kafka's, a session keeps the set of its *dirty* partitions: those that
 may have something to say (asked for anew, changed, not yet drained, failed). Partitions report changes through
@@ -8,11 +8,11 @@ not dirty has no unread data, and its high watermark and log start are those las
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.hot import FetchPartition, FetchRequest
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest
 
 if TYPE_CHECKING:
     import random
@@ -73,10 +73,9 @@ class FetchSession:
         if self.on_touch is not None:
             self.on_touch()
 
-    def ask(self, partitions: Iterable[FetchPartition]) -> None:
+    def ask(self, partitions: Iterable[tuple[Key, FetchPartition]]) -> None:
         """Take in what a request says of partitions; the newly asked go behind those that waited longer."""
-        for asked in partitions:
-            key = (asked.topic, asked.index)
+        for key, asked in partitions:
             entry = self.partitions.get(key)
             if entry is None:
                 entry = self.partitions[key] = SessionPartition(self, key, asked)
@@ -98,6 +97,13 @@ class FetchSession:
         self.forget(list(self.partitions))
 
 
+def _asked(request: FetchRequest, uses_topic_ids: bool) -> Iterator[tuple[Key, FetchPartition]]:
+    for topic in request.topics:
+        name = topic.topic_id if uses_topic_ids else topic.topic
+        for asked in topic.partitions:
+            yield (name, asked.partition), asked
+
+
 def _unwatch(entry: SessionPartition) -> None:
     if entry.watched is not None:
         entry.watched.unwatch(entry)
@@ -115,7 +121,9 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def resolve(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> tuple[FetchSession, bool]:
+    def resolve(
+        self, request: FetchRequest, uses_topic_ids: bool, is_follower: bool, now_ms: int
+    ) -> tuple[FetchSession, bool]:
         """The session a request belongs to, brought up to date, and whether all its partitions must be answered.
 
         Raises FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH or FETCH_SESSION_TOPIC_ID_ERROR.
@@ -123,7 +131,7 @@ class FetchSessions:
         if request.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
             if request.session_id != SESSION_ID_NONE:
                 self._remove(request.session_id)
-            return self._full(request, uses_topic_ids, now_ms), True
+            return self._full(request, uses_topic_ids, is_follower, now_ms), True
         session = self._sessions.get(request.session_id)
         if session is None:
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -131,8 +139,12 @@ class FetchSessions:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        session.forget(request.forgotten)
-        session.ask(request.partitions)
+        session.forget(
+            (forgotten.topic_id if uses_topic_ids else forgotten.topic, index)
+            for forgotten in request.forgotten_topics_data
+            for index in forgotten.partitions
+        )
+        session.ask(_asked(request, uses_topic_ids))
         if not session.partitions:
             self._remove(session.id)
             return FetchSession(SESSION_ID_NONE, uses_topic_ids, False, now_ms), True
@@ -141,23 +153,22 @@ class FetchSessions:
         self._sessions[session.id] = self._sessions.pop(session.id)
         return session, False
 
-    def _full(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> FetchSession:
-        follower = request.replica_id >= 0
+    def _full(self, request: FetchRequest, uses_topic_ids: bool, is_follower: bool, now_ms: int) -> FetchSession:
         session_id = SESSION_ID_NONE
-        if request.session_epoch == EPOCH_INITIAL and request.partitions and self._make_place(follower, now_ms):
+        if request.session_epoch == EPOCH_INITIAL and request.topics and self._make_place(is_follower, now_ms):
             session_id = self._free_id()
-        session = FetchSession(session_id, uses_topic_ids, follower, now_ms)
-        session.ask(request.partitions)
+        session = FetchSession(session_id, uses_topic_ids, is_follower, now_ms)
+        session.ask(_asked(request, uses_topic_ids))
         if session_id != SESSION_ID_NONE:
             self._sessions[session_id] = session
         return session
 
-    def _make_place(self, follower: bool, now_ms: int) -> bool:
+    def _make_place(self, is_follower: bool, now_ms: int) -> bool:
         if len(self._sessions) < self._slots_max:
             return True
         for session in self._sessions.values():
             stale = now_ms - session.last_used_ms > EVICTION_MS_MIN
-            if session.on_touch is None and (stale or (follower and not session.is_follower)):
+            if session.on_touch is None and (stale or (is_follower and not session.is_follower)):
                 self._remove(session.id)
                 return True
         return False

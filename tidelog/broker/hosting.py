@@ -1,7 +1,7 @@
 """The metadata image made real on this node: logs created and deleted, roles taken and given up, configs applied.
 
-Also the periodic upkeep of the logs (retention, checkpoints). It reacts to images that are already committed and decides
-nothing about who leads. Invariant: after `apply`, the partitions hosted are those the image places on this node.
+Also the periodic upkeep of the logs (retention, checkpoints). It reacts to images that are already committed and
+decides nothing about who leads. Invariant: after `apply`, the partitions hosted are those the image places on this node.
 """
 
 from __future__ import annotations
@@ -187,9 +187,7 @@ class Hosting:
         assert self._image is not None
         own = self._image.topic_config(topic).get("min.insync.replicas")
         if own is None:
-            own = self._config.topic_default(
-                "min.insync.replicas", self._image.broker_config_layers(self._node_id)
-            )
+            own = self._config.topic_default("min.insync.replicas", self._image.broker_config_layers(self._node_id))
         return int(own or 1)
 
     def _apply_configs(self, changed: set[tuple[int, str]]) -> None:

@@ -1,8 +1,8 @@
 """The partitions this node hosts, and everyone who waits for one of them.
 
-Looks partitions up for the handlers, appends, runs the group-commit flush, and wakes parked produces and waiting fetches
-when a high watermark moves. Which partitions there are is `hosting`'s business; nothing is decided here about replication
-(`replication/partition.py`) or bytes (`storage/log.py`).
+Looks partitions up for the handlers, appends, runs the group-commit flush, and wakes parked produces and waiting
+fetches when a high watermark moves. Which partitions there are is `hosting`'s business; nothing is decided here about
+replication (`replication/partition.py`) or bytes (`storage/log.py`).
 """
 
 from __future__ import annotations

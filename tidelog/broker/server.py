@@ -60,7 +60,10 @@ class Server:
     """Accepts on bound sockets and hands frames to `dispatch`; implements `ConnectionOwner`."""
 
     def __init__(
-        self, limits: ServerLimits, dispatch: Callable[[memoryview, KafkaConnection], Answer], loop_time: Callable[[], float]
+        self,
+        limits: ServerLimits,
+        dispatch: Callable[[memoryview, KafkaConnection], Answer],
+        loop_time: Callable[[], float],
     ) -> None:
         self.dispatch = dispatch
         self.frame_bytes_max = limits.frame_bytes_max

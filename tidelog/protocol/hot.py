@@ -1,9 +1,8 @@
-"""Produce and Fetch by hand: the two APIs whose cost is the broker's cost (DESIGN section 4).
+"""What of Produce and Fetch is worth doing by hand (DESIGN section 4); all else goes through the compiled messages.
 
-Requests are decoded from the connection's own buffer and their records stay views into it; responses are framed here
-(size, correlation id, tags) so that no second pass over them is needed, and fetched regions are never copied when they
-are large. `tests/unit/protocol/test_hot.py` holds every version equal to the compiled codecs in `messages/`; nothing
-else in the project is encoded by hand. Any malformed request raises `MalformedMessage` and nothing else.
+Three things are: the request that librdkafka sends (one partition), the produce response, and the fetch response, whose
+regions of record batches must not be copied. Responses are framed here (size, correlation id, tags), so that no second
+pass over them is needed. `tests/unit/protocol/test_hot.py` holds every version equal to the compiled codecs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from tidelog.protocol.errors import MalformedMessage
+from tidelog.protocol.messages.produce import ProduceRequest as ProduceMessage
 
 Buffer = bytes | bytearray | memoryview
 
@@ -23,36 +22,20 @@ INLINE_REGION_BYTES_MAX = 4096
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _FRAME_HEAD = Struct(">ii")
-_PRODUCE_ARGUMENTS = Struct(">hi")
+_ONE_PARTITION_HEAD = Struct(">BhiBB")  # transactional id, acks, timeout, topics, length of the name
+_ONE_PARTITION_INDEX = Struct(">Bi")  # partitions, index
 _PRODUCED = Struct(">ihqq")
 _PRODUCED_WITH_START = Struct(">ihqqq")
 _LEADER_FIELD = Struct(">BBiiB")  # tag, size, leader id, leader epoch, no tags
-_FETCH_REPLICA = Struct(">i")
-_FETCH_LIMITS = Struct(">iiib")
-_FETCH_SESSION = Struct(">ii")
 _FETCHED_HEAD = Struct(">ihqqq")
 _FETCHED_HEAD_V4 = Struct(">ihqq")
 _ABORTED = Struct(">qq")
 _ABORTED_FLEXIBLE = Struct(">qqB")
-_REPLICA_STATE = Struct(">iq")
 _DIVERGING_FIELD = Struct(">BBiqB")  # tag, size, epoch, end offset, no tags
 
 PRODUCE_FLEXIBLE_FROM = 9
 FETCH_FLEXIBLE_FROM = 12
 TOPIC_ID_FROM = 13  # both APIs: KIP-516
-
-
-def _uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = buffer[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 28:
-            raise MalformedMessage("unsigned varint longer than five bytes")
 
 
 def append_uvarint(out: bytearray, value: int) -> None:
@@ -62,52 +45,14 @@ def append_uvarint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def _skip_tags(buffer: Buffer, position: int) -> int:
-    count, position = _uvarint(buffer, position)
-    for _ in range(count):
-        _, position = _uvarint(buffer, position)
-        size_bytes, position = _uvarint(buffer, position)
-        position += size_bytes
-        if position > len(buffer):
-            raise MalformedMessage("tagged field runs past the request")
-    return position
-
-
-def _length(buffer: Buffer, position: int, flexible: bool, fixed: Struct) -> tuple[int, int]:
-    """The length of a string, byte string or array; -1 for null."""
-    if flexible:
-        length, position = _uvarint(buffer, position)
-        return length - 1, position
-    return fixed.unpack_from(buffer, position)[0], position + fixed.size
-
-
-def _text(buffer: Buffer, position: int, flexible: bool) -> tuple[str | None, int]:
-    length, position = _length(buffer, position, flexible, _INT16)
-    if length < 0:
-        return None, position
-    end = position + length
-    if end > len(buffer):
-        raise MalformedMessage("string runs past the request")
-    return str(buffer[position:end], "utf-8"), end
-
-
-def _topic(buffer: Buffer, position: int, version: int, flexible: bool) -> tuple[str | bytes, int]:
-    if version >= TOPIC_ID_FROM:
-        end = position + 16
-        if end > len(buffer):
-            raise MalformedMessage("topic id runs past the request")
-        return bytes(buffer[position:end]), end
-    name, position = _text(buffer, position, flexible)
-    if name is None:
-        raise MalformedMessage("topic name is null")
-    return name, position
-
-
 # ---------------------------------------------------------------------------------------------------------- Produce
 
 
 class ProduceRequest(NamedTuple):
-    """`topics`: (name, or 16-byte id from version 13; [(partition index, records or None)]). Records are views."""
+    """`topics`: (name, or 16-byte id from version 13; [(partition index, records or None)]).
+
+    Records are views into the request's buffer.
+    """
 
     transactional_id: str | None
     acks: int
@@ -127,46 +72,59 @@ class ProducedPartition(NamedTuple):
     current_leader: tuple[int, int] | None = None  # (leader id, leader epoch), sent from version 10 (KIP-951)
 
 
-def decode_produce(buffer: memoryview, position: int, version: int) -> ProduceRequest:
-    """Decode a Produce request body that starts at `position` of the frame. Raises MalformedMessage."""
-    try:
-        return _decode_produce(buffer, position, version)
-    except (IndexError, StructError, UnicodeDecodeError) as error:
-        raise MalformedMessage(f"Produce version {version}: {error}") from None
+def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
+    """Decode a Produce request body. Raises MalformedMessage."""
+    if version >= PRODUCE_FLEXIBLE_FROM and version < TOPIC_ID_FROM:
+        try:
+            request = _one_partition(buffer)
+        except (IndexError, StructError, UnicodeDecodeError):
+            request = None  # the compiled decoder says what is wrong with it
+        if request is not None:
+            return request
+    message = ProduceMessage.decode(buffer, version)
+    by_id = version >= TOPIC_ID_FROM
+    return ProduceRequest(
+        message.transactional_id,
+        message.acks,
+        message.timeout_ms,
+        [
+            (
+                topic.topic_id if by_id else topic.name,
+                [(partition.index, partition.records) for partition in topic.partition_data],
+            )
+            for topic in message.topic_data
+        ],
+    )
 
 
-def _decode_produce(buffer: memoryview, position: int, version: int) -> ProduceRequest:
-    flexible = version >= PRODUCE_FLEXIBLE_FROM
-    size = len(buffer)
-    transactional_id, position = _text(buffer, position, flexible)
-    acks, timeout_ms = _PRODUCE_ARGUMENTS.unpack_from(buffer, position)
-    topic_count, position = _length(buffer, position + 6, flexible, _INT32)
-    topics: list[tuple[str | bytes, list[tuple[int, memoryview | None]]]] = []
-    for _ in range(topic_count):
-        topic, position = _topic(buffer, position, version, flexible)
-        partition_count, position = _length(buffer, position, flexible, _INT32)
-        partitions: list[tuple[int, memoryview | None]] = []
-        for _ in range(partition_count):
-            index = _INT32.unpack_from(buffer, position)[0]
-            length, position = _length(buffer, position + 4, flexible, _INT32)
-            if length < 0:
-                partitions.append((index, None))
-            else:
-                end = position + length
-                if end > size:
-                    raise MalformedMessage("records run past the request")
-                partitions.append((index, buffer[position:end]))
-                position = end
-            if flexible:
-                position = position + 1 if buffer[position] == 0 else _skip_tags(buffer, position)
-        if flexible:
-            position = position + 1 if buffer[position] == 0 else _skip_tags(buffer, position)
-        topics.append((topic, partitions))
-    if flexible:
-        position = _skip_tags(buffer, position)
-    if position != size:
-        raise MalformedMessage(f"Produce version {version}: {size - position} bytes left over")
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+def _one_partition(buffer: memoryview) -> ProduceRequest | None:
+    """A flexible request with no transaction, one topic, one partition and no tags; None for any other."""
+    transactional_id, acks, timeout_ms, topics, name_length = _ONE_PARTITION_HEAD.unpack_from(buffer)
+    if transactional_id or topics != 2 or not 1 < name_length < 0x80:
+        return None
+    name_end = 8 + name_length
+    partitions, index = _ONE_PARTITION_INDEX.unpack_from(buffer, name_end)
+    if partitions != 2:
+        return None
+    position = name_end + 5
+    length = buffer[position]
+    position += 1
+    shift = 7
+    if length >= 0x80:
+        length &= 0x7F
+        while True:
+            byte = buffer[position]
+            position += 1
+            length |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 28:
+                return None
+    end = position + length - 1
+    if length == 0 or end + 3 != len(buffer) or buffer[end] or buffer[end + 1] or buffer[end + 2]:
+        return None
+    return ProduceRequest(None, acks, timeout_ms, [(str(buffer[9:name_end], "utf-8"), [(index, buffer[position:end])])])
 
 
 def _append_text(out: bytearray, text: str | None, flexible: bool) -> None:
@@ -243,34 +201,6 @@ def _append_produced(out: bytearray, partition: ProducedPartition, version: int)
 # ------------------------------------------------------------------------------------------------------------ Fetch
 
 
-class FetchPartition(NamedTuple):
-    """What one partition of a Fetch asks for; -1 where the version does not carry a field."""
-
-    topic: str | bytes
-    index: int
-    current_leader_epoch: int
-    fetch_offset: int
-    last_fetched_epoch: int
-    log_start_offset: int
-    max_bytes: int
-
-
-class FetchRequest(NamedTuple):
-    """`partitions` and `forgotten` are flat, in request order. `replica_id` is -1 for a consumer."""
-
-    replica_id: int
-    replica_epoch: int
-    max_wait_ms: int
-    min_bytes: int
-    max_bytes: int
-    isolation_level: int
-    session_id: int
-    session_epoch: int
-    partitions: list[FetchPartition]
-    forgotten: list[tuple[str | bytes, int]]
-    rack_id: str
-
-
 class FetchedPartition:
     """One partition's answer. `regions` are views of whole record batches, `size_bytes` their sum."""
 
@@ -316,116 +246,6 @@ class FetchedPartition:
         self.diverging = diverging  # (epoch, end offset): the follower must truncate (KIP-595)
         self.current_leader = current_leader  # (leader id, leader epoch)
         self.preferred_read_replica = preferred_read_replica
-
-
-_FETCH_PARTITION = {
-    4: Struct(">iqi"),
-    5: Struct(">iqqi"),
-    9: Struct(">iiqqi"),
-    12: Struct(">iiqiqi"),
-}
-
-
-def decode_fetch(buffer: memoryview, position: int, version: int) -> FetchRequest:
-    """Decode a Fetch request body that starts at `position` of the frame. Raises MalformedMessage."""
-    try:
-        return _decode_fetch(buffer, position, version)
-    except (IndexError, StructError, UnicodeDecodeError) as error:
-        raise MalformedMessage(f"Fetch version {version}: {error}") from None
-
-
-def _decode_fetch(buffer: memoryview, position: int, version: int) -> FetchRequest:
-    flexible = version >= FETCH_FLEXIBLE_FROM
-    replica_id = replica_epoch = session_epoch = -1
-    session_id = 0
-    forgotten: list[tuple[str | bytes, int]] = []
-    rack_id: str | None = ""
-    if version < 15:
-        replica_id = _FETCH_REPLICA.unpack_from(buffer, position)[0]
-        position += 4
-    max_wait_ms, min_bytes, max_bytes, isolation_level = _FETCH_LIMITS.unpack_from(buffer, position)
-    position += 13
-    if version >= 7:
-        session_id, session_epoch = _FETCH_SESSION.unpack_from(buffer, position)
-        position += 8
-    partitions, position = _fetch_partitions(buffer, position, version, flexible)
-    if version >= 7:
-        forgotten, position = _forgotten(buffer, position, version, flexible)
-    if version >= 11:
-        rack_id, position = _text(buffer, position, flexible)
-    if flexible:
-        if buffer[position] == 0:
-            position += 1
-        else:
-            tag, position = _replica_state(buffer, position)
-            if tag is not None:
-                replica_id, replica_epoch = tag
-    if position != len(buffer):
-        raise MalformedMessage(f"Fetch version {version}: {len(buffer) - position} bytes left over")
-    return FetchRequest(
-        replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch,
-        partitions, forgotten, rack_id or "",
-    )  # fmt: skip
-
-
-def _fetch_partitions(
-    buffer: memoryview, position: int, version: int, flexible: bool
-) -> tuple[list[FetchPartition], int]:
-    layout = _FETCH_PARTITION[12 if version >= 12 else 9 if version >= 9 else 5 if version >= 5 else 4]
-    partitions: list[FetchPartition] = []
-    topic_count, position = _length(buffer, position, flexible, _INT32)
-    for _ in range(topic_count):
-        topic, position = _topic(buffer, position, version, flexible)
-        partition_count, position = _length(buffer, position, flexible, _INT32)
-        for _ in range(partition_count):
-            values = layout.unpack_from(buffer, position)
-            position += layout.size
-            if flexible:
-                position = position + 1 if buffer[position] == 0 else _skip_tags(buffer, position)
-                partitions.append(FetchPartition(topic, *values))
-            elif version >= 9:
-                index, leader_epoch, offset, start_offset, max_bytes = values
-                partitions.append(FetchPartition(topic, index, leader_epoch, offset, -1, start_offset, max_bytes))
-            elif version >= 5:
-                index, offset, start_offset, max_bytes = values
-                partitions.append(FetchPartition(topic, index, -1, offset, -1, start_offset, max_bytes))
-            else:
-                index, offset, max_bytes = values
-                partitions.append(FetchPartition(topic, index, -1, offset, -1, -1, max_bytes))
-        if flexible:
-            position = position + 1 if buffer[position] == 0 else _skip_tags(buffer, position)
-    return partitions, position
-
-
-def _forgotten(
-    buffer: memoryview, position: int, version: int, flexible: bool
-) -> tuple[list[tuple[str | bytes, int]], int]:
-    forgotten: list[tuple[str | bytes, int]] = []
-    topic_count, position = _length(buffer, position, flexible, _INT32)
-    for _ in range(topic_count):
-        topic, position = _topic(buffer, position, version, flexible)
-        partition_count, position = _length(buffer, position, flexible, _INT32)
-        for _ in range(partition_count):
-            forgotten.append((topic, _INT32.unpack_from(buffer, position)[0]))
-            position += 4
-        if flexible:
-            position = _skip_tags(buffer, position)
-    return forgotten, position
-
-
-def _replica_state(buffer: memoryview, position: int) -> tuple[tuple[int, int] | None, int]:
-    """The request's tagged fields: tag 1 is ReplicaState (KIP-903), the others are skipped."""
-    found: tuple[int, int] | None = None
-    count, position = _uvarint(buffer, position)
-    for _ in range(count):
-        tag, position = _uvarint(buffer, position)
-        size_bytes, position = _uvarint(buffer, position)
-        if position + size_bytes > len(buffer):
-            raise MalformedMessage("tagged field runs past the request")
-        if tag == 1:
-            found = _REPLICA_STATE.unpack_from(buffer, position)
-        position += size_bytes
-    return found, position
 
 
 def encode_fetch_response(

@@ -1,6 +1,6 @@
 """Fetch (key 1, versions 4-18): sessions (KIP-227), long polling, read_committed, epoch checks (KIP-320, KIP-595).
 
-Decoded and encoded by `protocol/hot.py`; batches leave as file regions, never decoded. Deviations: one response carries
+Encoded by `protocol/hot.py`; batches leave as file regions, never decoded. Deviations: one response carries
 at most RESPONSE_BYTES_MAX, whatever the client allows (its first batch is returned whole even above that), and a wait
 is cut to WAIT_MS_MAX so that a vanished client is forgotten.
 """
@@ -17,10 +17,9 @@ from tidelog.protocol.hot import (
     TOPIC_ID_FROM,
     Buffer,
     FetchedPartition,
-    FetchRequest,
-    decode_fetch,
     encode_fetch_response,
 )
+from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.replication.partition import Isolation
 from tidelog.storage.log import ColdRead
 
@@ -36,15 +35,16 @@ WAIT_MS_MAX = 300_000
 
 
 def serve(
-    services: Services, frame: memoryview, position: int, version: int, correlation_id: int, connection: KafkaConnection
+    services: Services, body: memoryview, version: int, correlation_id: int, connection: KafkaConnection
 ) -> Answer:
     """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
-    request = decode_fetch(frame, position, version)
+    request = FetchRequest.decode(body, version)
+    replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     try:
         session, answer_all = services.partitions.fetch_sessions.resolve(
-            request, version >= TOPIC_ID_FROM, services.clock_ms()
+            request, version >= TOPIC_ID_FROM, replica_id >= 0, services.clock_ms()
         )
-        if request.replica_id >= 0:
+        if replica_id >= 0:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node has no followers")
     except KafkaError as error:
         return encode_fetch_response(correlation_id, version, error.code, 0, [])
@@ -141,7 +141,7 @@ class _Fetch:
             if left_bytes <= 0 and not first and not self._answer_all:
                 break
             try:
-                fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.max_bytes), first)
+                fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.partition_max_bytes), first)
             except ColdRead as cold:
                 if total_bytes and not self._answer_all:
                     break
@@ -182,8 +182,9 @@ class _Fetch:
 
     def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
         asked = entry.asked
+        topic, index = entry.key
         try:
-            partition = self._services.partitions.leader(asked.topic, asked.index)
+            partition = self._services.partitions.leader(topic, index)
             partition.require_leader(asked.current_leader_epoch)
             log = partition.log
             offset = asked.fetch_offset
@@ -192,18 +193,18 @@ class _Fetch:
                 diverging = partition.divergence(asked.last_fetched_epoch, offset)
                 if diverging is not None:
                     return FetchedPartition(
-                        asked.topic, asked.index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                        topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
                         diverging=diverging,
                     )  # fmt: skip
             result = partition.read(offset, max_bytes, self._isolation, min_one_batch)
             if self._isolation == Isolation.READ_COMMITTED:
                 aborted = log.aborted_transactions(offset, result.end_offset) if result.size_bytes else []
             return FetchedPartition(
-                asked.topic, asked.index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
                 result.regions, result.size_bytes, aborted,
             )  # fmt: skip
         except KafkaError as error:
-            return FetchedPartition(asked.topic, asked.index, error.code)
+            return FetchedPartition(topic, index, error.code)
 
 
 def _neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:

@@ -32,9 +32,7 @@ def handle(
     return OffsetForLeaderEpochResponse(topics=results)
 
 
-def refuse(
-    request: OffsetForLeaderEpochRequest, error: KafkaError, version: int
-) -> OffsetForLeaderEpochResponse:
+def refuse(request: OffsetForLeaderEpochRequest, error: KafkaError, version: int) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderTopicResult(

@@ -34,10 +34,10 @@ _Waiting = tuple["Partition", int, list[ProducedPartition], int]
 
 
 def serve(
-    services: Services, frame: memoryview, position: int, version: int, correlation_id: int, connection: KafkaConnection
+    services: Services, body: memoryview, version: int, correlation_id: int, connection: KafkaConnection
 ) -> Answer:
     """Append all batches of a request. Raises MalformedMessage."""
-    request = decode_produce(frame, position, version)
+    request = decode_produce(body, version)
     acks = request.acks
     if acks not in (-1, 0, 1):
         return _refuse(request, version, correlation_id, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
@@ -135,7 +135,5 @@ def _refused(index: int, error: KafkaError, version: int) -> ProducedPartition:
 def _refuse(request: ProduceRequest, version: int, correlation_id: int, error: KafkaError) -> Answer:
     if request.acks == 0:
         return None
-    topics = [
-        (topic, [_refused(index, error, version) for index, _ in batches]) for topic, batches in request.topics
-    ]
+    topics = [(topic, [_refused(index, error, version) for index, _ in batches]) for topic, batches in request.topics]
     return encode_produce_response(correlation_id, version, topics)
