@@ -57,8 +57,9 @@ def scan(
     """Walk the records of every section and note those whose offset is in [first_offset, end_offset).
 
     A section is one batch's records: start and end in `data`, record count (already bounded by the bytes), base offset,
-    base timestamp, append time in ms, and timestamp type (1: the append time is every record's time). Per noted record: its offset, timestamp in us, timestamp type, and in `places` key start and size, value start
-    and size (size -1 = null), headers start, end and count. Returns how many were noted, or -1 - i when section i is malformed.
+    base timestamp, append time in ms, timestamp type (1: the append time is every record's). Per noted record: its
+    offset, timestamp in us, timestamp type, and in `places` key start and size, value start and size (-1 = null),
+    headers' start, end and count. Returns how many were noted, or -1 - i when section i is malformed.
     """
     rows = 0
     for index in range(sections.shape[0]):
