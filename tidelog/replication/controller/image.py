@@ -1,0 +1,165 @@
+"""The cluster's metadata as one value: what every node believes after replaying the metadata log up to an offset.
+
+An image is never changed once it is published: `records.py` builds the next one beside it, sharing what did not change.
+So a request may hold on to an image across an await, and the controller may keep one that is not committed yet. (Slots
+dataclasses, not frozen ones: freezing costs four times as much to construct, and a topic has thousands of partitions.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
+
+NO_LEADER = -1
+NO_LEADER_CHANGE = -2
+RECOVERED = 0
+RECOVERING = 1
+
+# ConfigRecord resource types (org.apache.kafka.common.config.ConfigResource.Type).
+TOPIC_RESOURCE = 2
+BROKER_RESOURCE = 4
+BROKER_LOGGER_RESOURCE = 8
+CLIENT_METRICS_RESOURCE = 16
+GROUP_RESOURCE = 32
+
+METADATA_VERSION = "metadata.version"
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+@dataclass(slots=True)
+class PartitionImage:
+    """One partition (Kafka's PartitionRegistration). `leader` is -1 while there is none."""
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+    directories: tuple[bytes, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    leader_recovery_state: int = RECOVERED
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+
+    def directory_of(self, node_id: int) -> bytes:
+        """The log directory that holds this replica, as far as the cluster knows."""
+        for replica, directory in zip(self.replicas, self.directories):
+            if replica == node_id:
+                return directory
+        return UNASSIGNED_DIRECTORY
+
+
+@dataclass(slots=True)
+class TopicImage:
+    name: str
+    topic_id: bytes
+    partitions: dict[int, PartitionImage] = field(default_factory=dict)
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name in INTERNAL_TOPICS
+
+
+@dataclass(slots=True)
+class EndpointImage:
+    """Where a node can be reached on one listener.
+
+    `security_protocol`: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL.
+    """
+
+    name: str
+    host: str
+    port: int
+    security_protocol: int = 0
+
+
+@dataclass(slots=True)
+class BrokerImage:
+    """One broker's registration; `features` maps names to (lowest, highest) level it supports."""
+
+    node_id: int
+    epoch: int
+    incarnation_id: bytes
+    endpoints: dict[str, EndpointImage]
+    features: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rack: str | None = None
+    fenced: bool = True
+    in_controlled_shutdown: bool = False
+    log_dirs: tuple[bytes, ...] = ()
+    cordoned_log_dirs: tuple[bytes, ...] = ()
+
+    @property
+    def is_active(self) -> bool:
+        """May lead and be placed upon."""
+        return not self.fenced and not self.in_controlled_shutdown
+
+
+@dataclass(slots=True)
+class ControllerImage:
+    node_id: int
+    incarnation_id: bytes
+    endpoints: dict[str, EndpointImage]
+    features: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class MetadataImage:
+    """Everything up to and including `offset`, written in leader epoch `epoch`.
+
+    `carried` holds the records this version of Tidelog keeps but does not act on (ACLs, quotas, credentials, kinds it
+    does not know), by identity: they go into snapshots unchanged, so that nothing is lost on the way back to Kafka.
+    """
+
+    offset: int = -1
+    epoch: int = 0
+    timestamp_ms: int = -1
+    controller_id: int = -1
+    brokers: dict[int, BrokerImage] = field(default_factory=dict)
+    controllers: dict[int, ControllerImage] = field(default_factory=dict)
+    topics_by_name: dict[str, TopicImage] = field(default_factory=dict)
+    topics_by_id: dict[bytes, TopicImage] = field(default_factory=dict)
+    configs: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)
+    features: dict[str, int] = field(default_factory=dict)
+    next_producer_id: int = 0
+    carried: dict[tuple[object, ...], object] = field(default_factory=dict)
+
+    def partition(self, topic: str, index: int) -> PartitionImage | None:
+        found = self.topics_by_name.get(topic)
+        return None if found is None else found.partitions.get(index)
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """The topic's own configs, without defaults. Not to be changed."""
+        return self.configs.get((TOPIC_RESOURCE, topic), {})
+
+    def broker_config_layers(self, node_id: int) -> tuple[dict[str, str], dict[str, str]]:
+        """Run-time broker configs, strongest first: the broker's own, then the cluster's."""
+        return (
+            self.configs.get((BROKER_RESOURCE, str(node_id)), {}),
+            self.configs.get((BROKER_RESOURCE, ""), {}),
+        )
+
+    def feature_level(self, name: str) -> int:
+        """The finalized level of a feature; 0 where none was written."""
+        return self.features.get(name, 0)
+
+    def active_brokers(self) -> Iterable[BrokerImage]:
+        return (broker for broker in self.brokers.values() if broker.is_active)
+
+
+@dataclass(slots=True)
+class MetadataDelta:
+    """What differs between an image and the one published before it, for those who act on change.
+
+    `changed_partitions`: topic id -> partition indexes, those of created topics included.
+    """
+
+    created_topics: dict[bytes, TopicImage] = field(default_factory=dict)
+    deleted_topics: dict[bytes, TopicImage] = field(default_factory=dict)
+    changed_partitions: dict[bytes, set[int]] = field(default_factory=dict)
+    changed_configs: set[tuple[int, str]] = field(default_factory=set)
+    changed_brokers: set[int] = field(default_factory=set)
+    changed_features: bool = False

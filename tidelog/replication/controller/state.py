@@ -1,0 +1,293 @@
+"""The controller's decisions: a command and the image it is made on give records and an answer. Pure.
+
+Nothing changes here by deciding; only replaying the records (`adopt`, after they are appended) changes the state, so a
+controller that takes over from the log decides alike. Rules and wording follow Kafka's `ReplicationControlManager`.
+Nodes come and go in `registration.py`, leaders in `leaders.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata_records import (
+    ConfigRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
+from tidelog.replication.controller.image import TOPIC_RESOURCE, MetadataDelta, MetadataImage
+from tidelog.replication.controller.placement import place_replicas
+from tidelog.replication.controller.topic_names import may_collide, topic_name_problem, unified
+
+PRODUCER_ID_BLOCK = 1000
+MAX_PARTITIONS_PER_REQUEST = 10_000
+MAX_CONFIG_VALUE_LENGTH = 32_767
+MAX_PRODUCER_ID = 2**63 - 1
+
+Records = list[Any]
+
+
+class NewTopic(NamedTuple):
+    """A topic to create. -1 for a count means the cluster's default; `assignments` are (partition, replicas) pairs."""
+
+    name: str
+    partition_count: int = -1
+    replication_factor: int = -1
+    assignments: Sequence[tuple[int, Sequence[int]]] = ()
+    configs: Sequence[tuple[str, str | None]] = ()
+
+
+class CreatedTopic(NamedTuple):
+    name: str
+    topic_id: bytes
+    partition_count: int
+    replication_factor: int
+    configs: dict[str, str]
+
+
+class ProducerIdBlock(NamedTuple):
+    """`size` producer ids from `first` on, for one broker to hand out."""
+
+    first: int
+    size: int
+
+
+@dataclass(slots=True)
+class ControllerSettings:
+    """What the controller takes from its node's configuration.
+
+    `topic_config_problem`: a topic's own configs -> what is wrong with them, or None (the broker knows the keys).
+    """
+
+    default_partition_count: int = 1
+    default_replication_factor: int = 1
+    topic_config_problem: Callable[[Mapping[str, str]], str | None] = lambda configs: None
+
+
+@dataclass(slots=True)
+class ControllerState:
+    """The image the controller decides on, committed or not yet, and the one index that replay keeps beside it."""
+
+    settings: ControllerSettings
+    rng: random.Random
+    image: MetadataImage = field(default_factory=MetadataImage)
+    _collisions: dict[str, set[str]] = field(default_factory=dict)
+
+    def adopt(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Replay happened: decide on this image from now on."""
+        self.image = image
+        for topic in delta.deleted_topics.values():
+            if may_collide(topic.name):
+                self._collisions[unified(topic.name)].discard(topic.name)
+        for topic in delta.created_topics.values():
+            if may_collide(topic.name):
+                self._collisions.setdefault(unified(topic.name), set()).add(topic.name)
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def create_topics(self, topics: Iterable[NewTopic]) -> tuple[Records, dict[str, CreatedTopic | KafkaError]]:
+        """Each name decided on its own; names are distinct (the API answers duplicates).
+
+        Raises KafkaError(POLICY_VIOLATION) for more partitions than one request may create.
+        """
+        records: Records = []
+        results: dict[str, CreatedTopic | KafkaError] = {}
+        partition_count = 0
+        for topic in topics:
+            try:
+                created, its_records = self._create_topic(topic)
+            except KafkaError as error:
+                results[topic.name] = error
+                continue
+            partition_count += created.partition_count
+            if partition_count > MAX_PARTITIONS_PER_REQUEST:
+                raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+            results[topic.name] = created
+            records += its_records
+        return records, results
+
+    def _create_topic(self, topic: NewTopic) -> tuple[CreatedTopic, Records]:
+        self._check_new_name(topic.name)
+        configs = self._check_new_configs(topic.configs)
+        if topic.assignments:
+            assignments = self._manual_assignments(topic)
+        else:
+            assignments = self._automatic_assignments(topic)
+        topic_id = self._new_id()
+        records: Records = [TopicRecord(name=topic.name, topic_id=topic_id)]
+        records += [
+            ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name=topic.name, name=name, value=value)
+            for name, value in configs.items()
+        ]
+        for index, (replicas, isr) in enumerate(assignments):
+            records.append(
+                PartitionRecord(
+                    partition_id=index,
+                    topic_id=topic_id,
+                    replicas=list(replicas),
+                    isr=isr,
+                    leader=isr[0],
+                    leader_epoch=0,
+                    partition_epoch=0,
+                    directories=[self._default_directory(replica) for replica in replicas],
+                )
+            )
+        created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0][0]), configs)
+        return created, records
+
+    def _check_new_name(self, name: str) -> None:
+        problem = topic_name_problem(name)
+        if problem is None and may_collide(name):
+            for other in sorted(self._collisions.get(unified(name), ())):
+                if other != name:
+                    problem = f"Topic '{name}' collides with existing topic: {other}"
+                    break
+        if problem is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        if name in self.image.topics_by_name:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+
+    def _check_new_configs(self, configs: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+        nulls = [name for name, value in configs if value is None]
+        problem: str | None = None
+        if nulls:
+            problem = f"Null value not supported for topic configs: {','.join(nulls)}"
+        wanted = {name: value for name, value in configs if value is not None}
+        if problem is None and any(len(value) > MAX_CONFIG_VALUE_LENGTH for value in wanted.values()):
+            problem = (
+                "The configuration value cannot be added because it exceeds the maximum value size of "
+                f"{MAX_CONFIG_VALUE_LENGTH} bytes."
+            )
+        if problem is None and wanted:
+            problem = self.settings.topic_config_problem(wanted)
+        if problem is not None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, problem)
+        return wanted
+
+    def _automatic_assignments(self, topic: NewTopic) -> list[tuple[tuple[int, ...], list[int]]]:
+        if topic.replication_factor < -1 or topic.replication_factor == 0:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                "Replication factor must be larger than 0, or -1 to use the default value.",
+            )
+        if topic.partition_count < -1 or topic.partition_count == 0:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+            )
+        count = self.settings.default_partition_count if topic.partition_count == -1 else topic.partition_count
+        factor = (
+            self.settings.default_replication_factor if topic.replication_factor == -1 else topic.replication_factor
+        )
+        if count > MAX_PARTITIONS_PER_REQUEST:
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+        placed = place_replicas(self.image.brokers.values(), count, factor, self.rng)
+        assignments = [(replicas, self._active(replicas)) for replicas in placed]
+        if not all(isr for _, isr in assignments):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"Unable to replicate the partition {factor} time(s): "
+                "All brokers are currently fenced or in controlled shutdown.",
+            )
+        return assignments
+
+    def _manual_assignments(self, topic: NewTopic) -> list[tuple[tuple[int, ...], list[int]]]:
+        if topic.replication_factor != -1:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                "A manual partition assignment was specified, but replication factor was not set to -1.",
+            )
+        if topic.partition_count != -1:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                "A manual partition assignment was specified, but numPartitions was not set to -1.",
+            )
+        found: dict[int, tuple[tuple[int, ...], list[int]]] = {}
+        factor: int | None = None
+        for index, brokers in topic.assignments:
+            if index in found:
+                raise _bad_assignment(f"Found multiple manual partition assignments for partition {index}")
+            self.check_manual_assignment(brokers, factor)
+            factor = len(brokers)
+            isr = self._active(brokers)
+            if not isr:
+                raise _bad_assignment(
+                    f"All brokers specified in the manual partition assignment for partition {index} "
+                    "are fenced or in controlled shutdown."
+                )
+            found[index] = (tuple(brokers), isr)
+        if sorted(found) != list(range(len(found))):
+            raise _bad_assignment("partitions should be a consecutive 0-based integer sequence")
+        return [found[index] for index in range(len(found))]
+
+    def check_manual_assignment(self, brokers: Sequence[int], replication_factor: int | None) -> None:
+        """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT). `replication_factor`: that of the topic's other partitions."""
+        if not brokers:
+            raise _bad_assignment("The manual partition assignment includes an empty replica list.")
+        for broker in sorted(brokers):
+            if broker not in self.image.brokers:
+                raise _bad_assignment(
+                    f"The manual partition assignment includes broker {broker}, but no such broker is registered."
+                )
+            if brokers.count(broker) > 1:
+                raise _bad_assignment(f"The manual partition assignment includes the broker {broker} more than once.")
+        if replication_factor is not None and len(brokers) != replication_factor:
+            raise _bad_assignment(
+                f"The manual partition assignment includes a partition with {len(brokers)} replica(s), but this is "
+                f"not consistent with previous partitions, which have {replication_factor} replica(s)."
+            )
+
+    def _active(self, replicas: Iterable[int]) -> list[int]:
+        brokers = self.image.brokers
+        return [replica for replica in replicas if replica in brokers and brokers[replica].is_active]
+
+    def _default_directory(self, node_id: int) -> bytes:
+        """Known at once on a broker with one directory, else told later (KIP-858)."""
+        log_dirs = self.image.brokers[node_id].log_dirs
+        return log_dirs[0] if len(log_dirs) == 1 else UNASSIGNED_DIRECTORY
+
+    def _new_id(self) -> bytes:
+        """A random (version 4) UUID that neither exists nor starts with '-' in text (Kafka's Uuid.randomUuid)."""
+        while True:
+            value = bytearray(self.rng.randbytes(16))
+            value[6] = value[6] & 0x0F | 0x40
+            value[8] = value[8] & 0x3F | 0x80
+            topic_id = bytes(value)
+            if topic_id[0] >> 2 != 62 and topic_id not in self.image.topics_by_id:
+                return topic_id
+
+    def delete_topics(self, topic_ids: Iterable[bytes]) -> tuple[Records, dict[bytes, KafkaError | None]]:
+        """Each id decided on its own; None for a topic that goes."""
+        records: Records = []
+        results: dict[bytes, KafkaError | None] = {}
+        for topic_id in topic_ids:
+            if topic_id not in self.image.topics_by_id:
+                results[topic_id] = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+                continue
+            records.append(RemoveTopicRecord(topic_id=topic_id))
+            results[topic_id] = None
+        return records, results
+
+    # -- producer ids ------------------------------------------------------------------------------------------------
+
+    def allocate_producer_ids(self, broker_id: int) -> tuple[Records, ProducerIdBlock]:
+        """The next block for one broker (KIP-730). Raises KafkaError(BROKER_ID_NOT_REGISTERED)."""
+        broker = self.image.brokers.get(broker_id)
+        if broker is None:
+            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not registered.")
+        first = self.image.next_producer_id
+        if first > MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "Exhausted all producerIds.")
+        record = ProducerIdsRecord(
+            broker_id=broker_id, broker_epoch=broker.epoch, next_producer_id=first + PRODUCER_ID_BLOCK
+        )
+        return [record], ProducerIdBlock(first, PRODUCER_ID_BLOCK)
+
+
+def _bad_assignment(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)

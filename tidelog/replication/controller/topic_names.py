@@ -1,0 +1,34 @@
+"""What a topic may be called (org.apache.kafka.common.internals.Topic), as broker and controller both check it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_LENGTH: Final = 249
+METADATA_TOPIC: Final = "__cluster_metadata"
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def topic_name_problem(name: str) -> str | None:
+    """Why the name is refused, in Kafka's words; None for a good one."""
+    problem: str | None = None
+    if not name:
+        problem = "the empty string is not allowed"
+    elif name in (".", ".."):
+        problem = f"'{name}' is not allowed"
+    elif len(name) > MAX_LENGTH:
+        problem = f"the length of '{name}' is longer than the max allowed length {MAX_LENGTH}"
+    elif _LEGAL.fullmatch(name) is None:
+        problem = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    return None if problem is None else f"Topic name is invalid: {problem}"
+
+
+def may_collide(name: str) -> bool:
+    """Whether another name could be the same metric name: '.' and '_' are one there."""
+    return "." in name or "_" in name
+
+
+def unified(name: str) -> str:
+    return name.replace(".", "_")
