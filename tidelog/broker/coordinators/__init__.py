@@ -1,1 +1,1 @@
-"""Coordinators: append records, await their commit, change state only by replay."""
+"""Coordinators: state machines whose state lives in an internal topic, and the one runtime that drives them."""

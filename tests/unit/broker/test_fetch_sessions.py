@@ -1,0 +1,152 @@
+"""Fetch sessions (KIP-227): ids, epochs, eviction, and that only changed partitions are looked at again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tidelog.broker.fetch_sessions import (
+    EPOCH_FINAL,
+    EPOCH_INITIAL,
+    EPOCH_MAX,
+    EVICTION_MS_MIN,
+    FetchSession,
+    FetchSessions,
+    SessionPartition,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+
+A, B, C = ("t", 0), ("t", 1), ("t", 2)
+
+
+def request(
+    *indexes: int, session_id: int = 0, epoch: int = EPOCH_INITIAL, forget: tuple[int, ...] = ()
+) -> FetchRequest:
+    return FetchRequest(
+        session_id=session_id,
+        session_epoch=epoch,
+        topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition=index) for index in indexes])]
+        if indexes
+        else [],
+        forgotten_topics_data=[ForgottenTopic(topic="t", partitions=list(forget))] if forget else [],
+    )
+
+
+def sessions(slots: int = 10) -> FetchSessions:
+    return FetchSessions(slots, random.Random(1))
+
+
+def refused(found: FetchSessions, asked: FetchRequest, by_id: bool = False) -> ErrorCode:
+    with pytest.raises(KafkaError) as refusal:
+        found.resolve(asked, by_id, False, 0)
+    return refusal.value.code
+
+
+def test_epoch_minus_one_makes_a_session_for_one_request() -> None:
+    cache = sessions()
+    session, answer_all = cache.resolve(request(0, 1, epoch=EPOCH_FINAL), False, False, 0)
+    assert (session.id, answer_all, len(cache)) == (0, True, 0)
+    assert list(session.partitions) == [A, B]
+
+
+def test_epoch_zero_opens_a_session_and_the_next_requests_count_up() -> None:
+    cache = sessions()
+    session, answer_all = cache.resolve(request(0, 1), False, False, 0)
+    assert session.id
+    assert answer_all
+    for epoch in (1, 2, 3):
+        again, answer_all = cache.resolve(request(session_id=session.id, epoch=epoch), False, False, 0)
+        assert again is session
+        assert not answer_all
+
+
+def test_the_epoch_wraps_to_one_after_the_largest() -> None:
+    cache = sessions()
+    session, _ = cache.resolve(request(0), False, False, 0)
+    session.epoch = EPOCH_MAX
+    cache.resolve(request(session_id=session.id, epoch=EPOCH_MAX), False, False, 0)
+    assert session.epoch == 1
+
+
+def test_unknown_sessions_wrong_epochs_and_a_change_to_topic_ids_are_refused() -> None:
+    cache = sessions()
+    session, _ = cache.resolve(request(0), False, False, 0)
+    assert refused(cache, request(session_id=session.id + 1, epoch=1)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert refused(cache, request(session_id=session.id, epoch=2)) == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    assert refused(cache, request(session_id=session.id, epoch=1), by_id=True) == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+
+
+def test_forgetting_the_last_partition_ends_the_session() -> None:
+    cache = sessions()
+    session, _ = cache.resolve(request(0, 1), False, False, 0)
+    cache.resolve(request(session_id=session.id, epoch=1, forget=(1,)), False, False, 0)
+    assert list(session.partitions) == [A]
+    ended, answer_all = cache.resolve(request(session_id=session.id, epoch=2, forget=(0,)), False, False, 0)
+    assert (ended.id, ended.partitions, answer_all, len(cache)) == (0, {}, True, 0)
+
+
+def test_a_full_request_that_names_a_session_replaces_it() -> None:
+    cache = sessions()
+    session, _ = cache.resolve(request(0), False, False, 0)
+    other, _ = cache.resolve(request(1, session_id=session.id), False, False, 0)
+    assert other.id != session.id
+    assert len(cache) == 1
+    assert not session.partitions, "the old session has left its partitions"
+
+
+def test_a_full_cache_serves_without_a_session_until_one_is_stale() -> None:
+    cache = sessions(slots=1)
+    first, _ = cache.resolve(request(0), False, False, 0)
+    second, _ = cache.resolve(request(0), False, False, EVICTION_MS_MIN)
+    assert second.id == 0
+    third, _ = cache.resolve(request(0), False, False, EVICTION_MS_MIN + 1)
+    assert third.id not in (0, first.id)
+    assert len(cache) == 1
+
+
+def test_a_follower_may_push_a_consumer_out_but_not_one_that_waits() -> None:
+    cache = sessions(slots=1)
+    consumer, _ = cache.resolve(request(0), False, False, 0)
+    consumer.on_touch = lambda: None
+    assert cache.resolve(request(0), False, True, 1)[0].id == 0
+    consumer.on_touch = None
+    assert cache.resolve(request(0), False, True, 1)[0].id != 0
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.entries: list[SessionPartition] = []
+
+    def watch(self, entry: SessionPartition) -> None:
+        self.entries.append(entry)
+        entry.watched = self
+
+    def unwatch(self, entry: SessionPartition) -> None:
+        self.entries.remove(entry)
+
+
+def test_only_partitions_that_changed_or_were_asked_anew_are_dirty() -> None:
+    session = FetchSession(7, False, False, 0)
+    session.ask([(A, FetchPartition(partition=0)), (B, FetchPartition(partition=1)), (C, FetchPartition(partition=2))])
+    assert list(session.dirty) == [A, B, C]
+    session.dirty.clear()
+    session.ask([(C, FetchPartition(partition=2, fetch_offset=5))])
+    session.partitions[A].changed()
+    assert list(session.dirty) == [C, A]
+    assert session.partitions[C].asked.fetch_offset == 5
+
+
+def test_a_touch_reaches_the_fetch_that_waits_and_closing_leaves_every_partition() -> None:
+    touched: list[int] = []
+    watch = Watch()
+    session = FetchSession(7, False, False, 0)
+    session.ask([(A, FetchPartition(partition=0))])
+    watch.watch(session.partitions[A])
+    session.on_touch = lambda: touched.append(1)
+    watch.entries[0].changed()
+    assert touched == [1]
+    session.close()
+    assert watch.entries == []
+    assert session.on_touch is None
