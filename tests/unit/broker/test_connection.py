@@ -1,0 +1,238 @@
+"""One connection: frames however the bytes arrive, answers in request order, bounds in both directions."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.broker.connection import BUFFER_INITIAL_BYTES, IN_FLIGHT_MAX, KafkaConnection
+from tidelog.broker.context import Deferred
+from tidelog.protocol.errors import MalformedMessage
+
+
+class Transport:
+    """What asyncio gives a protocol, recording what is asked of it."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.writes = 0
+        self.reading = True
+        self.closed = False
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1234) if name == "peername" else None
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        self.writes += 1
+        self.written += data
+
+    def writelines(self, chunks: Any) -> None:
+        self.writes += 1
+        for chunk in chunks:
+            self.written += chunk
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+class Owner:
+    """Answers each frame with what its first byte asks for."""
+
+    frame_bytes_max = 200_000
+
+    def __init__(self, receive_bytes_max: int = 1 << 30) -> None:
+        self.frames: list[bytes] = []
+        self.parked: dict[bytes, Deferred] = {}
+        self.reserved_bytes = 0
+        self.receive_bytes_max = receive_bytes_max
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
+        data = bytes(frame)
+        self.frames.append(data)
+        if data[:1] in b"pe" and data:
+            self.parked[data] = Deferred(exclusive=data[:1] == b"e")
+            return self.parked[data]
+        if data[:1] == b"n":
+            return None
+        if data[:1] == b"!":
+            raise MalformedMessage("as asked")
+        return [data[:4], data[4:]] if data[:1] == b"l" else data
+
+    def connected(self, connection: KafkaConnection) -> bool:
+        return True
+
+    def disconnected(self, connection: KafkaConnection) -> None:
+        pass
+
+    def reserve_buffer(self, extra_bytes: int) -> bool:
+        if extra_bytes > 0 and self.reserved_bytes + extra_bytes > self.receive_bytes_max:
+            return False
+        self.reserved_bytes += extra_bytes
+        return True
+
+
+def connect(owner: Owner) -> tuple[KafkaConnection, Transport]:
+    connection, transport = KafkaConnection(owner, "PLAINTEXT"), Transport()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    return connection, transport
+
+
+def framed(*payloads: bytes) -> bytes:
+    return b"".join(struct.pack(">i", len(payload)) + payload for payload in payloads)
+
+
+def feed(connection: KafkaConnection, transport: Transport, data: bytes, sizes: list[int] | None = None) -> None:
+    """As the event loop does: no more than the buffer takes, and nothing while reading is paused."""
+    position = 0
+    pieces = iter(sizes or [])
+    while position < len(data) and transport.reading and not transport.closed:
+        buffer = connection.get_buffer(-1)
+        assert len(buffer) > 0, "an empty buffer would end the connection"
+        size = min(len(buffer), next(pieces, len(buffer)), len(data) - position)
+        buffer[:size] = data[position : position + size]
+        position += size
+        connection.buffer_updated(size)
+
+
+payloads = st.builds(
+    lambda kind, size: kind + bytes([size % 251]) * max(size, 7),
+    st.sampled_from([b"a", b"l"]),
+    st.sampled_from([7, 100, 5000, 16_380, 40_000, 150_000]),
+)
+
+
+@given(st.lists(payloads, max_size=8), st.lists(st.integers(1, 60_000), max_size=60))
+def test_frames_are_found_however_the_bytes_arrive(frames: list[bytes], sizes: list[int]) -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(*frames), sizes)
+    assert owner.frames == frames
+    assert transport.written == b"".join(frames)
+
+
+@given(st.permutations(range(6)))
+def test_answers_leave_in_the_order_of_their_requests(order: list[int]) -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    requests = [b"p%07d" % number for number in range(6)] + [b"a-direct"]
+    feed(connection, transport, framed(*requests))
+    assert transport.written == b""
+    for number in order:
+        owner.parked[requests[number]].complete(b"<%d>" % number)
+    assert transport.written == b"<0><1><2><3><4><5>a-direct"
+
+
+def test_all_answers_of_one_read_leave_with_one_write() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(*[b"a%07d" % number for number in range(50)]))
+    assert transport.writes == 1
+
+
+def test_a_request_without_a_response_takes_no_place_in_the_order() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"n-acks-0", b"a-second"))
+    assert transport.written == b"a-second"
+
+
+def test_an_exclusive_request_holds_back_those_behind_it() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"e-create", b"a-lookup"))
+    assert owner.frames == [b"e-create"]
+    assert not transport.reading
+    owner.parked[b"e-create"].complete(b"created.")
+    assert owner.frames == [b"e-create", b"a-lookup"]
+    assert transport.written == b"created.a-lookup"
+    assert transport.reading
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    connection.pause_writing()
+    assert not transport.reading
+    connection.resume_writing()
+    assert transport.reading
+
+
+def test_requests_without_answers_are_bounded() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    requests = [b"p%07d" % number for number in range(IN_FLIGHT_MAX + 10)]
+    feed(connection, transport, framed(*requests))
+    assert len(owner.frames) == IN_FLIGHT_MAX
+    assert not transport.reading
+    for request in requests[:20]:
+        owner.parked[request].complete(request)
+    assert len(owner.frames) == IN_FLIGHT_MAX + 10
+    assert transport.reading
+
+
+@pytest.mark.parametrize("size", [-1, 0, 7, Owner.frame_bytes_max + 1, 2**31 - 1])
+def test_a_frame_of_an_impossible_size_closes_the_connection(size: int) -> None:
+    connection, transport = connect(Owner())
+    feed(connection, transport, struct.pack(">i", size))
+    assert transport.closed
+
+
+def test_a_malformed_frame_closes_the_connection_after_the_answers_before_it() -> None:
+    connection, transport = connect(Owner())
+    feed(connection, transport, framed(b"a-first.", b"!-broken", b"a-never."))
+    assert transport.closed
+    assert transport.written == b"a-first."
+
+
+def test_a_claimed_size_reserves_nothing_until_the_bytes_arrive() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, struct.pack(">i", Owner.frame_bytes_max) + b"x" * 1000)
+    assert owner.reserved_bytes == BUFFER_INITIAL_BYTES
+
+
+def test_receive_buffers_of_all_connections_are_bounded_and_given_back() -> None:
+    owner = Owner(receive_bytes_max=100_000)
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"a" * 150_000))
+    assert transport.closed
+    assert owner.reserved_bytes <= 100_000
+    connection.connection_lost(None)
+    assert owner.reserved_bytes == 0
+
+
+def test_an_idle_connection_gives_its_large_buffer_back() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"a" * 150_000))
+    assert owner.reserved_bytes > BUFFER_INITIAL_BYTES
+    connection.give_back()
+    assert owner.reserved_bytes == BUFFER_INITIAL_BYTES
+    feed(connection, transport, framed(b"a-again."))
+    assert owner.frames[-1] == b"a-again."
+
+
+def test_an_answer_completed_after_the_connection_is_gone_is_dropped() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"p-parked"))
+    connection.connection_lost(None)
+    owner.parked[b"p-parked"].complete(b"too late")
+    assert transport.written == b""
