@@ -1,6 +1,7 @@
 """The comparison: every scenario on every contestant, interleaved round by round, in one run.
 
-Both nodes run all the time and are measured in turn, so that a machine that grows slower does so for both. Nodes live
+Both nodes run all the time and are measured in turn, so that a machine that grows slower does so for both. Everything
+is warmed before anything is measured: a JIT compiler learns from all the work it will see. Nodes live
 on loopback, their data in a temporary directory that is removed. A figure is the median of its rounds.
 """
 
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -17,9 +19,16 @@ from tidelog.bench.peers import KafkaProcess
 from tidelog.bench.processes import ServerProcess, TidelogProcess
 from tidelog.bench.scenarios import end_to_end, fetch_raw, footprint, librdkafka, produce_raw
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario
+from tidelog.bench.usage import available_bytes, warm_pages
 
 OURS, THEIRS = "tidelog", "kafka"
-MAKERS: dict[str, Callable[[Path], ServerProcess]] = {OURS: TidelogProcess, THEIRS: KafkaProcess}
+# A deleted topic's pages serve the next round; Kafka's default would keep them for a minute.
+_OPTIONS = {"log.segment.delete.delay.ms": "1000"}
+MAKERS: dict[str, Callable[[Path], ServerProcess]] = {
+    OURS: lambda directory: TidelogProcess(directory, options=_OPTIONS),
+    THEIRS: lambda directory: KafkaProcess(directory, options=_OPTIONS),
+}
+_TOUCH_FIRST_BYTES = 4 << 30
 
 
 @dataclass(slots=True)
@@ -86,20 +95,21 @@ def run(
     scale: float = 1.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """Warm every contestant for every scenario, then measure them in turn `rounds` times."""
+    """Warm every contestant for every scenario, then go `rounds` times through them all, contestants in turn."""
     rows = [Row(scenario, metric) for scenario in scenarios for metric in scenario.metrics]
+    progress("touching memory")
+    warm_pages(min(_TOUCH_FIRST_BYTES, available_bytes() // 2) if scale == 1 else 0)
     running = any(not isinstance(scenario, footprint.Footprint) for scenario in scenarios)
     with contestants(names, running=running) as field_of:
-        for scenario in scenarios:
-            for contestant in field_of:
-                progress(f"{scenario.title}: warming {contestant.name}")
-                scenario.warm(contestant, scale)
-            for number in range(rounds):
-                # Whoever goes first this round goes last in the next.
-                for contestant in field_of if number % 2 == 0 else field_of[::-1]:
-                    progress(f"{scenario.title}: {contestant.name}, round {number + 1} of {rounds}")
-                    figures = scenario.measure(contestant, scale)
-                    for row in rows:
-                        if row.scenario is scenario:
-                            row.figures.setdefault(contestant.name, []).append(figures[row.metric.name])
+        for scenario, contestant in product(scenarios, field_of):
+            progress(f"{scenario.title}: warming {contestant.name}")
+            scenario.warm(contestant, scale)
+        for number in range(rounds):
+            # Whoever goes first this round goes last in the next.
+            for scenario, contestant in product(scenarios, field_of if number % 2 == 0 else field_of[::-1]):
+                progress(f"round {number + 1} of {rounds}, {scenario.title}: {contestant.name}")
+                figures = scenario.measure(contestant, scale)
+                for row in rows:
+                    if row.scenario is scenario:
+                        row.figures.setdefault(contestant.name, []).append(figures[row.metric.name])
     return rows

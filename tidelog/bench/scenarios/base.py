@@ -18,7 +18,7 @@ from tidelog.bench.processes import ServerProcess
 from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.bench.usage import cpu_ns
 
-TOPIC_SETTINGS = {"file.delete.delay.ms": "1000", "retention.ms": "-1"}
+TOPIC_SETTINGS = {"retention.ms": "-1"}
 MEGABYTE, GIGABYTE = 1_000_000, 1_000_000_000
 
 

@@ -46,8 +46,12 @@ class ProduceRaw(Scenario):
         return ProducePlan(name, dict.fromkeys(range(self.partitions), batch))
 
     def warm(self, contestant: Contestant, scale: float) -> None:
-        with topic(contestant, self.partitions) as name, RawConnection(contestant.server.port) as connection:
-            connection.pipeline_produce(self._plan(name), self.warm_requests, self.window)
+        left = int(self.warm_requests * scale)
+        while left > 0:
+            count = min(left, self.requests)
+            with topic(contestant, self.partitions) as name, RawConnection(contestant.server.port) as connection:
+                connection.pipeline_produce(self._plan(name), count, self.window)
+            left -= count
 
     def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
         count = max(int(self.requests * scale), 10 * self.window)
@@ -68,41 +72,33 @@ class ProduceRaw(Scenario):
 
 def scenarios() -> list[Scenario]:
     """200 B, 16 KB and 12 x 16 KB, each with 1 and 16 in flight, with the budget of the design."""
-    rows: list[Scenario] = []
-    for window in (1, 16):
-        rows += [
-            ProduceRaw(
-                f"produce-200b-w{window}",
-                f"produce 200 B, {window} in flight",
-                partitions=1,
-                records=1,
-                value_bytes=200,
-                window=window,
-                requests=15_000,
-                warm_requests=20_000,
-                cpu=Metric("cpu", "us/request", at_most=20, ratio_at_most=1 / 5),
-            ),
-            ProduceRaw(
-                f"produce-16kb-w{window}",
-                f"produce 16 KB, {window} in flight",
-                partitions=1,
-                records=16,
-                value_bytes=1000,
-                window=window,
-                requests=10_000,
-                warm_requests=10_000,
-                cpu=Metric("cpu", "us/request", at_most=30, ratio_at_most=1.0),
-            ),
-            ProduceRaw(
-                f"produce-12x16kb-w{window}",
-                f"produce 12 x 16 KB, {window} in flight",
-                partitions=12,
-                records=16,
-                value_bytes=1000,
-                window=window,
-                requests=2_500,
-                warm_requests=2_500,
-                cpu=Metric("cpu", "us/request", at_most=200, ratio_at_most=1.0),
-            ),
-        ]
-    return rows
+    sizes = [
+        # name, title, partitions, records, value bytes, requests, requests to warm, CPU target
+        ("200b", "200 B", 1, 1, 200, 15_000, 30_000, Metric("cpu", "us/request", at_most=20, ratio_at_most=1 / 5)),
+        ("16kb", "16 KB", 1, 16, 1000, 10_000, 20_000, Metric("cpu", "us/request", at_most=30, ratio_at_most=1.0)),
+        (
+            "12x16kb",
+            "12 x 16 KB",
+            12,
+            16,
+            1000,
+            2_000,
+            8_000,
+            Metric("cpu", "us/request", at_most=200, ratio_at_most=1.0),
+        ),
+    ]
+    return [
+        ProduceRaw(
+            f"produce-{name}-w{window}",
+            f"produce {title}, {window} in flight",
+            partitions=partitions,
+            records=records,
+            value_bytes=value_bytes,
+            window=window,
+            requests=requests,
+            warm_requests=warm_requests,
+            cpu=cpu,
+        )
+        for name, title, partitions, records, value_bytes, requests, warm_requests, cpu in sizes
+        for window in (1, 16)
+    ]
