@@ -31,7 +31,7 @@ _FRAME_VERSION = 1
 _KINDS: dict[int, type[Message]] = {
     kind.API_KEY: kind
     for kind in vars(kafka).values()
-    if isinstance(kind, type) and issubclass(kind, Message) and getattr(kind, "API_KEY", None) is not None
+    if isinstance(kind, type) and issubclass(kind, Message) and hasattr(kind, "API_KEY") and kind.API_KEY is not None
 }
 
 
@@ -60,7 +60,7 @@ def encode_record(record: Any, metadata_version: int) -> bytes:
 
 
 def decode_record(value: bytes) -> Any:
-    """A record of `metadata_records`, or `UnknownRecord`. Raises `MalformedMessage` for a known kind that does not fit."""
+    """A record of `metadata_records`, or `UnknownRecord`. Raises `MalformedMessage` for a known kind that is broken."""
     if len(value) < 3 or value[0] != _FRAME_VERSION:
         raise MalformedMessage("a metadata record is not framed as version 1")
     kind, version = value[1], value[2]

@@ -49,6 +49,9 @@ class ImageBuilder:
         """One record. Raises `MetadataError`."""
         _REPLAY[type(record)](self, record)
 
+    def feature_level(self, name: str) -> int:
+        return self._next.feature_level(name)
+
     def build(
         self, offset: int, epoch: int, timestamp_ms: int, controller_id: int
     ) -> tuple[MetadataImage, MetadataDelta]:

@@ -1,7 +1,7 @@
 """Snapshots of the metadata log in Kafka's format: `<end offset>-<epoch>.checkpoint`, and `bootstrap.checkpoint`.
 
-A snapshot is a sequence of record batches: a control batch with the header, batches of metadata records that rebuild the
-image, a control batch with the footer. Only values are handled here; what the records mean is the controller's.
+A snapshot is a sequence of record batches: a control batch with the header, batches of metadata records that rebuild
+the image, a control batch with the footer. Only values are handled here; what the records mean is the controller's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The `quorum-state` file: which epoch this voter has seen, whom it follows and for whom it voted, in Kafka's JSON.
 
-The format is `QuorumStateData` of Kafka's raft module, version 0 while kraft.version is 0 (static voters), version 1 from
-then on. Written beside and renamed, so that a reader sees the old state or the new one.
+The format is `QuorumStateData` of Kafka's raft module, version 0 while kraft.version is 0 (static voters), version 1
+from then on. Written beside and renamed, so that a reader sees the old state or the new one.
 """
 
 from __future__ import annotations
