@@ -1,0 +1,102 @@
+"""How the client commands read lines and print records, without any broker."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+
+from tidelog.broker.cli.common import key_values
+from tidelog.broker.cli.produce import Shape
+from tidelog.broker.cli.record_format import as_json, compile_template
+from tidelog.broker.main import main, plain_start
+from tidelog.client import ConsumerRecord
+
+RECORD = ConsumerRecord("t", 3, 17, 1700000000000, 0, b"k", b"v\xff", (("h", b"1"), ("n", None)), 0)
+
+
+def test_a_template_writes_bytes_as_they_are():
+    render = compile_template(r"{topic}-{partition} {offset}\t{timestamp}\t{key}={value} {headers}")
+    assert render(RECORD) == b"t-3 17\t1700000000000\tk=v\xff h=1,n=null\n"
+
+
+def test_null_is_said():
+    assert compile_template("{key}:{value}")(RECORD._replace(key=None, value=None)) == b"null:null\n"
+
+
+@pytest.mark.parametrize("template", ["{value.__class__}", "{0}", "{value!r}", "{key:>10}", "{no}", "{"])
+def test_a_template_has_nothing_but_fields(template: str):
+    with pytest.raises(ValueError):
+        compile_template(template)
+
+
+def test_a_wrong_template_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    assert main(["consume", "t", "-f", "{nothing}"]) == 2
+    assert "{nothing} is not one of {topic}" in capsys.readouterr().err
+
+
+def test_json_keeps_text_as_text_and_the_rest_as_base64():
+    shown = json.loads(as_json(RECORD))
+    assert (shown["key"], shown["value_base64"]) == ("k", "dv8=")
+    assert shown["headers"] == [{"name": "h", "value": "1"}, {"name": "n", "value": None}]
+    assert json.loads(as_json(RECORD._replace(value=None, headers=()))).get("value", 0) is None
+
+
+def test_a_line_is_a_value_or_a_key_and_a_value():
+    assert Shape(None, None, ()).split(b"a:b") == (None, b"a:b")
+    assert Shape(":", None, ()).split(b"a:b:c") == (b"a", b"b:c")
+    assert Shape(":", "NULL", ()).split(b"a:NULL") == (b"a", None)
+    assert Shape("::", "", ()).split(b"::") == (None, None)
+
+
+def test_a_line_without_its_separator_is_refused():
+    with pytest.raises(click.ClickException, match="no key separator"):
+        Shape(":", None, ()).split(b"keyless")
+
+
+def test_key_values():
+    assert key_values(["a=1", "b.c = x=y"]) == {"a": "1", "b.c": "x=y"}
+    for wrong in ("a", "=1"):
+        with pytest.raises(click.BadParameter):
+            key_values([wrong])
+
+
+def test_plain_forms_of_start_are_read_without_click():
+    assert plain_start([]) == (None, {})
+    assert plain_start(["node.yaml", "-o", "a=1", "--override", "b=x=y"]) == ("node.yaml", {"a": "1", "b": "x=y"})
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-o"], ["-o", "nonsense"], ["a", "b"], ["-oa=1"]])
+def test_other_forms_of_start_are_left_to_click(words: list[str]):
+    assert plain_start(words) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["start", "--help"], 0),
+        (["topics", "--help"], 0),
+        (["topics", "create", "--help"], 0),
+        (["produce", "--help"], 0),
+        (["consume", "--help"], 0),
+        (["log", "dump", "--help"], 0),
+        ([], 2),
+        (["nonsense"], 2),
+        (["start", "-o", "nonsense"], 2),
+        (["topics", "create", "t", "--partitions", "0"], 2),
+        (["consume", "t", "-o", "soon"], 2),
+        (["consume", "t", "-g", "g", "-p", "0"], 2),
+        (["consume", "t", "--from-beginning", "-o", "5"], 2),
+        (["topics", "list", "-X", "no.such.option=1"], 2),
+        (["topics", "list", "-b", "nonsense"], 2),
+    ],
+)
+def test_exit_codes_without_a_broker(words: list[str], status: int, capsys: pytest.CaptureFixture[str]):
+    assert main(words) == status
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    if "--help" in words:
+        assert "Example" in shown.out

@@ -1,0 +1,94 @@
+"""What the client commands share: where the cluster is, client options by `-X`, running a coroutine, printing.
+
+Tables are plain text, aligned, never wrapped and never coloured, so that they can be cut and grepped; every command
+that prints one has `--json` beside it, one JSON value on standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from tidelog.client.config import ConfigError
+
+Result = TypeVar("Result")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+_BOOTSTRAP = click.option(
+    "-b",
+    "--bootstrap-server",
+    "bootstrap",
+    default="127.0.0.1:9092",
+    envvar="TIDELOG_BOOTSTRAP_SERVER",
+    show_default=True,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="A broker of the cluster; several with commas.",
+)
+_PROPERTIES = click.option(
+    "-X",
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=lambda context, parameter, values: key_values(values),
+    help="A client option by Kafka's name, such as request.timeout.ms=5000. May be given many times.",
+)
+as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")
+
+
+def key_values(values: Sequence[str]) -> dict[str, str]:
+    """`["a=1", "b=2"]` as a mapping; a usage error for anything else."""
+    pairs = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(f"{value!r} is not key=value")
+        pairs[key.strip()] = text.strip()
+    return pairs
+
+
+def connecting(function: Decorated) -> Decorated:
+    """Gives a command the options that reach a cluster: `bootstrap` and `properties`."""
+    return _BOOTSTRAP(_PROPERTIES(function))
+
+
+def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> dict[str, Any]:
+    """Keyword arguments of a client; what the user gave by `-X` wins over the command's own choice."""
+    given = {key.replace(".", "_"): value for key, value in properties.items()}
+    return {"bootstrap_servers": bootstrap, "client_id": "tidelog-cli", **own, **given}
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a command's coroutine; an option no client knows is wrong usage."""
+    try:
+        return asyncio.run(main)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, sort_keys=False))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as their widest cell; numbers to the right."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in [list(header), *texts]) for column in range(len(header))]
+    right = [bool(rows) and all(isinstance(row[column], int) for row in rows) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(cells, widths, right)
+        )
+        return "  ".join(padded).rstrip()
+
+    click.echo(line(header))
+    for row in texts:
+        click.echo(line(row))

@@ -1,0 +1,76 @@
+"""`tidelog log`: look into a data directory, running or not, Tidelog's or Kafka's. Nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from tidelog.broker.cli.common import HELP
+from tidelog.broker.cli.log_dump import Row, dump, is_known
+from tidelog.storage.disk import Disk, OsDisk
+
+
+@click.group("log", context_settings=HELP)
+def command() -> None:
+    """Look into the files of a data directory.
+
+    \b
+    Example:
+      tidelog log dump tidelog-data/flights-0
+    """
+
+
+@command.command("dump")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option("-r", "--records", is_flag=True, help="Every record of every batch, decompressed.")
+@click.option("--json", "json_wanted", is_flag=True, help="One JSON object a line.")
+def dump_command(paths: tuple[str, ...], records: bool, json_wanted: bool) -> int:
+    """Print what PATHS hold: files, or directories with all their files.
+
+    Knows segments (.log), indexes (.index, .timeindex, .txnindex), snapshots (.snapshot, .checkpoint), checkpoints,
+    meta.properties and partition.metadata; records of __consumer_offsets and __cluster_metadata are decoded. Exits
+    with 1 when something in them does not fit.
+
+    \b
+    Examples:
+      tidelog log dump tidelog-data/flights-0
+      tidelog log dump --records --json tidelog-data/flights-0/00000000000000000000.log
+    """
+    disk = OsDisk()
+    good = True
+    for path in _files(disk, paths):
+        if not json_wanted:
+            click.echo(path)
+        try:
+            for row in dump(disk, path, records=records):
+                good = good and "error" not in row and row.get("crc_valid", True)
+                click.echo(json.dumps({"file": path, **row}, ensure_ascii=False) if json_wanted else _line(row))
+        except ValueError as error:
+            raise click.ClickException(str(error)) from None
+    return 0 if good else 1
+
+
+def _files(disk: Disk, paths: tuple[str, ...]) -> Iterator[str]:
+    """Files as given; of a directory, those that can be shown, and those of the directories in it."""
+    for path in paths:
+        try:
+            entries = sorted(disk.list_directory(path))
+        except NotADirectoryError:
+            yield path
+            continue
+        inside = [f"{path}/{entry.name}" for entry in entries]
+        yield from (name for name, entry in zip(inside, entries) if not entry.is_directory and is_known(name))
+        yield from _files(disk, tuple(name for name, entry in zip(inside, entries) if entry.is_directory))
+
+
+def _line(row: Row) -> str:
+    indent = "  " if "batch" in row or "error" in row else "    "
+    return indent + "  ".join(f"{name}: {_shown(value)}" for name, value in row.items())
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "null" if value is None else str(value)

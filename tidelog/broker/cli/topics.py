@@ -1,0 +1,179 @@
+"""`tidelog topics`: list, create, describe and delete, through the admin client of any Kafka-compatible cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tidelog.broker.cli.common import (
+    HELP,
+    as_json,
+    client_options,
+    connecting,
+    key_values,
+    print_json,
+    print_table,
+    run,
+)
+from tidelog.client import Admin, NewTopic
+from tidelog.client.model import PartitionDescription, TopicDescription
+from tidelog.protocol.uuids import uuid_to_text
+
+
+@click.group("topics", context_settings=HELP)
+def command() -> None:
+    """List, create, describe and delete topics.
+
+    \b
+    Example:
+      tidelog topics create flights --partitions 6
+      tidelog topics describe flights
+    """
+
+
+@command.command("list")
+@click.option("--exclude-internal", is_flag=True, help="Leave out topics that Kafka keeps for itself.")
+@as_json
+@connecting
+def list_topics(bootstrap: str, properties: dict[str, str], exclude_internal: bool, json_wanted: bool) -> None:
+    """Print the name of every topic.
+
+    \b
+    Example:
+      tidelog topics list -b 127.0.0.1:9092
+    """
+
+    async def ask() -> list[TopicDescription]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            return list((await admin.describe_topics()).values())
+
+    topics = run(ask())
+    names = sorted(topic.name for topic in topics if not (exclude_internal and topic.internal))
+    if json_wanted:
+        print_json(names)
+    else:
+        for name in names:
+            click.echo(name)
+
+
+@command.command("create")
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(1), help="How many; without it the broker's num.partitions.")
+@click.option("-r", "--replication-factor", type=click.IntRange(1), help="Without it the broker's default.")
+@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic configuration.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is there already.")
+@connecting
+def create(
+    name: str,
+    bootstrap: str,
+    properties: dict[str, str],
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+) -> None:
+    """Create the topic NAME.
+
+    \b
+    Example:
+      tidelog topics create flights --partitions 6 --config retention.ms=86400000
+    """
+    topic = NewTopic(name, partitions or -1, replication_factor or -1, key_values(configs))
+
+    async def ask() -> None:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            await admin.create_topics([topic])
+
+    from tidelog.protocol.errors import ErrorCode, KafkaError
+
+    try:
+        run(ask())
+    except KafkaError as error:
+        if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
+            raise
+        click.echo(f"Topic {name} is there already.")
+    else:
+        click.echo(f"Created topic {name}.")
+
+
+@command.command("describe")
+@click.argument("names", nargs=-1)
+@click.option("--under-replicated", is_flag=True, help="Only partitions with replicas out of sync.")
+@as_json
+@connecting
+def describe(
+    names: tuple[str, ...], bootstrap: str, properties: dict[str, str], under_replicated: bool, json_wanted: bool
+) -> None:
+    """Print who holds each partition of the topics NAMES, of all topics without NAMES.
+
+    \b
+    Example:
+      tidelog topics describe flights --json
+    """
+
+    async def ask() -> list[TopicDescription]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            found = await admin.describe_topics(list(names) or None)
+            return [found[name] for name in sorted(found)]
+
+    topics = run(ask())
+    chosen = {
+        topic.name: [each for each in topic.partitions if not under_replicated or set(each.isr) != set(each.replicas)]
+        for topic in topics
+    }
+    if json_wanted:
+        print_json(
+            [_as_dict(topic, chosen[topic.name]) for topic in topics if chosen[topic.name] or not under_replicated]
+        )
+        return
+    rows = [
+        (topic.name, part.partition, "none" if part.leader is None else part.leader, part.leader_epoch)
+        + (_ids(part.replicas), _ids(part.isr), _ids(part.offline_replicas))
+        for topic in topics
+        for part in chosen[topic.name]
+    ]
+    print_table(("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE"), rows)
+
+
+@command.command("delete")
+@click.argument("names", nargs=-1, required=True)
+@connecting
+def delete(names: tuple[str, ...], bootstrap: str, properties: dict[str, str]) -> None:
+    """Delete the topics NAMES with all their records.
+
+    \b
+    Example:
+      tidelog topics delete flights
+    """
+
+    async def ask() -> None:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            await admin.delete_topics(list(names))
+
+    run(ask())
+    for name in names:
+        click.echo(f"Deleted topic {name}.")
+
+
+def _ids(nodes: tuple[int, ...]) -> str:
+    return ",".join(map(str, nodes)) or "-"
+
+
+def _as_dict(topic: TopicDescription, partitions: list[PartitionDescription]) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": uuid_to_text(topic.topic_id),
+        "internal": topic.internal,
+        "partitions": [
+            {
+                "partition": part.partition,
+                "leader": part.leader,
+                "leader_epoch": part.leader_epoch,
+                "replicas": list(part.replicas),
+                "isr": list(part.isr),
+                "offline_replicas": list(part.offline_replicas),
+            }
+            for part in partitions
+        ],
+    }
