@@ -12,7 +12,7 @@ PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 FAST   := -m "not slow" -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench compat sim fuzz build clean
+.PHONY: help demo test check format bench compat kill-test sim fuzz build clean
 
 help:
 	@echo "make demo     flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth)"
@@ -21,6 +21,7 @@ help:
 	@echo "make format   rewrite the code in the house format"
 	@echo "make bench    measure Tidelog beside Apache Kafka"
 	@echo "make compat   stock clients and Kafka's own tools against Tidelog"
+	@echo "make kill-test 100 hard kills of a node with a producer running"
 	@echo "make sim      simulated disks and clusters (SEED=7 replays one run)"
 	@echo "make fuzz     properties tried much harder than in make test"
 	@echo "make build    wheel and sdist in dist/"
@@ -63,10 +64,13 @@ format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev-installed
-	$(BIN)/python -m tidelog.bench $(ARGS)
+	$(BIN)/python -m tidelog.bench compare $(ARGS)
 
 compat: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest -q tests/compatibility $(ARGS)
+	TIDELOG_COMPAT_KAFKA=1 $(BIN)/python -m pytest -q tests/compatibility $(ARGS)
+
+kill-test: $(VENV)/.dev-installed
+	TIDELOG_KILLS=100 $(BIN)/python -m pytest -q tests/cluster/test_kill_restart.py $(ARGS)
 
 sim: $(VENV)/.dev-installed
 	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(BIN)/python -m pytest -q tests/simulation $(ARGS)
