@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 Encoder = Callable[[Any, bytearray], None]
 
+# Arrays of up to this many integers are packed by a Struct made beforehand.
+PREPARED_COUNT = 17
+PREPARED = {width: [Struct(f">{count}{width}").pack for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
+
 _PAD = "x"  # one zero byte: an empty section of tagged fields
 
 
@@ -194,7 +198,11 @@ class EncoderSource:
             self.emit(f'if {local}: {self.out} += pack("16s" * len({local}), *{local})')
         elif element in FIXED_WIDTH:
             width = FIXED_WIDTH[element][0]
-            self.emit(f'if {local}: {self.out} += pack(f">{{len({local})}}{width}", *{local})')
+            prepared, size = self.name("prepared"), self.name("n")
+            self.names[prepared] = PREPARED[width]
+            self.emit(f"{size} = len({local})")
+            self.emit(f"if {size} < {PREPARED_COUNT}: {self.out} += {prepared}[{size}](*{local})")
+            self.emit(f'else: {self.out} += pack(f">{{{size}}}{width}", *{local})')
         else:
             item = self.name("i")
             self.emit(f"for {item} in {local}:")
