@@ -1,0 +1,41 @@
+"""The settings of the group coordinator: Kafka's names with underscores, Kafka's defaults.
+
+Here lives only the value; `broker/config.py` knows the keys and where they come from. The last three bounds have no
+key in Kafka: they keep the memory of a node bounded whatever clients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCoordinatorConfig:
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = 2_147_483_647
+    offset_metadata_max_bytes: int = 4096
+    offsets_retention_ms: int = 7 * 24 * 3600 * 1000
+    offsets_retention_check_interval_ms: int = 600_000
+    offsets_commit_timeout_ms: int = 5_000
+    offsets_topic_compression_codec: int = 0
+    new_member_join_timeout_ms: int = 5 * 60 * 1000  # Kafka's CLASSIC_GROUP_NEW_MEMBER_JOIN_TIMEOUT_MS
+    max_timers: int = 200_000  # members and handed-out member ids of one partition
+    max_group_metadata_bytes: int = 1_048_576  # of one member; what a batch of the offsets topic can hold
+
+    @classmethod
+    def from_node(cls, integer: Callable[[str], int]) -> GroupCoordinatorConfig:
+        """`integer` looks a Kafka key up, as `NodeConfig.integer` does."""
+        return cls(
+            group_min_session_timeout_ms=integer("group.min.session.timeout.ms"),
+            group_max_session_timeout_ms=integer("group.max.session.timeout.ms"),
+            group_initial_rebalance_delay_ms=integer("group.initial.rebalance.delay.ms"),
+            group_max_size=integer("group.max.size"),
+            offset_metadata_max_bytes=integer("offset.metadata.max.bytes"),
+            offsets_retention_ms=integer("offsets.retention.minutes") * 60_000,
+            offsets_retention_check_interval_ms=integer("offsets.retention.check.interval.ms"),
+            offsets_commit_timeout_ms=integer("offsets.commit.timeout.ms"),
+            offsets_topic_compression_codec=integer("offsets.topic.compression.codec"),
+        )

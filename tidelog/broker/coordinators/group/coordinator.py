@@ -1,0 +1,325 @@
+"""The group coordinator of one `__consumer_offsets` partition: where requests, deadlines and replayed records come in.
+
+Here a message meets its group; the rules live in `joins`, `rebalance` and `offsets`, the I/O in `runtime`. The
+invariant: what must survive (an assigned generation, an empty group, committed offsets) changes only in `replay`, so
+that a coordinator loaded from the log equals the one that wrote it. Source: Kafka's `GroupCoordinatorShard` and
+`GroupMetadataManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from tidelog.broker.coordinators.group import records
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.group import Group
+from tidelog.broker.coordinators.group.joins import Joins, refused
+from tidelog.broker.coordinators.group.offsets import FetchedTopics, OffsetStore, commit_records, commit_refusal
+from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, synced
+from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
+from tidelog.broker.coordinators.group.states import HEARTBEAT_ANSWER, GroupState
+from tidelog.broker.coordinators.outcome import Caller, Outcome, RandomBits
+from tidelog.broker.coordinators.timers import TimerQueue
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidelog.protocol.messages.join_group import JoinGroupRequest
+from tidelog.protocol.messages.leave_group import LeaveGroupResponse, MemberIdentity, MemberResponse
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+EXPIRE = TimerKey("expire")
+# One turn looks at this many groups and writes this many tombstones; the rest follows a millisecond later.
+EXPIRY_GROUPS_PER_TURN = 200
+EXPIRY_RECORDS_PER_TURN = 2_000
+
+
+class GroupCoordinator:
+    """Calls are made from one thread. A token in `Caller` is answered exactly once, now or in a later outcome."""
+
+    encode = staticmethod(records.encode)
+    decode = staticmethod(records.decode)
+
+    def __init__(self, config: GroupCoordinatorConfig, rng: RandomBits) -> None:
+        self.config = config
+        self.groups: dict[str, Group] = {}
+        self.offsets = OffsetStore()
+        self.timers: TimerQueue[TimerKey] = TimerQueue()
+        self._loading = True
+        self._rebalancer = Rebalancer(config, self.timers)
+        self._joins = Joins(config, self.timers, self._rebalancer, rng)
+        self._expiry_left: list[str] = []
+
+    # -- membership --------------------------------------------------------------------------------------------------
+
+    def join(self, request: JoinGroupRequest, caller: Caller, now_ms: int) -> Outcome:
+        outcome = Outcome(now_ms)
+        group = self.groups.get(request.group_id)
+        if group is None:
+            if request.member_id:
+                outcome.reply(caller.token, refused(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
+                return outcome
+            group = self.groups[request.group_id] = Group(request.group_id, now_ms)
+        self._joins.join(group, request, caller, outcome)
+        self._forget_if_traceless(group)
+        return outcome
+
+    def sync(self, request: SyncGroupRequest, caller: Caller, now_ms: int) -> Outcome:
+        outcome = Outcome(now_ms)
+        group = self.groups.get(request.group_id)
+        error = self._sync_refusal(group, request)
+        if group is None or error is not ErrorCode.NONE:
+            outcome.reply(caller.token, SyncGroupResponse(error_code=error))
+            return outcome
+        member_id = request.member_id
+        if group.state is GroupState.STABLE:
+            self._rebalancer.sync_received(group, member_id)
+            outcome.reply(caller.token, synced(group, member_id))
+            return outcome
+        older = group.awaiting_sync.pop(member_id, None)
+        if older is not None:
+            outcome.reply(older, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+        group.awaiting_sync[member_id] = caller.token
+        self._rebalancer.sync_received(group, member_id)
+        if member_id == group.leader and group.assignment_in_flight is None:
+            # A leader that asks twice gets what it said first: one generation has one assignment.
+            group.assignment_in_flight = group.generation
+            given = {each.member_id: each.assignment for each in request.assignments}
+            self._rebalancer.store(group, GroupWrite("assignment", group, group.generation), given, outcome)
+        return outcome
+
+    def _sync_refusal(self, group: Group | None, request: SyncGroupRequest) -> ErrorCode:
+        if group is None or group.state is GroupState.EMPTY:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = group.check_member(request.member_id, request.group_instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if request.generation_id != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if request.protocol_type not in (None, group.protocol_type):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if request.protocol_name not in (None, group.protocol_name):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def heartbeat(self, request: HeartbeatRequest, caller: Caller, now_ms: int) -> Outcome:
+        outcome = Outcome(now_ms)
+        group = self.groups.get(request.group_id)
+        if group is None:
+            error = ErrorCode.UNKNOWN_MEMBER_ID
+        else:
+            error = group.check_member(request.member_id, request.group_instance_id)
+            if error is ErrorCode.NONE and request.generation_id != group.generation:
+                error = ErrorCode.ILLEGAL_GENERATION
+            if error is ErrorCode.NONE:
+                error = HEARTBEAT_ANSWER[group.state]
+                self._rebalancer.extend_session(group, group.members[request.member_id], now_ms)
+        outcome.reply(caller.token, HeartbeatResponse(error_code=error))
+        return outcome
+
+    def leave(self, group_id: str, members: Iterable[MemberIdentity], caller: Caller, now_ms: int) -> Outcome:
+        outcome = Outcome(now_ms)
+        group = self.groups.get(group_id)
+        response = LeaveGroupResponse()
+        left: list[str] = []
+        pending_left = False
+        for identity in members:
+            member_id, instance_id = identity.member_id, identity.group_instance_id
+            if group is None:
+                error = ErrorCode.UNKNOWN_MEMBER_ID
+            elif member_id in group.pending_members and member_id:
+                self._rebalancer.remove_member(group, member_id, outcome)
+                error, pending_left = ErrorCode.NONE, True
+            else:
+                if not member_id and instance_id is not None:
+                    # An operator removes a static member by its instance id alone.
+                    member_id = group.static_members.get(instance_id, "")
+                error = group.check_member(member_id, instance_id)
+                if error is ErrorCode.NONE:
+                    self._rebalancer.remove_member(group, member_id, outcome)
+                    left.append(member_id)
+            response.members.append(
+                MemberResponse(member_id=identity.member_id, group_instance_id=instance_id, error_code=error)
+            )
+        outcome.reply(caller.token, response)
+        if group is not None and left:
+            self._rebalancer.members_left(group, f"{', '.join(left)} left", outcome)
+        elif group is not None and pending_left:
+            self._rebalancer.maybe_complete_join(group, outcome)
+        if group is not None:
+            self._forget_if_traceless(group)
+        return outcome
+
+    # -- offsets -----------------------------------------------------------------------------------------------------
+
+    def commit_offsets(self, request: OffsetCommitRequest, caller: Caller, now_ms: int) -> Outcome:
+        """Topics carry their names (and ids where known). A refusal of the whole commit is a KafkaError to send."""
+        outcome = Outcome(now_ms)
+        group = self.groups.get(request.group_id)
+        error = commit_refusal(group, request, caller.api_version)
+        if error is not ErrorCode.NONE:
+            outcome.refuse(caller.token, error)
+            return outcome
+        if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
+            self._rebalancer.extend_session(group, group.members[request.member_id], now_ms)
+        stored, response = commit_records(request, now_ms, self.config.offset_metadata_max_bytes)
+        if stored:
+            outcome.reply_when_stored(stored, caller.token, response)
+        else:
+            outcome.reply(caller.token, response)
+        return outcome
+
+    def fetch_offsets(
+        self, group_id: str, topics: list[tuple[str, bytes, list[int]]] | None, require_stable: bool
+    ) -> FetchedTopics:
+        """See `OffsetStore.fetch`; what is asked for by name and what by id is the caller's business."""
+        return self.offsets.fetch(group_id, topics, require_stable)
+
+    def forget_topics(self, topics: Collection[tuple[str, bytes]], now_ms: int) -> Outcome:
+        """Topics, (name, id) each, are deleted: so are the offsets committed for them."""
+        outcome = Outcome(now_ms)
+        tombstones = self.offsets.tombstones_of_topics(topics)
+        for start in range(0, len(tombstones), EXPIRY_RECORDS_PER_TURN):
+            outcome.write(list(tombstones[start : start + EXPIRY_RECORDS_PER_TURN]))
+        return outcome
+
+    # -- replay ------------------------------------------------------------------------------------------------------
+
+    def replay(self, offset: int, record: GroupMetadata | OffsetCommit, producer_id: int = -1) -> None:
+        if isinstance(record, OffsetCommit):
+            self.offsets.replay(offset, record, producer_id)
+            if record.value is not None:
+                # A group that only commits, without members: it exists by its offsets.
+                if record.group_id not in self.groups:
+                    self.groups[record.group_id] = Group(record.group_id, record.value.commit_timestamp)
+            elif record.group_id in self.groups and not self._loading:
+                self._forget_if_traceless(self.groups[record.group_id])
+            return
+        group = self.groups.get(record.group_id)
+        if record.value is None:
+            if group is not None:
+                group.persisted = None
+                if not self._loading:
+                    self._forget_if_traceless(group)
+            return
+        if group is None:
+            group = self.groups[record.group_id] = Group(record.group_id, record.value.current_state_timestamp)
+        group.persisted = record.value
+        if (
+            group.state is GroupState.COMPLETING_REBALANCE
+            and group.assignment_in_flight == group.generation == record.value.generation
+        ):
+            group.adopt_assignment(record.value)
+
+    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
+        for group_id in self.offsets.replay_end_transaction(producer_id, committed):
+            group = self.groups.get(group_id)
+            if group is not None and not self._loading:
+                self._forget_if_traceless(group)
+
+    def on_loaded(self, now_ms: int) -> Outcome:
+        """Members are taken for alive until their sessions say otherwise."""
+        outcome = Outcome(now_ms)
+        self._loading = False
+        for group in list(self.groups.values()):
+            if group.persisted is None:
+                self._forget_if_traceless(group)
+                continue
+            group.restore(group.persisted)
+            for member in group.members.values():
+                self._rebalancer.extend_session(group, member, now_ms)
+            if len(group.members) > self.config.group_max_size:
+                self._rebalancer.prepare(group, "more members than group.max.size allows", outcome)
+        self.timers.set(EXPIRE, now_ms + self.config.offsets_retention_check_interval_ms)
+        return outcome
+
+    # -- what became of a write --------------------------------------------------------------------------------------
+
+    def on_committed(self, context: GroupWrite, now_ms: int) -> Outcome:
+        outcome = Outcome(now_ms)
+        group = context.group
+        group.writes_in_flight -= 1
+        if context.kind == "assignment" and group.state is GroupState.STABLE and group.generation == context.generation:
+            self._rebalancer.hand_out_assignments(group, outcome)
+        elif context.reply is not None:
+            outcome.reply(*context.reply)
+        self._forget_if_traceless(group)
+        return outcome
+
+    def on_failed(self, context: GroupWrite, error: ErrorCode, now_ms: int) -> Outcome:
+        outcome = Outcome(now_ms)
+        group = context.group
+        group.writes_in_flight -= 1
+        outcome.note(f"group {group.group_id}: could not store its {context.kind}: {error.name}")
+        if context.kind == "assignment":
+            if group.assignment_in_flight == context.generation == group.generation:
+                self._rebalancer.drop_assignment(group, error, outcome)
+                self._rebalancer.prepare(group, f"storing the assignment failed with {error.name}", outcome)
+        elif context.reply is not None:
+            self._joins.undo_replacement(context, outcome)
+            token, answer = context.reply
+            answer.error_code, answer.member_id = error, ""
+            outcome.reply(token, answer)
+        self._forget_if_traceless(group)
+        return outcome
+
+    # -- deadlines ---------------------------------------------------------------------------------------------------
+
+    def next_deadline_ms(self) -> int | None:
+        return self.timers.next_deadline_ms()
+
+    def on_deadline(self, now_ms: int) -> Outcome:
+        outcome = Outcome(now_ms)
+        while (key := self.timers.pop_due(now_ms)) is not None:
+            if key is EXPIRE or key.kind == "expire":
+                self._expire(outcome)
+                continue
+            group = self.groups.get(key.group_id)
+            if group is None:
+                continue
+            if key.kind == "session":
+                self._rebalancer.session_expired(group, key.member_id, outcome)
+            elif key.kind == "join":
+                self._rebalancer.join_phase_expired(group, outcome)
+            else:
+                self._rebalancer.sync_phase_expired(group, outcome)
+            self._forget_if_traceless(group)
+        return outcome
+
+    def _expire(self, outcome: Outcome) -> None:
+        """Forget offsets past their retention, and empty groups left without any; a few groups at a time."""
+        if not self._expiry_left:
+            self._expiry_left = list(self.groups)
+        written = 0
+        for _ in range(EXPIRY_GROUPS_PER_TURN):
+            if not self._expiry_left or written >= EXPIRY_RECORDS_PER_TURN:
+                break
+            group = self.groups.get(self._expiry_left.pop())
+            if group is not None:
+                written += self._expire_group(group, outcome)
+        pause_ms = 1 if self._expiry_left else self.config.offsets_retention_check_interval_ms
+        self.timers.set(EXPIRE, outcome.now_ms + pause_ms)
+
+    def _expire_group(self, group: Group, outcome: Outcome) -> int:
+        stored: list[GroupMetadata | OffsetCommit]
+        tombstones, all_expired = self.offsets.expired(group, outcome.now_ms, self.config.offsets_retention_ms)
+        stored = list(tombstones)
+        is_over = (
+            all_expired
+            and group.state is GroupState.EMPTY
+            and group.persisted is not None
+            and not group.pending_members
+            and not group.writes_in_flight
+        )
+        if is_over:
+            stored.append(GroupMetadata(group.group_id, None))
+            group.writes_in_flight += 1
+        if stored:
+            outcome.note(f"group {group.group_id}: {len(tombstones)} offsets expired{', and the group' * is_over}")
+            outcome.write(stored, GroupWrite("deletion", group, group.generation) if is_over else None)
+        return len(stored)
+
+    def _forget_if_traceless(self, group: Group) -> None:
+        if group.is_traceless and group.group_id not in self.offsets and self.groups.get(group.group_id) is group:
+            del self.groups[group.group_id]

@@ -1,0 +1,326 @@
+"""One classic group as it lives in memory: members, who waits for what, votes, the leader.
+
+Here lives what a group is and the changes that keep it whole; when to rebalance is decided in `rebalance`, who may
+join in `joins`. Membership in flux (who has rejoined, who waits) is lost with the node, as in Kafka; what survives is
+`persisted`, set only by replay. The invariants: who awaits a join or sync is a member, the leader is a member, and
+static instances map one to one to members. Source: Kafka's `ClassicGroup` and `ClassicGroupMember`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct, error
+
+from tidelog.broker.coordinators.group.states import CAN_REBALANCE, GroupEvent, GroupState, next_state
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.group_records import GroupMetadataValue
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
+
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+
+
+class Member:
+    """`protocols` maps a protocol's name to the member's metadata for it, in the order of the member's preference."""
+
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "instance_id",
+        "is_new",
+        "member_id",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        *,
+        instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocols: dict[str, bytes],
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.instance_id = instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.session_timeout_ms = session_timeout_ms
+        self.protocols = protocols
+        self.assignment = assignment
+        self.is_new = False  # waits for its first join to complete
+
+    @property
+    def is_static(self) -> bool:
+        return self.instance_id is not None
+
+    def vote(self, candidates: frozenset[str]) -> str:
+        """The first of the candidates in the member's own order."""
+        return next(name for name in self.protocols if name in candidates)
+
+
+class Group:
+    """`awaiting_join` and `awaiting_sync` map a member to the token of its parked request."""
+
+    def __init__(self, group_id: str, now_ms: int) -> None:
+        self.group_id = group_id
+        self.state = GroupState.EMPTY
+        self.previous_state = GroupState.DEAD
+        self.state_since_ms = now_ms  # -1: not known, an old record
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader: str | None = None
+        self.subscribed_topics: frozenset[str] | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        self.pending_members: dict[str, None] = {}  # ids handed out with MEMBER_ID_REQUIRED
+        self.pending_sync: dict[str, None] = {}  # members of this generation that have not sent a SyncGroup
+        self.awaiting_join: dict[str, int] = {}
+        self.awaiting_sync: dict[str, int] = {}
+        self.new_member_added = False
+        self.initial_delay: tuple[int, int] | None = None  # (this delay, what remains of the rebalance timeout), ms
+        self.assignment_in_flight: int | None = None  # the generation whose assignment is being stored
+        self.writes_in_flight = 0
+        self.persisted: GroupMetadataValue | None = None
+        self._supporters: dict[str, int] = {}  # protocol name -> how many members know it
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def move(self, event: GroupEvent, now_ms: int) -> None:
+        self.previous_state, self.state = self.state, next_state(self.state, event)
+        self.state_since_ms = now_ms
+
+    @property
+    def can_rebalance(self) -> bool:
+        return self.state in CAN_REBALANCE
+
+    @property
+    def in_initial_rebalance(self) -> bool:
+        return self.state is GroupState.PREPARING_REBALANCE and self.previous_state is GroupState.EMPTY
+
+    @property
+    def all_members_joined(self) -> bool:
+        return len(self.awaiting_join) == len(self.members) and not self.pending_members
+
+    @property
+    def is_traceless(self) -> bool:
+        """Nothing on disk, nobody in it and nothing on its way: forgetting it changes no answer."""
+        return (
+            self.state is GroupState.EMPTY
+            and self.persisted is None
+            and not self.members
+            and not self.pending_members
+            and not self.writes_in_flight
+        )
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max(
+            (member.rebalance_timeout_ms for member in self.members.values() if member.rebalance_timeout_ms > 0),
+            default=0,
+        )
+
+    # -- members -----------------------------------------------------------------------------------------------------
+
+    def add(self, member: Member, protocol_type: str) -> None:
+        if not self.members:
+            self.protocol_type = protocol_type
+        assert member.member_id not in self.members
+        assert protocol_type == self.protocol_type
+        if member.instance_id is not None:
+            assert member.instance_id not in self.static_members
+            self.static_members[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        self._count(member, 1)
+        self.pending_members.pop(member.member_id, None)
+
+    def remove(self, member_id: str) -> tuple[int | None, int | None]:
+        """Take a member or a handed-out id away; returns the tokens of its parked join and sync, to be answered."""
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self._count(member, -1)
+            if member.instance_id is not None:
+                self.static_members.pop(member.instance_id, None)
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        self.pending_members.pop(member_id, None)
+        self.pending_sync.pop(member_id, None)
+        return self.awaiting_join.pop(member_id, None), self.awaiting_sync.pop(member_id, None)
+
+    def update(
+        self, member: Member, protocols: dict[str, bytes], rebalance_timeout_ms: int, session_timeout_ms: int
+    ) -> None:
+        self._count(member, -1)
+        member.protocols = protocols
+        self._count(member, 1)
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
+
+    def replace_static(self, instance_id: str, new_member_id: str) -> Member:
+        """The instance is now another member id: same place, same assignment, maybe the leader."""
+        old_member_id = self.static_members[instance_id]
+        member = self.members.pop(old_member_id)
+        member.member_id = new_member_id
+        self.members[new_member_id] = member
+        self.static_members[instance_id] = new_member_id
+        if self.leader == old_member_id:
+            self.leader = new_member_id
+        if old_member_id in self.pending_sync:
+            del self.pending_sync[old_member_id]
+            self.pending_sync[new_member_id] = None
+        return member
+
+    def elect_joined_leader(self) -> bool:
+        """True if the leader has rejoined, or somebody else who has takes its place; False if nobody rejoined."""
+        if self.leader is None:
+            return False
+        if self.leader not in self.awaiting_join:
+            self.leader = next(iter(self.awaiting_join), self.leader)
+        return self.leader in self.awaiting_join
+
+    def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID when another member id holds the instance (KIP-345)."""
+        if instance_id is not None:
+            holder = self.static_members.get(instance_id)
+            if holder is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if holder != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    # -- protocols ---------------------------------------------------------------------------------------------------
+
+    def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Whether somebody with these protocols can join: an empty group takes any, else one must be common to all."""
+        if not self.members:
+            return bool(protocol_type) and any(True for _ in names)
+        everybody = len(self.members)
+        return protocol_type == self.protocol_type and any(self._supporters.get(name) == everybody for name in names)
+
+    def select_protocol(self) -> str:
+        """The common protocol with the most votes; a tie goes to the one voted for first."""
+        candidates = frozenset(name for name, count in self._supporters.items() if count == len(self.members))
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            name = member.vote(candidates)
+            votes[name] = votes.get(name, 0) + 1
+        return max(votes, key=votes.__getitem__)
+
+    def start_generation(self, now_ms: int) -> None:
+        """The join phase is over: the next generation begins, with the members that are left."""
+        self.generation += 1
+        self.pending_sync.clear()
+        self.assignment_in_flight = None
+        if self.members:
+            self.protocol_name = self.select_protocol()
+            self.move(GroupEvent.JOINED, now_ms)
+        else:
+            self.protocol_name = None
+            self.move(GroupEvent.EMPTIED, now_ms)
+        self.subscribed_topics = self._subscriptions()
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Assume yes where a consumer group's subscriptions cannot be read."""
+        if self.subscribed_topics is None:
+            return self.protocol_type == CONSUMER_PROTOCOL_TYPE
+        return topic in self.subscribed_topics
+
+    def _count(self, member: Member, by: int) -> None:
+        for name in member.protocols:
+            count = self._supporters.get(name, 0) + by
+            if count:
+                self._supporters[name] = count
+            else:
+                self._supporters.pop(name, None)
+
+    def _subscriptions(self) -> frozenset[str] | None:
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return None
+        if self.members and self.protocol_name is None:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            subscribed = topics_of_subscription(member.protocols.get(self.protocol_name or "", b""))
+            if subscribed is None:
+                return None
+            topics.update(subscribed)
+        return frozenset(topics)
+
+    # -- what survives -----------------------------------------------------------------------------------------------
+
+    def restore(self, value: GroupMetadataValue) -> None:
+        """Become what the record says: stable with its members, or empty.
+
+        Any parked request is gone with the old node.
+        """
+        assert not self.awaiting_join
+        assert not self.awaiting_sync
+        self.state = GroupState.STABLE if value.members else GroupState.EMPTY
+        self.state_since_ms = value.current_state_timestamp
+        self.generation = value.generation
+        self.protocol_type = value.protocol_type or None
+        self.protocol_name = value.protocol
+        self.leader = value.leader
+        self.members.clear()
+        self.static_members.clear()
+        self._supporters.clear()
+        for stored in value.members:
+            if stored.member_id in self.members or stored.group_instance_id in self.static_members:
+                continue  # no coordinator writes this, but a log from elsewhere must not stop the load
+            rebalance_timeout_ms = stored.rebalance_timeout
+            member = Member(
+                stored.member_id,
+                instance_id=stored.group_instance_id,
+                client_id=stored.client_id,
+                client_host=stored.client_host,
+                rebalance_timeout_ms=stored.session_timeout if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
+                session_timeout_ms=stored.session_timeout,
+                protocols={value.protocol or "": stored.subscription},
+                assignment=stored.assignment,
+            )
+            self.add(member, value.protocol_type)
+        self.subscribed_topics = self._subscriptions()
+
+    def adopt_assignment(self, value: GroupMetadataValue) -> None:
+        """The assignment of this generation is committed."""
+        assert value.generation == self.generation
+        assignments = {stored.member_id: stored.assignment for stored in value.members}
+        for member in self.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+        self.assignment_in_flight = None
+        self.move(GroupEvent.ASSIGNED, value.current_state_timestamp)
+
+
+def topics_of_subscription(metadata: bytes) -> list[str] | None:
+    """The topics of a consumer protocol subscription of any version (int16 version, int32 count, strings ...).
+
+    None if the bytes are something else.
+    """
+    try:
+        (version,) = _INT16.unpack_from(metadata)
+        (count,) = _INT32.unpack_from(metadata, 2)
+        position = 6
+        topics: list[str] = []
+        if version < 0 or count < 0 or count > (len(metadata) - position) // 2:
+            return None
+        for _ in range(count):
+            (size,) = _INT16.unpack_from(metadata, position)
+            position += 2
+            if size < 0 or position + size > len(metadata):
+                return None
+            topics.append(metadata[position : position + size].decode())
+            position += size
+        return topics
+    except (error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,257 @@
+"""Who may join a classic group, and as whom: new and known members, handed-out member ids, static instances.
+
+Here lives the decision for one JoinGroup; the rebalance it may start lives in `rebalance`. The invariants: a member
+that the group knows is never answered UNKNOWN_MEMBER_ID for joining while a rebalance is under way, and of two
+requests that join as the same member the newer one is parked while the older is answered. Source: Kafka's
+`GroupMetadataManager.classicGroupJoin`, KIP-345, KIP-394, KIP-814.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.group import Group, Member
+from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, joined, members_for_leader
+from tidelog.broker.coordinators.group.states import GroupState
+from tidelog.broker.coordinators.outcome import Caller, Outcome, RandomBits
+from tidelog.broker.coordinators.timers import TimerQueue
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from tidelog.protocol.messages.sync_group import SyncGroupResponse
+
+MEMBER_ID_REQUIRED_FROM = 4
+SKIP_ASSIGNMENT_FROM = 9
+
+
+class Joins:
+    def __init__(
+        self,
+        config: GroupCoordinatorConfig,
+        timers: TimerQueue[TimerKey],
+        rebalancer: Rebalancer,
+        rng: RandomBits,
+    ) -> None:
+        self._config = config
+        self._timers = timers
+        self._rebalancer = rebalancer
+        self._rng = rng
+
+    def join(self, group: Group, request: JoinGroupRequest, caller: Caller, outcome: Outcome) -> None:
+        protocols = {protocol.name: protocol.metadata for protocol in request.protocols}
+        refusal = self._refusal(group, request, protocols)
+        if refusal is not ErrorCode.NONE:
+            if refusal is ErrorCode.GROUP_MAX_SIZE_REACHED and request.member_id in group.pending_members:
+                self._rebalancer.remove_member(group, request.member_id, outcome)
+                self._rebalancer.maybe_complete_join(group, outcome)
+            outcome.reply(caller.token, refused(refusal, request.member_id))
+        elif not request.member_id:
+            self._join_new(group, request, protocols, caller, outcome)
+        elif request.member_id in group.pending_members and request.group_instance_id is None:
+            self._add(group, request, protocols, request.member_id, caller, outcome)
+        else:
+            error = group.check_member(request.member_id, request.group_instance_id)
+            if error is ErrorCode.NONE:
+                self._rejoin(group, request, protocols, caller, outcome)
+            else:
+                outcome.reply(caller.token, refused(error, request.member_id))
+
+    def _refusal(self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes]) -> ErrorCode:
+        if not self._has_room(group, request.member_id):
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if not group.supports(request.protocol_type, protocols):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if sum(map(len, protocols.values())) > self._config.max_group_metadata_bytes:
+            return ErrorCode.INVALID_REQUEST
+        if request.member_id not in group.members and len(self._timers) >= self._config.max_timers:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    def _has_room(self, group: Group, member_id: str) -> bool:
+        if group.state is GroupState.EMPTY:
+            return True
+        if group.state is GroupState.PREPARING_REBALANCE:
+            # Who has rejoined counts, not who was there: if the limit was lowered, the last to rejoin are out.
+            return member_id in group.awaiting_join or len(group.awaiting_join) < self._config.group_max_size
+        return member_id in group.members or len(group.members) < self._config.group_max_size
+
+    # -- members the group does not know -----------------------------------------------------------------------------
+
+    def _join_new(
+        self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
+    ) -> None:
+        instance_id = request.group_instance_id
+        member_id = f"{caller.client_id if instance_id is None else instance_id}-{random_uuid(self._rng)}"
+        if instance_id is not None and instance_id in group.static_members:
+            self._replace(group, request, protocols, member_id, caller, outcome)
+        elif instance_id is None and caller.api_version >= MEMBER_ID_REQUIRED_FROM:
+            # The client comes back with this id, so that a retried first join leaves no ghost behind (KIP-394).
+            group.pending_members[member_id] = None
+            key = TimerKey("session", group.group_id, member_id)
+            self._timers.set(key, outcome.now_ms + request.session_timeout_ms)
+            outcome.reply(caller.token, refused(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+        else:
+            self._add(group, request, protocols, member_id, caller, outcome)
+
+    def _add(
+        self,
+        group: Group,
+        request: JoinGroupRequest,
+        protocols: dict[str, bytes],
+        member_id: str,
+        caller: Caller,
+        outcome: Outcome,
+    ) -> None:
+        member = Member(
+            member_id,
+            instance_id=request.group_instance_id,
+            client_id=caller.client_id,
+            client_host=caller.client_host,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            session_timeout_ms=request.session_timeout_ms,
+            protocols=protocols,
+        )
+        member.is_new = True
+        if group.in_initial_rebalance:
+            group.new_member_added = True
+        group.add(member, request.protocol_type)
+        group.awaiting_join[member_id] = caller.token
+        # A client that gave up on a long join cannot be noticed and may have joined again under another id: the ghost
+        # is given this long.
+        key = TimerKey("session", group.group_id, member_id)
+        self._timers.set(key, outcome.now_ms + self._config.new_member_join_timeout_ms)
+        reason = request.reason or "not given"
+        self._rebalancer.prepare_or_complete(group, f"{member_id} joins (its reason: {reason})", outcome)
+
+    # -- members the group knows -------------------------------------------------------------------------------------
+
+    def _rejoin(
+        self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
+    ) -> None:
+        member = group.members[request.member_id]
+        changed = member.protocols != protocols or list(member.protocols) != list(protocols)
+        if group.state is GroupState.PREPARING_REBALANCE:
+            must_rebalance = True
+        elif group.state is GroupState.COMPLETING_REBALANCE:
+            must_rebalance = changed  # unchanged: it merely missed the answer to its last join
+        else:
+            # The leader joins again to make everybody get a new assignment, say because a topic has grown.
+            must_rebalance = changed or group.leader == member.member_id
+        if not must_rebalance:
+            answer = joined(group, member.member_id)
+            if group.state is GroupState.STABLE:
+                answer.members = []
+            outcome.reply(caller.token, answer)
+            return
+        group.update(member, protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
+        self._park(group, member, caller, outcome)
+        reason = request.reason or "not given"
+        text = f"{member.member_id} joins again (its reason: {reason})"
+        self._rebalancer.prepare_or_complete(group, text, outcome)
+
+    def _park(self, group: Group, member: Member, caller: Caller, outcome: Outcome) -> None:
+        older = group.awaiting_join.pop(member.member_id, None)
+        if older is not None:
+            # The same member asks again, over another connection: whoever still listens to the first is told to retry.
+            outcome.reply(older, refused(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        group.awaiting_join[member.member_id] = caller.token
+
+    # -- static members (KIP-345) ------------------------------------------------------------------------------------
+
+    def _replace(
+        self,
+        group: Group,
+        request: JoinGroupRequest,
+        protocols: dict[str, bytes],
+        member_id: str,
+        caller: Caller,
+        outcome: Outcome,
+    ) -> None:
+        """A static instance came back without its member id: the new id takes the old one's place."""
+        instance_id = request.group_instance_id
+        assert instance_id is not None
+        old_member_id = group.static_members[instance_id]
+        old_leader = group.leader
+        self._fence(group, old_member_id, outcome)
+        member = group.replace_static(instance_id, member_id)
+        before = copy_of(member)
+        self._timers.cancel(TimerKey("session", group.group_id, old_member_id))
+        self._rebalancer.extend_session(group, member, outcome.now_ms)
+        group.update(member, protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
+        reason = f"static member {instance_id} is back as {member_id}"
+        if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
+            # Nothing changes but the id: no rebalance, the record with the new id is all there is to do.
+            outcome.note(f"group {group.group_id}: {reason}, no rebalance needed")
+            answer = replacement_answer(group, member_id, old_leader, caller.api_version)
+            write = GroupWrite(
+                "replacement", group, group.generation, member_id, (old_member_id, before), (caller.token, answer)
+            )
+            assignments = {other.member_id: other.assignment for other in group.members.values()}
+            self._rebalancer.store(group, write, assignments, outcome)
+            return
+        group.awaiting_join[member_id] = caller.token
+        self._rebalancer.prepare_or_complete(group, reason, outcome)
+
+    def _fence(self, group: Group, member_id: str, outcome: Outcome) -> None:
+        """Whoever still waits under the old member id of a static instance is told that it is replaced."""
+        token = group.awaiting_join.pop(member_id, None)
+        if token is not None:
+            outcome.reply(token, refused(ErrorCode.FENCED_INSTANCE_ID, member_id))
+        token = group.awaiting_sync.pop(member_id, None)
+        if token is not None:
+            outcome.reply(token, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
+
+    def undo_replacement(self, write: GroupWrite, outcome: Outcome) -> None:
+        """The record with the new member id could not be stored: the old id is the member again, if it still can."""
+        group, undo = write.group, write.undo
+        member = group.members.get(write.member_id)
+        if undo is None or member is None or member.instance_id is None:
+            return
+        if group.state is not GroupState.STABLE or group.generation != write.generation:
+            return
+        old_member_id, before = undo
+        self._timers.cancel(TimerKey("session", group.group_id, write.member_id))
+        group.replace_static(member.instance_id, old_member_id)
+        group.update(member, before.protocols, before.rebalance_timeout_ms, before.session_timeout_ms)
+        self._rebalancer.extend_session(group, member, outcome.now_ms)
+
+
+def refused(error: ErrorCode, member_id: str) -> JoinGroupResponse:
+    return JoinGroupResponse(error_code=error, member_id=member_id)
+
+
+def replacement_answer(group: Group, member_id: str, old_leader: str | None, api_version: int) -> JoinGroupResponse:
+    """For a static member that needs no rebalance.
+
+    From version 9 a leader learns the members, to watch their topics, and that it shall not assign (KIP-814). Before
+    that it is shown the old leader's id, so that it does not take itself for the leader.
+    """
+    is_leader = member_id == group.leader
+    can_skip = api_version >= SKIP_ASSIGNMENT_FROM
+    return JoinGroupResponse(
+        generation_id=group.generation,
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol_name,
+        leader=(group.leader if can_skip else old_leader) or "",
+        skip_assignment=can_skip and is_leader,
+        member_id=member_id,
+        members=members_for_leader(group) if can_skip and is_leader else [],
+    )
+
+
+def copy_of(member: Member) -> Member:
+    return Member(
+        member.member_id,
+        instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        session_timeout_ms=member.session_timeout_ms,
+        protocols=member.protocols,
+        assignment=member.assignment,
+    )
+
+
+def random_uuid(rng: RandomBits) -> str:
+    """A version 4 UUID as text."""
+    bits = rng.getrandbits(128)
+    digits = f"{bits & ~(0xF << 76) & ~(0x3 << 62) | 4 << 76 | 2 << 62:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

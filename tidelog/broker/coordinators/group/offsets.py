@@ -1,0 +1,256 @@
+"""Committed offsets: where each group has read to, what may be committed, and when it is forgotten.
+
+Here lives the store and the rules about its entries; the state of groups lives in `group`. Offsets change only by
+`replay`. Offsets committed inside a transaction wait apart, under its producer id, until the marker comes. The
+invariant: of two commits for the same partition the one later in the log wins, also when the earlier one's
+transaction ends later. Source: Kafka's `OffsetMetadataManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from tidelog.broker.coordinators.group.group import Group
+from tidelog.broker.coordinators.group.records import OffsetCommit
+from tidelog.broker.coordinators.group.states import COMMIT_ANSWER, GroupState
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.group_records import OffsetCommitValue
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+GROUP_ID_NOT_FOUND_FROM = 9
+NO_TOPIC_ID = bytes(16)
+
+
+class CommittedOffset(NamedTuple):
+    """`record_offset` is where in the log it stands; `expire_timestamp_ms` and `leader_epoch` are -1 where unknown."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int
+    topic_id: bytes
+    record_offset: int
+
+
+class FetchedOffset(NamedTuple):
+    """One partition's answer to OffsetFetch; offset -1: nothing committed."""
+
+    partition: int
+    offset: int = -1
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: ErrorCode = ErrorCode.NONE
+
+
+TopicOffsets = dict[str, dict[int, CommittedOffset]]
+FetchedTopics = list[tuple[str, list[FetchedOffset]]]
+
+
+class OffsetStore:
+    def __init__(self) -> None:
+        self._groups: dict[str, TopicOffsets] = {}
+        self._pending: dict[int, dict[str, TopicOffsets]] = {}  # producer id -> group -> ...
+
+    def __contains__(self, group_id: object) -> bool:
+        """Whether the group has an offset, or one that waits for the end of a transaction."""
+        return group_id in self._groups or any(group_id in pending for pending in self._pending.values())
+
+    def groups(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def of_group(self, group_id: str) -> TopicOffsets:
+        return self._groups.get(group_id, {})
+
+    def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        return any(
+            partition in pending.get(group_id, {}).get(topic, ()) for pending in self._pending.values() if pending
+        )
+
+    # -- replay ------------------------------------------------------------------------------------------------------
+
+    def replay(self, record_offset: int, record: OffsetCommit, producer_id: int) -> None:
+        value = record.value
+        if value is None:
+            _remove(self._groups, record)
+            for producer, pending in list(self._pending.items()):
+                _remove(pending, record)
+                if not pending:
+                    del self._pending[producer]
+            return
+        committed = CommittedOffset(
+            value.offset,
+            value.leader_epoch,
+            value.metadata,
+            value.commit_timestamp,
+            value.expire_timestamp,
+            value.topic_id,
+            record_offset,
+        )
+        groups = self._groups if producer_id < 0 else self._pending.setdefault(producer_id, {})
+        groups.setdefault(record.group_id, {}).setdefault(record.topic, {})[record.partition] = committed
+
+    def replay_end_transaction(self, producer_id: int, committed: bool) -> list[str]:
+        """The transaction's offsets count from now on, or never will; returns the groups concerned."""
+        pending = self._pending.pop(producer_id, {})
+        if committed:
+            for group_id, topics in pending.items():
+                for topic, partitions in topics.items():
+                    kept = self._groups.setdefault(group_id, {}).setdefault(topic, {})
+                    for partition, entry in partitions.items():
+                        older = kept.get(partition)
+                        if older is None or older.record_offset < entry.record_offset:
+                            kept[partition] = entry
+        return list(pending)
+
+    # -- fetch -------------------------------------------------------------------------------------------------------
+
+    def fetch(
+        self, group_id: str, topics: list[tuple[str, bytes, list[int]]] | None, require_stable: bool
+    ) -> FetchedTopics:
+        """`topics`: (name, topic id or zero, partitions), None for all there are. Unknown groups have no offsets."""
+        stored = self._groups.get(group_id, {})
+        if topics is None:
+            topics = [(topic, NO_TOPIC_ID, list(partitions)) for topic, partitions in stored.items()]
+        answer: FetchedTopics = []
+        for topic, topic_id, indexes in topics:
+            partitions = stored.get(topic, {})
+            entries: list[FetchedOffset] = []
+            for index in indexes:
+                entry = partitions.get(index)
+                if require_stable and self._pending and self.is_pending(group_id, topic, index):
+                    entries.append(FetchedOffset(index, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
+                elif entry is None or _is_of_another_topic(entry.topic_id, topic_id):
+                    entries.append(FetchedOffset(index))
+                else:
+                    entries.append(FetchedOffset(index, entry.offset, entry.leader_epoch, entry.metadata))
+            answer.append((topic, entries))
+        return answer
+
+    # -- forgetting --------------------------------------------------------------------------------------------------
+
+    def tombstones(self, group_id: str) -> list[OffsetCommit]:
+        """Records that forget everything the group has committed, also what waits for a transaction."""
+        partitions = {(topic, index) for topic, indexes in self.of_group(group_id).items() for index in indexes}
+        for pending in self._pending.values():
+            partitions |= {(topic, index) for topic, indexes in pending.get(group_id, {}).items() for index in indexes}
+        return [OffsetCommit(group_id, topic, index, None) for topic, index in sorted(partitions)]
+
+    def tombstones_of_topics(self, topics: Collection[tuple[str, bytes]]) -> list[OffsetCommit]:
+        """Records that forget deleted topics, (name, topic id) each: entries with that id, or with none."""
+        found: dict[tuple[str, str, int], None] = {}
+        for groups in (self._groups, *self._pending.values()):
+            for group_id, stored in groups.items():
+                for topic, topic_id in topics:
+                    for index, entry in stored.get(topic, {}).items():
+                        if not _is_of_another_topic(entry.topic_id, topic_id):
+                            found[group_id, topic, index] = None
+        return [OffsetCommit(group_id, topic, index, None) for group_id, topic, index in found]
+
+    def expired(self, group: Group, now_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
+        """Records that forget what has expired, and whether that leaves the group without offsets.
+
+        An empty group's offsets count from when it became empty; a group without members of its own (manual
+        assignment) and topics nobody subscribes to any more count from the commit. A commit that said when it expires
+        is taken at its word (KIP-211).
+        """
+        topics = self.of_group(group.group_id)
+        waits_for_transaction = any(group.group_id in pending for pending in self._pending.values())
+        since_empty = -1
+        if group.protocol_type is not None:
+            if group.state is GroupState.EMPTY:
+                since_empty = group.state_since_ms
+            elif group.state is not GroupState.STABLE or group.subscribed_topics is None:
+                return [], not topics and not waits_for_transaction
+        records: list[OffsetCommit] = []
+        all_expired = not waits_for_transaction
+        for topic, partitions in topics.items():
+            if group.is_subscribed_to(topic) and group.state is not GroupState.EMPTY:
+                all_expired = False
+                continue
+            for index, entry in partitions.items():
+                base_ms = entry.commit_timestamp_ms if since_empty < 0 else since_empty
+                if entry.expire_timestamp_ms != -1:
+                    due = now_ms >= entry.expire_timestamp_ms
+                else:
+                    due = now_ms - base_ms >= retention_ms
+                if due and not self.is_pending(group.group_id, topic, index):
+                    records.append(OffsetCommit(group.group_id, topic, index, None))
+                else:
+                    all_expired = False
+        return records, all_expired
+
+
+def _remove(groups: dict[str, TopicOffsets], record: OffsetCommit) -> None:
+    topics = groups.get(record.group_id)
+    partitions = topics.get(record.topic) if topics is not None else None
+    if topics is None or partitions is None:
+        return
+    partitions.pop(record.partition, None)
+    if not partitions:
+        del topics[record.topic]
+        if not topics:
+            del groups[record.group_id]
+
+
+def _is_of_another_topic(stored: bytes, asked: bytes) -> bool:
+    """Both ids known, and different: the topic was deleted and made again since."""
+    return stored != asked and stored != NO_TOPIC_ID and asked != NO_TOPIC_ID
+
+
+def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_version: int) -> ErrorCode:
+    """Whether this member of this generation may commit for the group now; generation -1: it uses no group."""
+    generation = request.generation_id_or_member_epoch
+    if group is None:
+        if generation < 0:
+            return ErrorCode.NONE
+        known_code = api_version >= GROUP_ID_NOT_FOUND_FROM
+        return ErrorCode.GROUP_ID_NOT_FOUND if known_code else ErrorCode.ILLEGAL_GENERATION
+    if generation < 0 and group.state is GroupState.EMPTY:
+        return ErrorCode.NONE
+    if generation < 0 and not request.member_id and request.group_instance_id is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID  # a group with members is committed for by its members alone
+    error = group.check_member(request.member_id, request.group_instance_id)
+    if error is ErrorCode.NONE and generation != group.generation:
+        error = ErrorCode.ILLEGAL_GENERATION
+    return COMMIT_ANSWER[group.state] if error is ErrorCode.NONE else error
+
+
+def commit_records(
+    request: OffsetCommitRequest, now_ms: int, max_metadata_bytes: int
+) -> tuple[list[OffsetCommit], OffsetCommitResponse]:
+    """What an accepted commit stores, and its answer."""
+    records: list[OffsetCommit] = []
+    response = OffsetCommitResponse()
+    retention_ms = request.retention_time_ms
+    expire_timestamp_ms = -1 if retention_ms == -1 else now_ms + retention_ms
+    for topic in request.topics:
+        answer = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
+        response.topics.append(answer)
+        for partition in topic.partitions:
+            metadata = partition.committed_metadata or ""
+            too_large = len(metadata) > max_metadata_bytes or (
+                not metadata.isascii() and len(metadata.encode("utf-16-le")) // 2 > max_metadata_bytes
+            )  # Kafka counts UTF-16 units, whatever the key's name says
+            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if too_large else ErrorCode.NONE
+            answer.partitions.append(
+                OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
+            )
+            if too_large:
+                continue
+            value = OffsetCommitValue(
+                offset=partition.committed_offset,
+                leader_epoch=partition.committed_leader_epoch,
+                metadata=metadata,
+                commit_timestamp=now_ms,
+                expire_timestamp=expire_timestamp_ms,
+                topic_id=topic.topic_id,
+            )
+            records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
+    return records, response

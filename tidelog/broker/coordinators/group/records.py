@@ -1,0 +1,112 @@
+"""The records of `__consumer_offsets`: built from state, and to and from key and value bytes.
+
+Here lives which version each record is written in (Kafka 4.3's choice) and how a key says its kind; the fields are
+declared in `protocol/messages/group_records`. The invariant: decoding what was encoded gives an equal record, and a
+kind that is not known here (the newer group protocols) decodes to None instead of failing the load. Layout:
+`docs/formats/consumer_offsets.md`; source: Kafka's `GroupCoordinatorRecordHelpers` and `GroupCoordinatorRecordSerde`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct, error
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.protocol.errors import MalformedMessage
+from tidelog.protocol.messages.group_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+
+if TYPE_CHECKING:
+    from tidelog.broker.coordinators.group.group import Group
+
+OFFSET_COMMIT = 1
+LEGACY_OFFSET_COMMIT = 0  # what versions before 0.9 wrote; the same fields
+GROUP_METADATA = 2
+
+GROUP_METADATA_VERSION = 3
+OFFSET_COMMIT_VERSION = 4
+OFFSET_COMMIT_VERSION_WITH_EXPIRY = 1
+
+_VERSION = Struct(">h")
+
+
+class GroupMetadata(NamedTuple):
+    """A classic group as of one generation; None deletes it."""
+
+    group_id: str
+    value: GroupMetadataValue | None
+
+
+class OffsetCommit(NamedTuple):
+    """Where a group has read to in one partition; None forgets it."""
+
+    group_id: str
+    topic: str
+    partition: int
+    value: OffsetCommitValue | None
+
+
+def group_metadata(group: Group, assignments: Mapping[str, bytes]) -> GroupMetadata:
+    """The group as it is now, each member with its assignment from `assignments`."""
+    name = group.protocol_name or ""
+    return GroupMetadata(
+        group.group_id,
+        GroupMetadataValue(
+            protocol_type=group.protocol_type or "",
+            generation=group.generation,
+            protocol=group.protocol_name,
+            leader=group.leader,
+            current_state_timestamp=group.state_since_ms,
+            members=[
+                MemberMetadata(
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    rebalance_timeout=member.rebalance_timeout_ms,
+                    session_timeout=member.session_timeout_ms,
+                    subscription=member.protocols.get(name, b""),
+                    assignment=assignments.get(member.member_id, b""),
+                )
+                for member in group.members.values()
+            ],
+        ),
+    )
+
+
+def encode(record: GroupMetadata | OffsetCommit) -> tuple[bytes, bytes | None]:
+    if isinstance(record, OffsetCommit):
+        key = OffsetCommitKey(group=record.group_id, topic=record.topic, partition=record.partition)
+        key_bytes = _VERSION.pack(OFFSET_COMMIT) + key.encode(0)
+        if record.value is None:
+            return key_bytes, None
+        # A time to expire is known to one version only; clients before 2.1 still ask for it.
+        expires = record.value.expire_timestamp != -1
+        version = OFFSET_COMMIT_VERSION_WITH_EXPIRY if expires else OFFSET_COMMIT_VERSION
+        return key_bytes, _VERSION.pack(version) + record.value.encode(version)
+    key_bytes = _VERSION.pack(GROUP_METADATA) + GroupMetadataKey(group=record.group_id).encode(0)
+    if record.value is None:
+        return key_bytes, None
+    return key_bytes, _VERSION.pack(GROUP_METADATA_VERSION) + record.value.encode(GROUP_METADATA_VERSION)
+
+
+def decode(key: bytes, value: bytes | None) -> GroupMetadata | OffsetCommit | None:
+    """None for a kind of record that is not known here. Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION)."""
+    try:
+        (kind,) = _VERSION.unpack_from(key)
+        version = -1 if value is None else _VERSION.unpack_from(value)[0]
+    except error:
+        raise MalformedMessage("a coordinator record starts with two bytes of version") from None
+    if kind in (OFFSET_COMMIT, LEGACY_OFFSET_COMMIT):
+        name = OffsetCommitKey.decode(key[2:], 0)
+        offset = None if value is None else OffsetCommitValue.decode(value[2:], version)
+        return OffsetCommit(name.group, name.topic, name.partition, offset)
+    if kind == GROUP_METADATA:
+        group_id = GroupMetadataKey.decode(key[2:], 0).group
+        return GroupMetadata(group_id, None if value is None else GroupMetadataValue.decode(value[2:], version))
+    return None

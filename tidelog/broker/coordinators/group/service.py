@@ -1,0 +1,188 @@
+"""The group coordinator as handlers see it: which partition a group lives in, and requests on their way into the
+runtime.
+
+Here lives what is checked before a group is looked at (ids, timeouts, what an answer looks like while the partition
+loads); no state. The invariant: a group's requests all go to the partition that Java's hash of its id names, so that
+Kafka finds the same groups in the same log. Source: Kafka's `GroupCoordinatorService`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from tidelog.broker.context import Deferred, RequestContext
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
+from tidelog.broker.coordinators.group.offsets import FetchedTopics
+from tidelog.broker.coordinators.outcome import Caller, RandomBits
+from tidelog.broker.coordinators.runtime import CoordinatorRuntime, Ports
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+TOPIC = "__consumer_offsets"
+PROTOCOL_NAMED_FROM = 5  # SyncGroup says protocol type and name
+LEAVE_MANY_FROM = 3
+
+
+class GroupCoordinatorService:
+    """`partition_count`: how many partitions `__consumer_offsets` has, or will have once it is created.
+
+    A method returns the response, or a `Deferred` of a response or KafkaError; it raises KafkaError for what is
+    refused as a whole.
+    """
+
+    def __init__(
+        self,
+        config: GroupCoordinatorConfig,
+        ports: Ports,
+        rng: RandomBits,
+        partition_count: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self._partition_count = partition_count
+        self._runtime: CoordinatorRuntime[GroupCoordinator] = CoordinatorRuntime(
+            "group coordinator",
+            ports,
+            lambda partition: GroupCoordinator(config, rng),
+            write_timeout_ms=config.offsets_commit_timeout_ms,
+            compression=config.offsets_topic_compression_codec,
+        )
+
+    # -- the node's side ---------------------------------------------------------------------------------------------
+
+    def partition_for(self, group_id: str) -> int:
+        """The partition of `__consumer_offsets` that holds the group."""
+        return abs_of_int32(java_hash(group_id)) % self._partition_count()
+
+    def on_partition_elected(self, index: int, leader_epoch: int) -> None:
+        self._runtime.elected(index, leader_epoch)
+
+    def on_partition_resigned(self, index: int) -> None:
+        self._runtime.resigned(index)
+
+    def on_topics_deleted(self, topics: Collection[tuple[str, bytes]]) -> None:
+        """(name, topic id) of each; the offsets committed for them are forgotten."""
+        self._runtime.submit_to_all(lambda coordinator, now_ms: coordinator.forget_topics(topics, now_ms))
+
+    def is_loading(self) -> bool:
+        return self._runtime.is_loading()
+
+    def close(self) -> None:
+        self._runtime.close()
+
+    # -- membership --------------------------------------------------------------------------------------------------
+
+    def join(self, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse | Deferred:
+        _check_group_id(request.group_id)
+        timeout_ms = request.session_timeout_ms
+        if not self.config.group_min_session_timeout_ms <= timeout_ms <= self.config.group_max_session_timeout_ms:
+            raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
+        if context.api_version == 0:
+            request.rebalance_timeout_ms = timeout_ms
+        answer: JoinGroupResponse | Deferred = self._submit(
+            request.group_id,
+            lambda coordinator, token, now_ms: coordinator.join(request, caller_of(context, token), now_ms),
+        )
+        return answer
+
+    def sync(self, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse | Deferred:
+        _check_group_id(request.group_id)
+        if context.api_version >= PROTOCOL_NAMED_FROM and None in (request.protocol_type, request.protocol_name):
+            raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        answer: SyncGroupResponse | Deferred = self._submit(
+            request.group_id,
+            lambda coordinator, token, now_ms: coordinator.sync(request, caller_of(context, token), now_ms),
+        )
+        return answer
+
+    def heartbeat(self, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse | Deferred:
+        _check_group_id(request.group_id)
+        try:
+            answer: HeartbeatResponse | Deferred = self._submit(
+                request.group_id,
+                lambda coordinator, token, now_ms: coordinator.heartbeat(request, caller_of(context, token), now_ms),
+            )
+            return answer
+        except KafkaError as error:
+            if error.code is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                raise
+            return HeartbeatResponse()  # whoever it is, it is alive; nobody is expired before the load is done
+
+    def leave(self, context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse | Deferred:
+        _check_group_id(request.group_id)
+        members = request.members
+        finish: Callable[[Any], Any] | None = None
+        if context.api_version < LEAVE_MANY_FROM:
+            members = [MemberIdentity(member_id=request.member_id)]
+            finish = _leave_of_one
+        answer: LeaveGroupResponse | Deferred = self._submit(
+            request.group_id,
+            lambda coordinator, token, now_ms: coordinator.leave(
+                request.group_id, members, caller_of(context, token), now_ms
+            ),
+            finish,
+        )
+        return answer
+
+    # -- offsets -----------------------------------------------------------------------------------------------------
+
+    def commit_offsets(
+        self, context: RequestContext, request: OffsetCommitRequest, finish: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """`request` has only topics that exist, by name, with their ids where known."""
+        return self._submit(
+            request.group_id,
+            lambda coordinator, token, now_ms: coordinator.commit_offsets(request, caller_of(context, token), now_ms),
+            finish,
+        )
+
+    def fetch_offsets(
+        self, group_id: str, topics: list[tuple[str, bytes, list[int]]] | None, require_stable: bool
+    ) -> FetchedTopics | Deferred:
+        """Committed offsets of (name, topic id or zero, partitions), None for all; `require_stable`.
+
+        After what is under way.
+        """
+        partition = self.partition_for(group_id)
+        run = self._runtime.submit_after_pending if require_stable else self._runtime.read
+        found: FetchedTopics | Deferred = run(
+            partition, lambda coordinator: coordinator.fetch_offsets(group_id, topics, require_stable)
+        )
+        return found
+
+    def _submit(self, group_id: str, operation: Any, finish: Callable[[Any], Any] | None = None) -> Any:
+        return self._runtime.submit(self.partition_for(group_id), operation, finish)
+
+
+def caller_of(context: RequestContext, token: int) -> Caller:
+    # Java shows an address with a slash in front, and so it is in the records and in what tools print.
+    return Caller(token, context.api_version, context.client_id or "", f"/{context.client_host}")
+
+
+def _check_group_id(group_id: str) -> None:
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+
+
+def _leave_of_one(response: LeaveGroupResponse) -> LeaveGroupResponse:
+    """Before version 3 the one member's error is the answer's."""
+    return LeaveGroupResponse(error_code=response.members[0].error_code)
+
+
+def java_hash(text: str) -> int:
+    """`String.hashCode` of Java: a signed 32-bit number over UTF-16 units."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(units), 2):
+        value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def abs_of_int32(value: int) -> int:
+    """Kafka's `Utils.abs`: the one number without a positive twin becomes 0."""
+    return 0 if value == -(1 << 31) else abs(value)

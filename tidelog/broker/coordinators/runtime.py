@@ -1,0 +1,397 @@
+"""The one runtime of all coordinators: it serves, persists, replays, loads and times the coordinator of each
+partition.
+
+Here lives the I/O around the pure coordinators; what an answer says lives in them. For each partition that this node
+leads: a request runs at once and its writes are appended as one batch each; once a batch is committed it is replayed,
+and then its answers leave. The invariant: records are replayed in log order, each once, whether or not somebody still
+waits for them. Source: Kafka's `CoordinatorRuntime`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from itertools import count
+from typing import Any, Generic, Protocol, TypeVar
+
+from tidelog.broker.context import Deferred
+from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
+from tidelog.broker.coordinators.outcome import Coordinator, Outcome, Write
+from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.records import encode_batch
+
+log = logging.getLogger("tidelog.coordinator")
+
+C = TypeVar("C", bound=Coordinator)
+
+PENDING_WRITES_MAX = 10_000
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+PARKED_REQUESTS_MAX = 100_000
+
+# What a failed append means to a member (Kafka's CoordinatorOperationExceptionHelper).
+_APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Ports(Protocol):
+    """What the runtime needs from the node. All calls come from, and all callbacks go to, the loop thread."""
+
+    def append(self, partition: int, batch: bytearray) -> int:
+        """Append as leader; returns the offset after the last record. Raises KafkaError."""
+
+    def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
+        """Call back once everything below `offset` is committed, or with why it never will be from here."""
+
+    def read_log(self, partition: int) -> Iterator[memoryview]:
+        """The partition's log from its start to its end: whole batches, some at a time."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> TimerHandle: ...
+
+    def now_ms(self) -> int: ...
+
+
+class _State(Enum):
+    LOADING = "loading"
+    ACTIVE = "active"
+    FAILED = "failed"  # could not be loaded, or lost its log; serves again after the next election
+    CLOSED = "closed"
+
+
+class _Pending:
+    """A batch in the log that is not committed yet, or (without records) an operation that waits for those before."""
+
+    __slots__ = ("answered", "deadline_ms", "next_offset", "operation", "size_bytes", "write")
+
+    def __init__(self, write: Write | None, next_offset: int, deadline_ms: int, size_bytes: int) -> None:
+        self.write = write
+        self.operation: Callable[[], None] | None = None
+        self.next_offset = next_offset
+        self.deadline_ms = deadline_ms
+        self.size_bytes = size_bytes
+        self.answered = False  # it took too long: who waited was told so, but it may yet be committed
+
+
+class _Shard(Generic[C]):
+    """One partition's coordinator and what is under way in it."""
+
+    def __init__(self, partition: int, leader_epoch: int, coordinator: C) -> None:
+        self.partition = partition
+        self.leader_epoch = leader_epoch
+        self.coordinator = coordinator
+        self.state = _State.LOADING
+        self.pending: deque[_Pending] = deque()
+        self.pending_bytes = 0
+        self.parked: dict[int, Deferred | None] = {}
+        self.finishers: dict[int, Callable[[Any], Any]] = {}
+        self.timer: TimerHandle | None = None
+        self.timer_due_ms = 0
+        self.after_load: list[Callable[[C, int], Outcome]] = []
+
+    def is_active(self) -> bool:
+        return self.state is _State.ACTIVE
+
+
+class CoordinatorRuntime(Generic[C]):
+    """`create` makes the coordinator of a partition that this node was just elected for."""
+
+    def __init__(
+        self,
+        name: str,
+        ports: Ports,
+        create: Callable[[int], C],
+        *,
+        write_timeout_ms: int,
+        compression: int = 0,
+    ) -> None:
+        self._name = name
+        self._ports = ports
+        self._create = create
+        self._write_timeout_ms = write_timeout_ms
+        self._compression = compression
+        self._shards: dict[int, _Shard[C]] = {}
+        self._tokens = count(1)
+        self._parked = 0
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        partition: int,
+        operation: Callable[[C, int, int], Outcome],
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Run `operation(coordinator, token, now_ms)` and return its answer, or a Deferred that will hold it.
+
+        The answer is the response passed through `finish`, or a KafkaError (then unchanged). Raises KafkaError where
+        the partition is not served (NOT_COORDINATOR), loads (COORDINATOR_LOAD_IN_PROGRESS) or is overloaded
+        (COORDINATOR_NOT_AVAILABLE).
+        """
+        shard = self._active(partition)
+        if (
+            len(shard.pending) >= PENDING_WRITES_MAX
+            or shard.pending_bytes >= PENDING_BYTES_MAX
+            or self._parked >= PARKED_REQUESTS_MAX
+        ):
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many requests are under way")
+        token = next(self._tokens)
+        outcome = operation(shard.coordinator, token, self._ports.now_ms())
+        if len(outcome.replies) == 1 and not outcome.writes and outcome.replies[0][0] == token:
+            # The usual case, a heartbeat say: answered, nothing to wait for.
+            answer = outcome.replies[0][1]
+            self._log(outcome)
+            self._arm(shard)
+            if isinstance(answer, KafkaError):
+                raise answer
+            return answer if finish is None else finish(answer)
+        deferred = Deferred()
+        self._park(shard, token, deferred, finish)
+        self._apply(shard, outcome)
+        self._arm(shard)
+        if isinstance(deferred.response, KafkaError):
+            raise deferred.response
+        return deferred if deferred.response is None else deferred.response
+
+    def submit_after_pending(self, partition: int, operation: Callable[[C], Any]) -> Any:
+        """Run a read once everything written before is committed: `operation(coordinator)` returns the answer."""
+        shard = self._active(partition)
+        if not shard.pending:
+            return operation(shard.coordinator)
+        if len(shard.pending) >= PENDING_WRITES_MAX or self._parked >= PARKED_REQUESTS_MAX:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many requests are under way")
+        token = next(self._tokens)
+        deferred = Deferred()
+        self._park(shard, token, deferred, None)
+        deadline_ms = self._ports.now_ms() + self._write_timeout_ms
+        waiting = _Pending(Write([], [(token, None)]), shard.pending[-1].next_offset, deadline_ms, 0)
+        waiting.operation = lambda: self._answer(shard, token, operation(shard.coordinator))
+        shard.pending.append(waiting)
+        return deferred
+
+    def read(self, partition: int, operation: Callable[[C], Any]) -> Any:
+        """Run a read of the committed state now; raises as `submit`."""
+        return operation(self._active(partition).coordinator)
+
+    def submit_to_all(self, operation: Callable[[C, int], Outcome]) -> None:
+        """Run `operation(coordinator, now_ms)` on every partition served here, or being loaded; nobody waits for it."""
+        for shard in list(self._shards.values()):
+            if shard.is_active():
+                self._apply(shard, operation(shard.coordinator, self._ports.now_ms()))
+                self._arm(shard)
+            elif shard.state is _State.LOADING:
+                shard.after_load.append(operation)
+
+    def active_partitions(self) -> list[int]:
+        return [partition for partition, shard in self._shards.items() if shard.is_active()]
+
+    def is_loading(self) -> bool:
+        """Whether any partition is being loaded."""
+        return any(shard.state is _State.LOADING for shard in self._shards.values())
+
+    def _active(self, partition: int) -> _Shard[C]:
+        shard = self._shards.get(partition)
+        if shard is None or shard.state in (_State.FAILED, _State.CLOSED):
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        if shard.state is _State.LOADING:
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return shard
+
+    def _park(self, shard: _Shard[C], token: int, deferred: Deferred, finish: Callable[[Any], Any] | None) -> None:
+        shard.parked[token] = deferred
+        if finish is not None:
+            shard.finishers[token] = finish
+        self._parked += 1
+
+    def _answer(self, shard: _Shard[C], token: int, response: Any) -> None:
+        deferred = shard.parked.pop(token, None)
+        if deferred is None:
+            return  # it was told that its write takes too long
+        self._parked -= 1
+        finish = shard.finishers.pop(token, None)
+        deferred.complete(response if finish is None or isinstance(response, KafkaError) else finish(response))
+
+    # -- what an outcome asks for ------------------------------------------------------------------------------------
+
+    def _apply(self, shard: _Shard[C], outcome: Outcome) -> None:
+        self._log(outcome)
+        for token, response in outcome.replies:
+            self._answer(shard, token, response)
+        for write in outcome.writes:
+            self._write(shard, write, outcome.now_ms)
+
+    def _log(self, outcome: Outcome) -> None:
+        for note in outcome.notes:
+            log.info("%s", note)
+
+    def _write(self, shard: _Shard[C], write: Write, now_ms: int) -> None:
+        try:
+            encoded = [(now_ms, *shard.coordinator.encode(record), ()) for record in write.records]
+            batch = encode_batch(encoded, compression=self._compression)
+            size_bytes = len(batch)
+            next_offset = self._ports.append(shard.partition, batch)
+        except KafkaError as error:
+            log.warning("%s: append to partition %d refused: %s", self._name, shard.partition, error)
+            self._fail(shard, write, _APPEND_ERRORS.get(error.code, error.code))
+            return
+        except ValueError as error:
+            # A name from the request that the record's format cannot hold.
+            log.warning("%s: a record for partition %d cannot be encoded: %s", self._name, shard.partition, error)
+            self._fail(shard, write, ErrorCode.INVALID_REQUEST)
+            return
+        shard.pending.append(_Pending(write, next_offset, now_ms + self._write_timeout_ms, size_bytes))
+        shard.pending_bytes += size_bytes
+        self._ports.when_committed(
+            shard.partition, next_offset, lambda error: self._on_commit(shard, next_offset, error)
+        )
+
+    def _fail(self, shard: _Shard[C], write: Write, error: ErrorCode) -> None:
+        for token, _ in write.replies:
+            self._answer(shard, token, KafkaError(error))
+        if write.context is not None:
+            self._apply(shard, shard.coordinator.on_failed(write.context, error, self._ports.now_ms()))
+
+    def _on_commit(self, shard: _Shard[C], offset: int, error: Exception | None) -> None:
+        if not shard.is_active():
+            return
+        if error is not None:
+            # What the log holds is no longer ours to say; state made of it must not be served.
+            log.warning("%s: partition %d lost its log: %s", self._name, shard.partition, error)
+            self._close(shard, _State.FAILED)
+            return
+        while shard.pending and shard.pending[0].next_offset <= offset:
+            self._complete(shard, shard.pending.popleft())
+            if not shard.is_active():
+                return
+        self._arm(shard)
+
+    def _complete(self, shard: _Shard[C], pending: _Pending) -> None:
+        shard.pending_bytes -= pending.size_bytes
+        if pending.operation is not None:
+            if not pending.answered:
+                pending.operation()
+            return
+        write = pending.write
+        assert write is not None
+        base_offset = pending.next_offset - len(write.records)
+        for index, record in enumerate(write.records):
+            shard.coordinator.replay(base_offset + index, record, -1)
+        if pending.answered:
+            return
+        for token, response in write.replies:
+            self._answer(shard, token, response)
+        if write.context is not None:
+            self._apply(shard, shard.coordinator.on_committed(write.context, self._ports.now_ms()))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _arm(self, shard: _Shard[C]) -> None:
+        """Have one timer per partition, due no later than its earliest deadline."""
+        due_ms = shard.coordinator.next_deadline_ms()
+        if shard.pending:
+            first_ms = next((each.deadline_ms for each in shard.pending if not each.answered), None)
+            if first_ms is not None and (due_ms is None or first_ms < due_ms):
+                due_ms = first_ms
+        if due_ms is None or not shard.is_active():
+            return
+        if shard.timer is not None:
+            if shard.timer_due_ms <= due_ms:
+                return
+            shard.timer.cancel()
+        shard.timer_due_ms = due_ms
+        delay_ms = max(due_ms - self._ports.now_ms(), 0)
+        shard.timer = self._ports.call_later(delay_ms, lambda: self._on_timer(shard))
+
+    def _on_timer(self, shard: _Shard[C]) -> None:
+        shard.timer = None
+        if not shard.is_active():
+            return
+        now_ms = self._ports.now_ms()
+        for pending in list(shard.pending):
+            if pending.deadline_ms > now_ms:
+                break
+            if not pending.answered:
+                pending.answered = True
+                assert pending.write is not None
+                self._fail(shard, pending.write, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._apply(shard, shard.coordinator.on_deadline(now_ms))
+        self._arm(shard)
+
+    # -- elections ---------------------------------------------------------------------------------------------------
+
+    def elected(self, partition: int, leader_epoch: int) -> None:
+        """This node leads the partition from now on: load it, a step at a time."""
+        current = self._shards.get(partition)
+        if current is not None:
+            if current.leader_epoch >= leader_epoch and current.state is not _State.FAILED:
+                return
+            self._close(current, _State.CLOSED)
+        shard = self._shards[partition] = _Shard(partition, leader_epoch, self._create(partition))
+        steps = replay_log(shard.coordinator, self._ports.read_log(partition))
+        self._ports.call_later(0, lambda: self._load_step(shard, steps))
+
+    def resigned(self, partition: int) -> None:
+        """Another node leads the partition, or nobody: everybody who waits here looks for the coordinator again."""
+        shard = self._shards.pop(partition, None)
+        if shard is not None:
+            self._close(shard, _State.CLOSED)
+
+    def close(self) -> None:
+        """The node stops."""
+        for partition in list(self._shards):
+            self.resigned(partition)
+
+    def _close(self, shard: _Shard[C], state: _State) -> None:
+        shard.state = state
+        if shard.timer is not None:
+            shard.timer.cancel()
+            shard.timer = None
+        shard.pending.clear()
+        shard.pending_bytes = 0
+        for token in list(shard.parked):
+            self._answer(shard, token, KafkaError(ErrorCode.NOT_COORDINATOR))
+
+    def _load_step(self, shard: _Shard[C], steps: Iterator[int]) -> None:
+        """Replay some of the log, then let the loop do other things; at the end wait until all of it is committed."""
+        if shard.state is not _State.LOADING:
+            return
+        try:
+            end_offset = next(steps)
+        except (KafkaError, MalformedMessage, OSError) as error:
+            log.error("%s: partition %d cannot be loaded: %s", self._name, shard.partition, error)
+            self._close(shard, _State.FAILED)
+            return
+        if end_offset == MORE_TO_COME:
+            self._ports.call_later(0, lambda: self._load_step(shard, steps))
+        elif end_offset == 0:
+            self._activate(shard, None)
+        else:
+            self._ports.when_committed(shard.partition, end_offset, lambda error: self._activate(shard, error))
+
+    def _activate(self, shard: _Shard[C], error: Exception | None) -> None:
+        if shard.state is not _State.LOADING:
+            return
+        if error is not None:
+            log.error("%s: partition %d cannot be loaded: %s", self._name, shard.partition, error)
+            self._close(shard, _State.FAILED)
+            return
+        shard.state = _State.ACTIVE
+        now_ms = self._ports.now_ms()
+        self._apply(shard, shard.coordinator.on_loaded(now_ms))
+        for operation in shard.after_load:
+            self._apply(shard, operation(shard.coordinator, now_ms))
+        shard.after_load.clear()
+        self._arm(shard)
