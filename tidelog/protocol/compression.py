@@ -117,7 +117,7 @@ def _compress_snappy(data: Buffer, level: int | None) -> bytes:
 def _compress_lz4(data: Buffer, level: int | None) -> bytes:
     if level is not None and level != DEFAULT_LEVELS[LZ4]:
         compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
-        compressor.compress(data)
+        compressor.compress(bytes(data))
         return bytes(compressor.finish())
     # Java takes the fast compressor at its default level; put together here, as cramjam's frames link their blocks,
     # which Java's reader refuses.

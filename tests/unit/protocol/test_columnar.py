@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from tidelog.protocol import columnar
+from tidelog.protocol import compression as codecs
+from tidelog.protocol.columnar import COLUMNS, arrow_schema, decode_columns
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import HEADER_SIZE, LOG_APPEND_TIME, write_crc
+from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
+
+TIME = 1_700_000_000_123
+HEADERS = (("first", b"1"), ("none", None), ("hé", b""))
+
+
+@pytest.fixture(params=["compiled", "plain"], autouse=True)
+def path(request, monkeypatch):
+    """Every test runs on both paths: with numba, and as if it were not installed."""
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(columnar, "_has_numba", lambda: False)
+
+
+def decode(batches, **options):
+    decoded = decode_columns(batches, **{"topic": "t", "partition": 3, **options})
+    decoded.validate(full=True)
+    return decoded
+
+
+def numbered(first, last, **options):
+    records = [(TIME + offset, b"k%d" % offset, b"v" * offset, ()) for offset in range(first, last)]
+    return bytes(encode_batch(records, base_offset=first, **options))
+
+
+def test_a_record_becomes_a_row_with_all_columns_of_sparks_source():
+    decoded = decode(encode_batch([(TIME, b"key", b"value", HEADERS)], base_offset=41))
+    assert decoded.to_pylist() == [
+        {
+            "key": b"key",
+            "value": b"value",
+            "topic": "t",
+            "partition": 3,
+            "offset": 41,
+            "timestamp": datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC),
+            "timestampType": 0,
+            "headers": [
+                {"key": "first", "value": b"1"},
+                {"key": "none", "value": None},
+                {"key": "hé", "value": b""},
+            ],
+        }
+    ]
+
+
+def test_the_schema_is_what_spark_takes():
+    import pyarrow as pa
+
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    assert arrow_schema() == pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+            ("timestampType", pa.int32()),
+            ("headers", pa.list_(header)),
+        ]
+    )
+    assert decode(numbered(0, 3)).schema == arrow_schema()
+    assert all(field.nullable for field in arrow_schema())
+
+
+def test_nulls_are_nulls_and_empty_is_empty():
+    decoded = decode(encode_batch([(TIME, None, b"", ()), (TIME, b"", None, ()), (TIME, None, None, HEADERS[:1])]))
+    assert decoded["key"].to_pylist() == [None, b"", None]
+    assert decoded["value"].to_pylist() == [b"", None, None]
+    assert decoded["headers"].to_pylist() == [None, None, [{"key": "first", "value": b"1"}]]
+    assert (decoded["key"].null_count, decoded["value"].null_count, decoded["headers"].null_count) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("codec", codecs.NAMES)
+def test_every_codec_alone_and_mixed_with_others(codec):
+    mixed = numbered(0, 50, compression=codec) + numbered(50, 60) + numbered(60, 200, compression=codec)
+    decoded = decode(mixed)
+    assert decoded["offset"].to_pylist() == list(range(200))
+    assert decoded["value"].to_pylist() == [b"v" * offset for offset in range(200)]
+
+
+def test_only_offsets_inside_the_range_are_kept():
+    batches = numbered(0, 10) + numbered(10, 20) + numbered(20, 30)
+    assert decode(batches, first_offset=5, end_offset=22)["offset"].to_pylist() == list(range(5, 22))
+    assert decode(batches, first_offset=10, end_offset=20)["key"].to_pylist() == [b"k%d" % n for n in range(10, 20)]
+    assert decode(batches, first_offset=30).num_rows == 0
+    assert decode(batches, end_offset=0).num_rows == 0
+
+
+@pytest.mark.parametrize("columns", [("value",), ("offset", "key"), ("headers", "topic"), COLUMNS[::-1], ()])
+def test_only_the_columns_asked_for_come_in_the_order_asked(columns):
+    decoded = decode(numbered(0, 5), columns=columns)
+    assert decoded.schema.names == list(columns)
+    if columns:
+        assert decoded.num_rows == 5
+
+
+def test_nothing_in_nothing_out():
+    for batches in (b"", numbered(0, 5)[:-1], numbered(0, 5)[:30]):
+        decoded = decode(batches)
+        assert (decoded.num_rows, decoded.schema) == (0, arrow_schema())
+
+
+def test_a_torn_last_batch_is_left_out():
+    assert decode(numbered(0, 5) + numbered(5, 9)[:-1]).num_rows == 5
+
+
+def test_any_buffer_is_taken():
+    whole = numbered(0, 5)
+    assert decode(bytearray(whole)) == decode(memoryview(b"x" + whole)[1:]) == decode(whole)
+
+
+def test_log_append_time_is_every_rows_time():
+    decoded = decode(encode_batch([(5, b"", b"", ()), (9, b"", b"", ())], timestamp_type=LOG_APPEND_TIME))
+    assert decoded["timestamp"].to_pylist() == [datetime(1970, 1, 1, 0, 0, 0, 9000, UTC)] * 2
+    assert decoded["timestampType"].to_pylist() == [1, 1]
+
+
+def test_timestamps_that_microseconds_cannot_hold_become_the_furthest_they_can():
+    import pyarrow as pa
+
+    decoded = decode(encode_batch([(2**62, None, None, ()), (-(2**62), None, None, ()), (-1, None, None, ())]))
+    furthest = (2**63 - 1) // 1000 * 1000
+    assert decoded["timestamp"].view(pa.int64()).to_pylist() == [furthest, -furthest, -1000]
+
+
+def test_control_batches_and_aborted_transactions_are_left_out():
+    abort = encode_control_batch(
+        ControlRecordType.ABORT, encode_end_txn_value(0), timestamp=1, base_offset=3, producer_id=9, producer_epoch=0
+    )
+    batches = (
+        numbered(0, 3, producer_id=9, transactional=True) + abort + numbered(4, 6, producer_id=9, transactional=True)
+    )
+    assert decode(batches)["offset"].to_pylist() == [0, 1, 2, 4, 5]
+    assert decode(batches, aborted=[(9, 0)])["offset"].to_pylist() == [4, 5]
+
+
+def test_header_keys_that_are_not_utf8_are_mended_each_for_itself():
+    # Two keys that are one valid character only when joined.
+    section = bytes.fromhex("16 00 00 00 01 01 04 02 c3 01 02 a9 01".replace(" ", ""))
+    section = bytes([(len(section) - 1) * 2]) + section[1:]
+    made = bytearray(encode_batch([(TIME, None, None, ())])[:HEADER_SIZE]) + section
+    made[8:12] = struct.pack(">i", len(made) - 12)
+    write_crc(made, 0, len(made))
+    headers = decode(made)["headers"].to_pylist()
+    assert headers == [[{"key": "\ufffd", "value": None}, {"key": "\ufffd", "value": None}]]
+
+
+# -- refusing
+
+
+def refusal(batches, **options) -> KafkaError:
+    with pytest.raises(KafkaError) as failure:
+        decode(batches, **options)
+    return failure.value
+
+
+def test_a_wrong_crc_is_refused_only_when_asked():
+    batches = bytearray(numbered(0, 3))
+    batches[17] ^= 1
+    assert decode(batches).num_rows == 3
+    error = refusal(batches, check_crcs=True)
+    assert error.code is ErrorCode.CORRUPT_MESSAGE
+    assert "t-3" in str(error)
+
+
+@pytest.mark.parametrize("count", [-1, 2, 4, 2**31 - 1])
+def test_a_wrong_count_is_invalid(count):
+    batches = bytearray(numbered(0, 3))
+    batches[57:61] = struct.pack(">i", count)
+    assert refusal(batches).code is ErrorCode.INVALID_RECORD
+
+
+def test_old_formats_and_unknown_codecs_are_refused():
+    old = bytearray(numbered(0, 3))
+    old[16] = 1
+    assert refusal(old).code is ErrorCode.INVALID_RECORD
+    unknown = bytearray(numbered(0, 3))
+    unknown[22] |= 6
+    assert refusal(unknown).code is ErrorCode.INVALID_RECORD
+
+
+def test_a_bomb_is_refused():
+    bomb = bytes(encode_batch([(0, None, bytes(3_000_000), ())], compression=codecs.GZIP))
+    assert refusal(bomb, max_decompressed_bytes=1_000_000).code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_importing_it_loads_no_heavy_library():
+    script = (
+        "import sys, tidelog.protocol.columnar; print([m for m in ('numpy','numba','pyarrow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
