@@ -120,9 +120,7 @@ class Dispatcher:
             try:
                 response = await coroutine
                 if isinstance(response, Deferred):
-                    waiter = asyncio.get_running_loop().create_future()
-                    response.on_complete(lambda value: waiter.done() or waiter.set_result(value))
-                    response = await waiter
+                    response = await _completed(response)
             except Exception as error:
                 response = api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
             answer.complete(_frame(response, context.api_key, context.api_version, context.correlation_id))
@@ -138,6 +136,20 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _completed(answer: Deferred) -> Any:
+    waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def completed(response: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(response)
+
+    answer.on_complete(completed)
+    response = await waiter
+    if isinstance(response, KafkaError):
+        raise response
+    return response
 
 
 class _Api:

@@ -1,7 +1,7 @@
 """The metadata image made real on this node: logs created and deleted, roles taken and given up, configs applied.
 
 Also the periodic upkeep of the logs (retention, checkpoints). It reacts to images that are already committed and
-decides nothing about who leads. Invariant: after `apply`, the partitions hosted are those the image places on this node.
+decides nothing about who leads. Invariant: after `apply`, the partitions hosted are those the image places here.
 """
 
 from __future__ import annotations
@@ -68,10 +68,7 @@ class Hosting:
                 self._loaded[key] = (directory, found)
 
     def start(self) -> None:
-        """Take the roles of the image loaded with; then keep the logs up."""
-        assert self._image is not None
-        for topic in list(self._image.topics_by_id.values()):
-            self._apply_partitions(topic, topic.partitions.keys())
+        """The first image has been applied: set aside what it does not know, and keep the logs up from now on."""
         for (topic_name, index), (directory, _) in self._loaded.items():
             # Its topic was deleted, or it was moved away, while this node was not there to see it.
             log.warning("setting aside %s-%d: the metadata does not place it here", topic_name, index)
@@ -84,8 +81,6 @@ class Hosting:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for directory in self._directories:
-            directory.close()
 
     # ----------------------------------------------------------------------------------------------------------- image
 

@@ -133,7 +133,13 @@ class Partitions:
 
     def run_cold(self, read: Callable[[], object], done: Callable[[], None]) -> None:
         """Run a blocking read on a thread, then `done` on the loop, whether it succeeded or not."""
-        self._loop.run_in_executor(self._executor, read).add_done_callback(lambda future: (future.exception(), done()))
+
+        def finished(future: asyncio.Future[object]) -> None:
+            if not future.cancelled():
+                future.exception()  # seen: the caller reads again and meets it there
+                done()
+
+        self._loop.run_in_executor(self._executor, read).add_done_callback(finished)
 
     # ------------------------------------------------------------------------------------------------------ waiting
 

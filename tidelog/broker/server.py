@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.connection import KafkaConnection
@@ -80,9 +81,8 @@ class Server:
         """Start accepting; `sockets` are (listener name, bound socket)."""
         loop = asyncio.get_running_loop()
         for name, sock in sockets:
-            self._servers.append(
-                await loop.create_server(lambda name=name: KafkaConnection(self, name), sock=sock, backlog=BACKLOG)
-            )
+            accept = partial(KafkaConnection, self, name)
+            self._servers.append(await loop.create_server(accept, sock=sock, backlog=BACKLOG))
 
     async def close(self) -> None:
         """Stop accepting, send what is already answered, close every connection."""

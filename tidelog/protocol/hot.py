@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from tidelog.protocol.messages.produce import ProduceRequest as ProduceMessage
 
@@ -63,7 +63,7 @@ class ProduceRequest(NamedTuple):
 class ProducedPartition(NamedTuple):
     """One partition's answer; offsets -1 and an error code where it failed."""
 
-    index: int
+    partition_index: int
     error_code: int = 0
     base_offset: int = -1
     log_append_time_ms: int = -1
@@ -90,7 +90,7 @@ def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
         [
             (
                 topic.topic_id if by_id else topic.name,
-                [(partition.index, partition.records) for partition in topic.partition_data],
+                [(partition.index, cast("memoryview | None", partition.records)) for partition in topic.partition_data],
             )
             for topic in message.topic_data
         ],
@@ -201,6 +201,15 @@ def _append_produced(out: bytearray, partition: ProducedPartition, version: int)
 # ------------------------------------------------------------------------------------------------------------ Fetch
 
 
+class Aborted(Protocol):
+    """A transaction whose records a read_committed client must skip from `first_offset` on."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def first_offset(self) -> int: ...
+
+
 class FetchedPartition:
     """One partition's answer. `regions` are views of whole record batches, `size_bytes` their sum."""
 
@@ -229,7 +238,7 @@ class FetchedPartition:
         log_start_offset: int = -1,
         regions: Sequence[Buffer] = (),
         size_bytes: int = 0,
-        aborted: Sequence[tuple[int, int]] | None = None,
+        aborted: Sequence[Aborted] | None = None,
         diverging: tuple[int, int] | None = None,
         current_leader: tuple[int, int] | None = None,
         preferred_read_replica: int = -1,
@@ -242,7 +251,7 @@ class FetchedPartition:
         self.log_start_offset = log_start_offset
         self.regions = regions
         self.size_bytes = size_bytes
-        self.aborted = aborted  # [(producer id, first offset)], None for read_uncommitted
+        self.aborted = aborted  # None for read_uncommitted
         self.diverging = diverging  # (epoch, end offset): the follower must truncate (KIP-595)
         self.current_leader = current_leader  # (leader id, leader epoch)
         self.preferred_read_replica = preferred_read_replica
@@ -317,11 +326,11 @@ def _append_fetched_head(out: bytearray, partition: FetchedPartition, version: i
         out += b"\0" if flexible else b"\xff\xff\xff\xff"
     else:
         _append_count(out, len(aborted), flexible)
-        for producer_id, first_offset in aborted:
+        for each in aborted:
             if flexible:
-                out += _ABORTED_FLEXIBLE.pack(producer_id, first_offset, 0)
+                out += _ABORTED_FLEXIBLE.pack(each.producer_id, each.first_offset, 0)
             else:
-                out += _ABORTED.pack(producer_id, first_offset)
+                out += _ABORTED.pack(each.producer_id, each.first_offset)
     if version >= 11:
         out += _INT32.pack(partition.preferred_read_replica)
     _append_count(out, partition.size_bytes, flexible)

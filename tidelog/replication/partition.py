@@ -58,7 +58,7 @@ class Partition:
         """Lead from `leader_epoch` on; a new epoch starts at the log end (KIP-101)."""
         assert leader_epoch >= self.leader_epoch, "a leader epoch never goes back"
         if not self.leads or leader_epoch > self.leader_epoch:
-            self.log.leader_epochs.assign(leader_epoch, self.log.log_end_offset)
+            self.log.assign_epoch(leader_epoch)
         self.leads = True
         self.leader_id, self.leader_epoch, self.isr = leader_id, leader_epoch, isr
         self.advance_high_watermark()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -94,7 +94,7 @@ def test_a_produce_response_is_encoded_as_the_compiled_message_would(
                 **topic_field(version, topic, "name"),
                 partition_responses=[
                     produce_messages.PartitionProduceResponse(
-                        index=p.index, error_code=p.error_code, base_offset=p.base_offset,
+                        index=p.partition_index, error_code=p.error_code, base_offset=p.base_offset,
                         log_append_time_ms=p.log_append_time_ms, log_start_offset=p.log_start_offset,
                         error_message=p.error_message,
                         current_leader=produce_messages.LeaderIdAndEpoch(
@@ -116,6 +116,11 @@ def test_a_produce_response_is_encoded_as_the_compiled_message_would(
     assert encode_produce_response(correlation_id, version, topics, throttle_ms) == struct.pack(">i", len(body)) + body
 
 
+class Aborted(NamedTuple):
+    producer_id: int
+    first_offset: int
+
+
 @st.composite
 def fetch_responses(draw: st.DrawFn) -> tuple[int, int, int, list[FetchedPartition]]:
     version = draw(st.sampled_from(FETCH_VERSIONS))
@@ -130,7 +135,7 @@ def fetch_responses(draw: st.DrawFn) -> tuple[int, int, int, list[FetchedPartiti
                 FetchedPartition(
                     topic, index, draw(st.integers(-1, 120)), draw(int64s), draw(int64s),
                     draw(int64s) if version >= 5 else -1, regions, sum(sizes),
-                    draw(st.none() | st.lists(st.tuples(int64s, int64s), max_size=3)), diverging, leader,
+                    draw(st.none() | st.lists(st.builds(Aborted, int64s, int64s), max_size=3)), diverging, leader,
                     draw(int32s) if version >= 11 else -1,
                 )
             )  # fmt: skip
@@ -173,7 +178,8 @@ def _compiled_partition(partition: FetchedPartition) -> Any:
         partition_index=partition.index, error_code=partition.error_code, high_watermark=partition.high_watermark,
         last_stable_offset=partition.last_stable_offset, log_start_offset=partition.log_start_offset,
         aborted_transactions=None if partition.aborted is None else [
-            fetch_messages.AbortedTransaction(producer_id=p, first_offset=o) for p, o in partition.aborted
+            fetch_messages.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
+            for each in partition.aborted
         ],
         preferred_read_replica=partition.preferred_read_replica, records=b"".join(partition.regions), **tags,
     )  # fmt: skip

@@ -198,7 +198,7 @@ class _Fetch:
                     )  # fmt: skip
             result = partition.read(offset, max_bytes, self._isolation, min_one_batch)
             if self._isolation == Isolation.READ_COMMITTED:
-                aborted = log.aborted_transactions(offset, result.end_offset) if result.size_bytes else []
+                aborted = log.aborted_transactions(offset, result.next_offset) if result.size_bytes else []
             return FetchedPartition(
                 topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
                 result.regions, result.size_bytes, aborted,

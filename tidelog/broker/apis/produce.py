@@ -120,7 +120,7 @@ class _Parked(Deferred):
 
     def _fail(self, number: int, error: KafkaError) -> None:
         _, _, answered, position = self._waiting[number]
-        answered[position] = _refused(answered[position].index, error, self._version)
+        answered[position] = _refused(answered[position].partition_index, error, self._version)
 
     def _finish(self) -> None:
         self.complete(encode_produce_response(self._correlation_id, self._version, self._topics))

@@ -1,0 +1,306 @@
+"""One node, put together: the only place that knows every part, and that hands each what it needs of the others.
+
+Start order: bind the ports (a busy one is known before a file is touched), open the directories, replay the metadata,
+recover the logs, take the roles, accept. Stop order is the reverse; what was acknowledged is on its way to the disk
+before the clean-shutdown marker is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import secrets
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from tidelog import __version__
+from tidelog.broker.apis import (
+    api_versions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    find_coordinator,
+    heartbeat,
+    init_producer_id,
+    join_group,
+    leave_group,
+    list_offsets,
+    metadata,
+    offset_commit,
+    offset_fetch,
+    offset_for_leader_epoch,
+    sync_group,
+)
+from tidelog.broker.config import ConfigError
+from tidelog.broker.config_definitions import validate_topic_config
+from tidelog.broker.context import Services
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
+from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.group_ports import GroupPorts
+from tidelog.broker.hosting import Hosting
+from tidelog.broker.partitions import Partitions
+from tidelog.broker.server import Server, ServerLimits, bind
+from tidelog.replication.controller.controller import Controller
+from tidelog.replication.controller.image import EndpointImage
+from tidelog.replication.controller.registration import BrokerRegistration
+from tidelog.replication.controller.state import ControllerSettings, ControllerState
+from tidelog.replication.quorum.single import QuorumOfOne
+from tidelog.storage.disk import OsDisk
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log_directory import LogDirectory
+
+if TYPE_CHECKING:
+    from tidelog.broker.config import Listener, NodeConfig
+    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
+    from tidelog.replication.partition import Partition
+
+log = logging.getLogger("tidelog.node")
+
+# Every API behind the compiled messages; Produce and Fetch are wired into dispatch.
+SERVED_APIS = (
+    api_versions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    find_coordinator,
+    heartbeat,
+    init_producer_id,
+    join_group,
+    leave_group,
+    list_offsets,
+    metadata,
+    offset_commit,
+    offset_fetch,
+    offset_for_leader_epoch,
+    sync_group,
+)
+
+# fsync, cold reads and recovery: the device is the limit, not the threads.
+IO_THREADS_MAX = 8
+RECEIVE_BYTES_MAX = 1 << 30
+SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+
+
+def wall_clock_ms() -> int:
+    """The one source of record timestamps."""
+    return int(time.time() * 1000)
+
+
+async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
+    """Run a node until cancelled. `on_ready` is given the line that says where it can be reached.
+
+    Raises ConfigError, ForeignDirectory or OSError, each with a text fit to be shown, when it cannot start.
+    """
+    node = Node(config)
+    try:
+        on_ready(await node.start())
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await node.stop()
+
+
+class Node:
+    """A broker and its controller in one process, on the running event loop."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="tidelog-io")
+        self._rng = random.Random(secrets.randbits(64))
+        self._sockets: list[tuple[str, socket.socket]] = []
+        self._directories: list[LogDirectory] = []
+        self._hosting: Hosting | None = None
+        self._controller: Controller | None = None
+        self._groups: GroupCoordinatorService | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._server: Server | None = None
+
+    # ------------------------------------------------------------------------------------------------------------ start
+
+    async def start(self) -> str:
+        """Come up; returns the line that says where. On failure call `stop`, which undoes what was done."""
+        config = self.config
+        self._check_served()
+        for listener in self._served_listeners():
+            self._sockets.append((listener.name, bind(listener.host, listener.port)))
+        self._open_directories()
+        controller = self._controller = self._make_controller()
+        partitions = self._make_partitions(controller)
+        hosting = self._hosting = Hosting(
+            config.node_id, config, self._directories, partitions, self._loop, wall_clock_ms, self._on_role
+        )
+        groups = self._groups = self._make_groups(partitions, controller)
+        hosting.load(controller.load())
+        unclean = not all(directory.was_clean for directory in self._directories)
+        await controller.activate(self._registration(), new_leader_epochs=unclean)
+        hosting.start()
+        services = Services(
+            config=config,
+            node_id=config.node_id,
+            cluster_id=self._directories[0].cluster_id,
+            clock_ms=wall_clock_ms,
+            image=lambda: controller.image,
+            partitions=partitions,
+            controller=controller,
+            groups=groups,
+            rng=self._rng,
+        )
+        self._dispatcher = Dispatcher(services, SERVED_APIS)
+        self._server = Server(self._limits(), self._dispatcher.dispatch, self._loop.time)
+        await self._server.listen(self._sockets)
+        # What is here now stays: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
+        return self._ready_line()
+
+    def _check_served(self) -> None:
+        if not self.config.is_alone:
+            raise ConfigError("clusters are not served yet: process.roles must be broker,controller with one voter")
+        for listener in self.config.listeners:
+            if listener.security_protocol != "PLAINTEXT":
+                raise ConfigError(f"listener {listener.name}: {listener.security_protocol} is not served yet")
+
+    def _served_listeners(self) -> list[Listener]:
+        """All but the controller's: a controller that is alone has nobody to talk to."""
+        names = self.config.items("controller.listener.names")
+        return [listener for listener in self.config.listeners if listener.name not in names]
+
+    def _open_directories(self) -> None:
+        config, disk = self.config, OsDisk()
+        paths = [config.metadata_log_dir, *config.log_dirs]
+        cluster_id: str | None = None
+        for path in dict.fromkeys(map(str, paths)):
+            directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id)
+            cluster_id = directory.cluster_id
+            self._directories.append(directory)
+
+    def _make_controller(self) -> Controller:
+        config = self.config
+        home = self._directories[0]
+        metadata_log = home.open_metadata_log(LogConfig(), wall_clock_ms())
+        quorum = QuorumOfOne(OsDisk(), home.path, metadata_log, config.node_id, home.directory_id)
+        settings = ControllerSettings(
+            default_partition_count=config.integer("num.partitions"),
+            default_replication_factor=config.integer("default.replication.factor"),
+            topic_config_problem=self._topic_config_problem,
+        )
+
+        async def run_in_executor(work: Callable[[], None]) -> None:
+            await self._loop.run_in_executor(self._executor, work)
+
+        return Controller(
+            quorum,
+            ControllerState(settings, self._rng),
+            run_in_executor=run_in_executor,
+            clock_ms=wall_clock_ms,
+            on_image=self._on_image,
+        )
+
+    def _topic_config_problem(self, configs: Mapping[str, str]) -> str | None:
+        try:
+            validate_topic_config(configs, self.config.topic_defaults())
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def _make_partitions(self, controller: Controller) -> Partitions:
+        def known(topic: str | bytes, index: int) -> bool:
+            image = controller.image
+            found = image.topics_by_id.get(topic) if isinstance(topic, bytes) else image.topics_by_name.get(topic)
+            return found is not None and index in found.partitions
+
+        return Partitions(
+            self._loop,
+            self._executor,
+            self._rng,
+            known,
+            fetch_session_slots_max=self.config.integer("max.incremental.fetch.session.cache.slots"),
+            fetch_bytes_max=self.config.integer("fetch.max.bytes"),
+        )
+
+    def _make_groups(self, partitions: Partitions, controller: Controller) -> GroupCoordinatorService:
+        def partition_count() -> int:
+            topic = controller.image.topics_by_name.get(OFFSETS_TOPIC)
+            return len(topic.partitions) if topic else self.config.integer("offsets.topic.num.partitions")
+
+        ports = GroupPorts(OFFSETS_TOPIC, partitions, self._loop, wall_clock_ms)
+        settings = GroupCoordinatorConfig.from_node(self.config.integer)
+        return GroupCoordinatorService(settings, ports, self._rng, partition_count)
+
+    def _registration(self) -> BrokerRegistration:
+        return BrokerRegistration(
+            node_id=self.config.node_id,
+            incarnation_id=uuid.uuid4().bytes,
+            endpoints=[
+                EndpointImage(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
+                for each in self._advertised()
+            ],
+            rack=self.config.text("broker.rack") or None,
+            log_dirs=[directory.directory_id for directory in self._directories],
+        )
+
+    def _advertised(self) -> list[Listener]:
+        return self.config.advertised_listeners({name: sock.getsockname()[1] for name, sock in self._sockets})
+
+    def _limits(self) -> ServerLimits:
+        return ServerLimits(
+            frame_bytes_max=self.config.integer("socket.request.max.bytes"),
+            connections_max=self.config.integer("max.connections"),
+            idle_ms_max=self.config.integer("connections.max.idle.ms"),
+            receive_bytes_max=RECEIVE_BYTES_MAX,
+        )
+
+    def _ready_line(self) -> str:
+        addresses = ",".join(f"{each.name}://{each.host}:{each.port}" for each in self._advertised())
+        data = ",".join(directory.path for directory in self._directories)
+        cluster_id = self._directories[0].cluster_id
+        return (
+            f"tidelog {__version__} node {self.config.node_id} ready: {addresses} (cluster {cluster_id}, data {data})"
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- notices
+
+    def _on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        assert self._hosting is not None
+        assert self._groups is not None
+        self._hosting.apply(image, delta)
+        if delta.deleted_topics:
+            self._groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
+
+    def _on_role(self, partition: Partition, leads: bool) -> None:
+        if partition.topic == OFFSETS_TOPIC:
+            assert self._groups is not None
+            if leads:
+                self._groups.on_partition_elected(partition.index, partition.leader_epoch)
+            else:
+                self._groups.on_partition_resigned(partition.index)
+
+    # ------------------------------------------------------------------------------------------------------------- stop
+
+    async def stop(self) -> None:
+        """Undo `start`, however far it came. Everything appended is on disk when this returns."""
+        if self._server is not None:
+            await self._server.close()
+        if self._dispatcher is not None:
+            await self._dispatcher.close()
+        if self._groups is not None:
+            self._groups.close()
+        if self._controller is not None:
+            await self._controller.close()
+        if self._hosting is not None:
+            self._hosting.close()
+        self._executor.shutdown(wait=True)
+        for directory in self._directories:
+            directory.close()
+        for _, sock in self._sockets:
+            sock.close()
