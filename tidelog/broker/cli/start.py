@@ -21,13 +21,14 @@ from tidelog.broker.config import ConfigError, NodeConfig
 def start(file: str | None, overrides: dict[str, str]) -> int:
     """Runs a node until it is told to stop; the exit code."""
     from tidelog.broker.node import run_node
+    from tidelog.storage.disk import DirectoryInUse
     from tidelog.storage.log_directory import ForeignDirectory
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = NodeConfig.load(Path(file) if file is not None else None, overrides)
         _event_loop_run(_until_told(run_node(config, announce)))
-    except (ConfigError, ForeignDirectory) as error:
+    except (ConfigError, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
     except OSError as error:
         return fail(_reason(error))

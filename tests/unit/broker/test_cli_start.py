@@ -1,0 +1,135 @@
+"""`tidelog start` as a process: what it prints, how it ends, and one line for everything that can be wrong outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "tidelog", "start", *map(str, words)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def refused(*words: str | Path, cwd: Path) -> str:
+    """The one line of a start that fails."""
+    done = subprocess.run(
+        command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tidelog: ")
+    return line
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A node on a free port with its data in tmp_path/data, read up to its first line."""
+    options = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{free_port()}", "-o", f"log.dirs={tmp_path / 'data'}"]
+    process = subprocess.Popen(
+        command(*options), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_its_address_first_and_ends_cleanly(
+    node: subprocess.Popen[str], number: signal.Signals, tmp_path: Path
+):
+    assert node.stdout is not None
+    first = node.stdout.readline()
+    assert first.startswith("tidelog 0.")
+    assert "ready: PLAINTEXT://127.0.0.1:" in first
+    assert str(tmp_path / "data") in first
+    node.send_signal(number)
+    out, err = node.communicate(timeout=20)
+    assert (node.returncode, out, "Traceback" in err) == (0, "", False)
+    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
+def test_a_second_node_in_the_same_directory_is_refused(node: subprocess.Popen[str], tmp_path: Path):
+    assert node.stdout is not None
+    node.stdout.readline()
+    port = free_port()
+    line = refused("-o", f"listeners=PLAINTEXT://127.0.0.1:{port}", "-o", f"log.dirs={tmp_path / 'data'}", cwd=tmp_path)
+    assert str(tmp_path / "data") in line
+
+
+def test_a_busy_port_is_refused_before_a_directory_is_made(tmp_path: Path):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        line = refused("-o", f"listeners=PLAINTEXT://127.0.0.1:{port}", cwd=tmp_path)
+    assert f"127.0.0.1:{port}" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_key_names_the_right_one(tmp_path: Path):
+    line = refused("-o", "log.retention.hour=1", cwd=tmp_path)
+    assert "log.retention.hour" in line
+    assert "log.retention.hours" in line
+
+
+def test_a_wrong_value_is_refused(tmp_path: Path):
+    assert "num.partitions" in refused("-o", "num.partitions=many", cwd=tmp_path)
+
+
+def test_a_wrong_key_in_a_file_names_the_file_or_the_key(tmp_path: Path):
+    file = tmp_path / "node.yaml"
+    file.write_text("node.idd: 1\n")
+    assert "node.idd" in refused(file, cwd=tmp_path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path):
+    assert "nowhere.yaml" in refused("nowhere.yaml", cwd=tmp_path)
+
+
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path):
+    file = tmp_path / "node.yaml"
+    file.write_text("- just\n- a list\n")
+    refused(file, cwd=tmp_path)
+    file.write_text("a: [\n")
+    refused(file, cwd=tmp_path)
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    port = free_port()
+    words = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{port}", "-o", f"log.dirs={tmp_path / 'file' / 'data'}"]
+    assert str(tmp_path / "file") in refused(*words, cwd=tmp_path)
+
+
+def test_a_directory_of_another_node_is_refused(node: subprocess.Popen[str], tmp_path: Path):
+    assert node.stdout is not None
+    node.stdout.readline()
+    node.terminate()
+    node.communicate(timeout=20)
+    words = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{free_port()}", "-o", f"log.dirs={tmp_path / 'data'}"]
+    line = refused("-o", "node.id=7", *words, cwd=tmp_path)
+    assert str(tmp_path / "data") in line
+    assert "7" in line
