@@ -1,7 +1,7 @@
 """Messages as Kafka 4.3.1 itself wrote them: the records of its metadata log and of `__consumer_offsets`.
 
 `tests/golden/messages_by_kafka.jsonl` holds one message a line: its name, the version, the bytes made by Kafka's
-generated class, and the fields as Kafka's JSON converter shows them. kio, which covers requests and responses, lacks these.
+generated class, and the fields as Kafka's JSON converter shows them. kio has the requests and responses, but not these.
 """
 
 from __future__ import annotations
