@@ -71,6 +71,15 @@ def convert_synonym(text: str, factor: int) -> str:
     return text if factor == 1 or text.strip() == "-1" else str(int(text) * factor)
 
 
+def topic_config_problem(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> str | None:
+    """What `validate_topic_config` refuses, as text; None for a config that can be used."""
+    try:
+        validate_topic_config(overrides, defaults)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 def validate_topic_config(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> None:
     """Refuse unknown names, wrong values and contradictions. Raises `ConfigError` (Kafka's LogConfig.validate).
 

@@ -8,8 +8,11 @@ socket and knows no connection: order, framing and encoding belong to `dispatch`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from tidelog.broker.producer_ids import ProducerIds
+from tidelog.broker.topic_creation import TopicCreation
 
 if TYPE_CHECKING:
     import random
@@ -84,3 +87,9 @@ class Services:
     controller: Controller
     groups: GroupCoordinatorService
     rng: random.Random
+    producer_ids: ProducerIds = field(init=False)
+    topic_creation: TopicCreation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.producer_ids = ProducerIds(lambda: self.controller.allocate_producer_ids(self.node_id))
+        self.topic_creation = TopicCreation(self.config, self.controller)

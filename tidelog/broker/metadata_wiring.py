@@ -1,12 +1,11 @@
-"""From a node's configuration to what the controller and the metadata log want: values only, for `node.py` to put together."""
+"""From a node's configuration to what the controller and the metadata log want: values for `node.py` to join."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.broker.config_definitions import validate_topic_config
-from tidelog.broker.config_definitions_types import ConfigError
+from tidelog.broker.config_definitions import topic_config_problem
 from tidelog.replication.controller.image import EndpointImage
 from tidelog.replication.controller.registration import SUPPORTED_FEATURES, BrokerRegistration
 from tidelog.replication.controller.state import ControllerSettings
@@ -21,17 +20,10 @@ _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL"
 def controller_settings(config: NodeConfig) -> ControllerSettings:
     defaults = config.topic_defaults()
 
-    def problem(topic_config: Mapping[str, str]) -> str | None:
-        try:
-            validate_topic_config(topic_config, defaults)
-        except ConfigError as error:
-            return str(error)
-        return None
-
     return ControllerSettings(
         default_partition_count=config.integer("num.partitions"),
         default_replication_factor=config.integer("default.replication.factor"),
-        topic_config_problem=problem,
+        topic_config_problem=lambda topic_config: topic_config_problem(topic_config, defaults),
     )
 
 

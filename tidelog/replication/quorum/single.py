@@ -1,9 +1,9 @@
 """A quorum of one: this node alone writes the metadata log, so what it has synced is committed.
 
 Reads back what a log directory holds (the newest snapshot, then the log behind it), starts a new epoch with a
-LeaderChange record, appends batches of record values. Epochs, files and control records are Kafka's: a Kafka node of the
-same id can take the directory over, and the reverse. What the values mean is the controller's. Synchronous: the caller
-decides on which thread a sync runs.
+LeaderChange record, appends batches of record values. Epochs, files and control records are Kafka's: a Kafka node of
+the same id can take the directory over, and the reverse. What the values mean is the controller's. Synchronous: the
+caller decides on which thread a sync runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from tidelog.replication.quorum.snapshot import (
 )
 from tidelog.replication.quorum.vote_store import QuorumState, VoteStore
 from tidelog.storage.disk import Disk
-from tidelog.storage.log import ColdRead, PartitionLog
+from tidelog.storage.log import PartitionLog
+from tidelog.storage.reader import ColdRead
 
 READ_BYTES = 4 * 1024 * 1024
 

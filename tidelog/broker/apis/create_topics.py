@@ -1,0 +1,88 @@
+"""CreateTopics (key 19, versions 2-7): topics by counts or by explicit assignment, with configs; or only validated.
+
+What is allowed is the controller's to say; here names given twice and the metadata topic are refused, and each created
+topic's configs are shown as they are in effect.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.config_definitions import TOPIC
+from tidelog.broker.config_definitions_types import INTERNAL
+from tidelog.broker.config_entries import TOPIC_SOURCE, canonical_text, effective_topic_source
+from tidelog.broker.context import RequestContext, Services
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tidelog.replication.controller.state import CreatedTopic, NewTopic
+from tidelog.replication.controller.topic_names import METADATA_TOPIC
+
+REQUEST = CreateTopicsRequest
+
+
+async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    names = [topic.name for topic in request.topics]
+    twice = {name for name in names if names.count(name) > 1} if len(set(names)) != len(names) else set()
+    wanted = [topic for topic in request.topics if topic.name not in twice and topic.name != METADATA_TOPIC]
+    outcomes = await services.controller.create_topics(
+        [_new_topic(topic) for topic in wanted],
+        validate_only=request.validate_only,
+        timeout_ms=request.timeout_ms,
+    )
+    results: list[CreatableTopicResult] = []
+    for name in dict.fromkeys(names):
+        if name in twice:
+            results.append(_refused(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")))
+        elif name == METADATA_TOPIC:
+            message = f"Creation of internal topic {METADATA_TOPIC} is prohibited."
+            results.append(_refused(name, KafkaError(ErrorCode.INVALID_REQUEST, message)))
+        else:
+            outcome = outcomes[name]
+            if isinstance(outcome, KafkaError):
+                results.append(_refused(name, outcome))
+            else:
+                results.append(_created(services, outcome))
+    return CreateTopicsResponse(topics=results)
+
+
+def _new_topic(topic: CreatableTopic) -> NewTopic:
+    return NewTopic(
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
+        [(config.name, config.value) for config in topic.configs],
+    )
+
+
+def _created(services: Services, topic: CreatedTopic) -> CreatableTopicResult:
+    config = services.config
+    layers = services.image().broker_config_layers(services.node_id)
+    configs: list[CreatableTopicConfigs] = []
+    for name, definition in TOPIC.items():
+        text = topic.configs.get(name)
+        if text is None and definition.update_mode == INTERNAL:
+            continue
+        value = config.topic_default(name, layers) if text is None else text
+        source = effective_topic_source(config, layers, name) if text is None else TOPIC_SOURCE
+        configs.append(CreatableTopicConfigs(name=name, value=canonical_text(definition, value), config_source=source))
+    return CreatableTopicResult(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        error_message=None,
+        num_partitions=topic.partition_count,
+        replication_factor=topic.replication_factor,
+        configs=configs,
+    )
+
+
+def _refused(name: str, error: KafkaError) -> CreatableTopicResult:
+    return CreatableTopicResult(name=name, error_code=error.code, error_message=error.message)
+
+
+def refuse(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:
+    return CreateTopicsResponse(topics=[_refused(topic.name, error) for topic in request.topics])

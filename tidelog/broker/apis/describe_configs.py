@@ -1,0 +1,144 @@
+"""DescribeConfigs (key 32, versions 1-4): every config of topics, brokers, loggers, groups and metrics subscriptions.
+
+All keys with value, source, synonyms, type and documentation when asked; sensitive values never. One broker describes
+only itself and the cluster's defaults (empty name), as in Kafka.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from tidelog.broker.config_definitions_types import STRING
+from tidelog.broker.config_entries import (
+    BROKER_LOGGER_SOURCE,
+    CLIENT_METRICS_SOURCE,
+    ConfigEntry,
+    broker_entries,
+    cluster_entries,
+    group_entries,
+    topic_entries,
+)
+from tidelog.broker.context import RequestContext, Services
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from tidelog.replication.controller.image import (
+    BROKER_LOGGER_RESOURCE,
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+)
+from tidelog.replication.controller.topic_names import topic_name_problem
+
+REQUEST = DescribeConfigsRequest
+
+
+def handle(services: Services, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(results=[_describe(services, request, resource) for resource in request.resources])
+
+
+def _describe(
+    services: Services, request: DescribeConfigsRequest, resource: DescribeConfigsResource
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(
+        error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
+    )
+    wanted = set(resource.configuration_keys) if resource.configuration_keys else None
+    try:
+        for entry in _entries(services, resource):
+            if wanted is None or entry.name in wanted:
+                result.configs.append(_shown(entry, request))
+    except KafkaError as error:
+        result.error_code, result.error_message, result.configs = error.code, error.message, []
+    return result
+
+
+def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[ConfigEntry]:
+    kind, name = resource.resource_type, resource.resource_name
+    image, config = services.image(), services.config
+    layers = image.broker_config_layers(services.node_id)
+    if kind == TOPIC_RESOURCE:
+        problem = topic_name_problem(name)
+        if problem is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        if name not in image.topics_by_name:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return topic_entries(config, layers, image.topic_config(name))
+    if kind == BROKER_RESOURCE:
+        if not name:
+            return cluster_entries(layers)
+        _check_broker(services, name, f"{services.node_id} or empty string")
+        return broker_entries(config, layers)
+    if kind == BROKER_LOGGER_RESOURCE:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+        _check_broker(services, name, str(services.node_id))
+        return _loggers()
+    if kind == GROUP_RESOURCE:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+        return group_entries(config, layers, image.configs.get((GROUP_RESOURCE, name), {}))
+    if kind == CLIENT_METRICS_RESOURCE:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
+        found = image.configs.get((CLIENT_METRICS_RESOURCE, name), {})
+        return (
+            ConfigEntry(key, value, CLIENT_METRICS_SOURCE, False, False, STRING, "", []) for key, value in found.items()
+        )
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
+
+
+def _check_broker(services: Services, name: str, expected: str) -> None:
+    try:
+        broker_id = int(name)
+    except ValueError:
+        message = f"Broker id must be an integer, but it is: {name}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message) from None
+    if broker_id != services.node_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {expected}, but received {name}")
+
+
+def _loggers() -> Iterator[ConfigEntry]:
+    """Our loggers and the root, with the levels they effectively have."""
+    names = sorted(name for name in logging.root.manager.loggerDict if name.split(".")[0] == "tidelog")
+    for name in ("root", *names):
+        level = logging.getLevelName(logging.getLogger(None if name == "root" else name).getEffectiveLevel())
+        yield ConfigEntry(name, level, BROKER_LOGGER_SOURCE, False, False, STRING, "", [])
+
+
+def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        is_sensitive=entry.sensitive,
+        synonyms=[
+            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            for synonym in (entry.synonyms if request.include_synonyms else ())
+        ],
+        config_type=entry.type,
+        documentation=entry.documentation if request.include_documentation else None,
+    )
+
+
+def refuse(request: DescribeConfigsRequest, error: KafkaError, version: int) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(
+        results=[
+            DescribeConfigsResult(
+                error_code=error.code,
+                error_message=error.message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ]
+    )

@@ -1,0 +1,158 @@
+"""Metadata (key 3, versions 0-13): brokers, topics, who leads each partition; creates unknown topics when allowed.
+
+A topic just created is answered UNKNOWN_TOPIC_OR_PARTITION, as Kafka does: clients ask again at once. Topics asked by
+id (versions 12 on) are never created. Order: as asked, or by name for all topics.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker import authorized_operations
+from tidelog.broker.cluster_view import broker_endpoint, cluster_controller, reachable_brokers
+from tidelog.broker.context import RequestContext, Services
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tidelog.protocol.uuids import LOST_DIRECTORY, ZERO_UUID
+from tidelog.replication.controller.image import (
+    INTERNAL_TOPICS,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from tidelog.replication.controller.topic_names import topic_name_problem
+
+REQUEST = MetadataRequest
+
+TOPIC_IDS_FROM = 12
+LISTENER_NOT_FOUND_FROM = 6
+OPERATIONS_FROM = 8
+CLUSTER_OPERATIONS_TO = 10
+
+
+def handle(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    version = context.api_version
+    image = services.image()
+    if request.topics is None or (version == 0 and not request.topics):
+        topics = [_known(image, topic, context) for _, topic in sorted(image.topics_by_name.items())]
+    else:
+        topics = _requested(services, context, request, image)
+    if version >= OPERATIONS_FROM and request.include_topic_authorized_operations:
+        for topic in topics:
+            topic.topic_authorized_operations = authorized_operations.TOPIC
+    response = MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
+            for broker, endpoint in reachable_brokers(image, context.listener_name)
+        ],
+        cluster_id=services.cluster_id,
+        controller_id=cluster_controller(image, services.node_id),
+        topics=topics,
+    )
+    if OPERATIONS_FROM <= version <= CLUSTER_OPERATIONS_TO and request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = authorized_operations.CLUSTER
+    return response
+
+
+def _requested(
+    services: Services, context: RequestContext, request: MetadataRequest, image: MetadataImage
+) -> list[MetadataResponseTopic]:
+    assert request.topics is not None
+    if context.api_version < TOPIC_IDS_FROM:
+        for asked in request.topics:
+            if asked.name is None:
+                message = f"Topic name can not be null for version {context.api_version}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+            if asked.topic_id != ZERO_UUID:
+                message = f"Topic IDs are not supported in requests for version {context.api_version}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    ids = dict.fromkeys(asked.topic_id for asked in request.topics if asked.topic_id != ZERO_UUID)
+    if ids:
+        return [_by_id(image, topic_id, context) for topic_id in ids]
+    topics: list[MetadataResponseTopic] = []
+    missing: list[str] = []
+    for name in dict.fromkeys(asked.name for asked in request.topics if asked.name is not None):
+        topic = image.topics_by_name.get(name)
+        if topic is not None:
+            topics.append(_known(image, topic, context))
+            continue
+        if topic_name_problem(name) is None:
+            missing.append(name)
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION
+        topics.append(MetadataResponseTopic(error_code=error, name=name, is_internal=name in INTERNAL_TOPICS))
+    if missing and request.allow_auto_topic_creation and services.config.flag("auto.create.topics.enable"):
+        services.topic_creation.start(missing)
+    return topics
+
+
+def _by_id(image: MetadataImage, topic_id: bytes, context: RequestContext) -> MetadataResponseTopic:
+    topic = image.topics_by_id.get(topic_id)
+    if topic is None:
+        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id)
+    return _known(image, topic, context)
+
+
+def _known(image: MetadataImage, topic: TopicImage, context: RequestContext) -> MetadataResponseTopic:
+    version, listener = context.api_version, context.listener_name
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=[
+            _partition(image, index, partition, version, listener)
+            for index, partition in sorted(topic.partitions.items())
+        ],
+    )
+
+
+def _partition(
+    image: MetadataImage, index: int, partition: PartitionImage, version: int, listener: str
+) -> MetadataResponsePartition:
+    brokers = image.brokers
+    offline = [
+        replica
+        for replica, directory in zip(partition.replicas, partition.directories)
+        if replica not in brokers or brokers[replica].fenced or directory == LOST_DIRECTORY
+    ]
+    leader = partition.leader
+    error = ErrorCode.NONE
+    if broker_endpoint(image, leader, listener) is None:
+        leader_is_up = leader in brokers and not brokers[leader].fenced
+        leader = -1
+        error = ErrorCode.LEADER_NOT_AVAILABLE
+        if leader_is_up and version >= LISTENER_NOT_FOUND_FROM:
+            error = ErrorCode.LISTENER_NOT_FOUND
+    elif version == 0 and offline:
+        # Version 0 has no place for offline replicas: they are left out, and their lack is an error.
+        error = ErrorCode.REPLICA_NOT_AVAILABLE
+    replicas, isr = list(partition.replicas), list(partition.isr)
+    if version == 0:
+        replicas = [replica for replica in replicas if replica not in offline]
+        isr = [replica for replica in isr if replica not in offline]
+    return MetadataResponsePartition(
+        error_code=error,
+        partition_index=index,
+        leader_id=leader,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=replicas,
+        isr_nodes=isr,
+        offline_replicas=offline,
+    )
+
+
+def refuse(request: MetadataRequest, error: KafkaError, version: int) -> MetadataResponse:
+    topics = [
+        MetadataResponseTopic(
+            error_code=error.code,
+            name=topic.name if topic.name is not None or version >= TOPIC_IDS_FROM else "",
+            topic_id=topic.topic_id,
+        )
+        for topic in request.topics or ()
+    ]
+    return MetadataResponse(topics=topics, error_code=error.code)

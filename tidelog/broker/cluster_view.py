@@ -1,0 +1,34 @@
+"""The metadata image as clients of one listener see it: which brokers they reach, who the controller is. Pure."""
+
+from __future__ import annotations
+
+from tidelog.replication.controller.image import BrokerImage, EndpointImage, MetadataImage
+
+
+def reachable_brokers(
+    image: MetadataImage, listener_name: str, *, include_fenced: bool = False
+) -> list[tuple[BrokerImage, EndpointImage]]:
+    """Brokers that have this listener, in order of id."""
+    return [
+        (broker, broker.endpoints[listener_name])
+        for _, broker in sorted(image.brokers.items())
+        if listener_name in broker.endpoints and (include_fenced or not broker.fenced)
+    ]
+
+
+def broker_endpoint(image: MetadataImage, node_id: int, listener_name: str) -> EndpointImage | None:
+    """Where to reach a broker that is not fenced; None if it is, or lacks the listener."""
+    broker = image.brokers.get(node_id)
+    return None if broker is None or broker.fenced else broker.endpoints.get(listener_name)
+
+
+def cluster_controller(image: MetadataImage, own_id: int) -> int:
+    """The id clients are told to send administrative requests to: a broker, never a lone controller (KIP-631).
+
+    Kafka names any living broker, which forwards; naming the controller's own, where it is one, saves that step.
+    """
+    for node_id in (image.controller_id, own_id, *sorted(image.brokers)):
+        broker = image.brokers.get(node_id)
+        if broker is not None and not broker.fenced:
+            return node_id
+    return -1

@@ -1,0 +1,91 @@
+"""Topics created because somebody asked for them: unknown names in Metadata, the coordinators' internal topics.
+
+One creation per name is under way at a time, and not more than a bounded number of them. Which settings an internal
+topic gets is Kafka's (AutoTopicCreationManager).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.errors import KafkaError
+from tidelog.replication.controller.state import NewTopic
+
+if TYPE_CHECKING:
+    from tidelog.broker.config import NodeConfig
+    from tidelog.replication.controller.controller import Controller
+
+log = logging.getLogger("tidelog.topics")
+
+GROUP_TOPIC = "__consumer_offsets"
+TRANSACTION_TOPIC = "__transaction_state"
+CREATIONS_MAX = 10_000
+
+
+class TopicCreation:
+    def __init__(self, config: NodeConfig, controller: Controller) -> None:
+        self._config = config
+        self._controller = controller
+        self._under_way: dict[str, asyncio.Task[KafkaError | None]] = {}
+
+    def start(self, names: Iterable[str]) -> None:
+        """Create these topics, soon. Names already under way, or beyond the bound, are left for a later request."""
+        for name in names:
+            if name not in self._under_way and len(self._under_way) < CREATIONS_MAX:
+                task = asyncio.get_running_loop().create_task(self._create(name), name=f"create topic {name}")
+                self._under_way[name] = task
+
+    async def ensure(self, name: str) -> None:
+        """Create one topic and wait until it is there. Raises the KafkaError of the attempt."""
+        self.start([name])
+        task = self._under_way.get(name)
+        error = await asyncio.shield(task) if task is not None else None
+        if error is not None:
+            raise error
+
+    async def _create(self, name: str) -> KafkaError | None:
+        error: KafkaError | None = None
+        try:
+            outcome = (await self._controller.create_topics([self._topic(name)]))[name]
+            if isinstance(outcome, KafkaError):
+                error = outcome
+        except KafkaError as refused:
+            error = refused
+        finally:
+            del self._under_way[name]
+        if error is None:
+            log.info("created topic %s on demand", name)
+        else:
+            log.warning("could not create topic %s on demand: %s", name, error)
+        return error
+
+    def _topic(self, name: str) -> NewTopic:
+        config = self._config
+        if name == GROUP_TOPIC:
+            return NewTopic(
+                name,
+                config.integer("offsets.topic.num.partitions"),
+                config.integer("offsets.topic.replication.factor"),
+                configs=(
+                    ("cleanup.policy", "compact"),
+                    ("compression.type", "producer"),
+                    ("segment.bytes", str(config.integer("offsets.topic.segment.bytes"))),
+                ),
+            )
+        if name == TRANSACTION_TOPIC:
+            return NewTopic(
+                name,
+                config.integer("transaction.state.log.num.partitions"),
+                config.integer("transaction.state.log.replication.factor"),
+                configs=(
+                    ("cleanup.policy", "compact"),
+                    ("compression.type", "uncompressed"),
+                    ("min.insync.replicas", str(config.integer("transaction.state.log.min.isr"))),
+                    ("segment.bytes", str(config.integer("transaction.state.log.segment.bytes"))),
+                    ("unclean.leader.election.enable", "false"),
+                ),
+            )
+        return NewTopic(name)
