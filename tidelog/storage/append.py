@@ -1,0 +1,276 @@
+"""What a batch must be to enter the log, and what is stamped into it: checks, offsets, epoch, log-append time.
+
+Pure: batches and limits go in, checked and stamped batches come out; `log.py` writes them. Sequence numbers are the
+business of `producer_state.py`. The rules are those of Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator,
+with one deliberate difference: the records inside a batch are looked at only where a topic's settings need it
+(compacted topics, a limit on old timestamps, recompression), because decoding every record in Python would cost more
+than everything else together. The CRC already vouches for the bytes.
+"""
+
+from __future__ import annotations
+
+from struct import error as StructError
+from typing import Final
+
+from tidelog.protocol.crc import crc32c
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import (
+    ATTRIBUTES_OFFSET,
+    COMPRESSION_MASK,
+    CONTROL_FLAG,
+    HEADER,
+    LOG_APPEND_TIME_FLAG,
+    LOG_OVERHEAD,
+    MAGIC,
+    MIN_BATCH_LENGTH,
+    NO_TIMESTAMP,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    CorruptRecord,
+    check_crc,
+    check_magic,
+    read_header,
+    stamp,
+    stamp_log_append_time,
+)
+from tidelog.protocol.records import decode_batch, encode_batch
+from tidelog.storage.log_config import INT64_MAX, LogConfig
+
+NO_APPEND_TIME: Final = -1
+_MAX_COMPRESSION: Final = 4
+_CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+_AS_PRODUCED: Final = -1
+
+Batch = tuple[int, int, int, int, int, int, int, int, int, int]
+"""An admitted batch: position in the buffer, size in bytes, base offset, last offset, maximum timestamp, attributes,
+producer id, producer epoch, base sequence, leader epoch. A plain tuple, because one is made for every produce."""
+
+
+class AppendInfo:
+    """Where an append landed. `duplicate`: it repeats a batch, and these are the first one's offsets."""
+
+    __slots__ = ("duplicate", "first_offset", "last_offset", "log_append_time_ms", "log_start_offset")
+
+    def __init__(
+        self, first_offset: int, last_offset: int, log_append_time_ms: int, log_start_offset: int, duplicate: bool
+    ) -> None:
+        self.first_offset = first_offset
+        self.last_offset = last_offset
+        self.log_append_time_ms = log_append_time_ms
+        self.log_start_offset = log_start_offset
+        self.duplicate = duplicate
+
+    def __repr__(self) -> str:
+        return (
+            f"AppendInfo(first_offset={self.first_offset}, last_offset={self.last_offset}, "
+            f"log_append_time_ms={self.log_append_time_ms}, duplicate={self.duplicate})"
+        )
+
+
+class AppendRules:
+    """The limits of one log's configuration, laid out for the append path."""
+
+    __slots__ = (
+        "after_max_ms",
+        "before_max_ms",
+        "checks_keys",
+        "codec",
+        "level",
+        "looks_inside",
+        "max_message_bytes",
+        "stamps_append_time",
+    )
+
+    def __init__(self, config: LogConfig) -> None:
+        self.max_message_bytes = config.max_message_bytes
+        self.after_max_ms = config.message_timestamp_after_max_ms
+        self.before_max_ms = config.message_timestamp_before_max_ms
+        self.stamps_append_time = config.stamps_append_time
+        self.checks_keys = config.is_compacted
+        self.codec = _CODECS.get(config.compression_type, _AS_PRODUCED)
+        self.level = {
+            1: config.compression_gzip_level,
+            3: config.compression_lz4_level,
+            4: config.compression_zstd_level,
+        }.get(self.codec)
+        limits_age = self.before_max_ms != INT64_MAX and not self.stamps_append_time
+        self.looks_inside = self.checks_keys or limits_age or self.codec != _AS_PRODUCED
+
+
+_unpack = HEADER.unpack_from
+_crc32c = crc32c
+
+
+def admit(
+    batches: memoryview, next_offset: int, leader_epoch: int, now_ms: int, rules: AppendRules, from_client: bool
+) -> tuple[bytearray | memoryview, list[Batch]]:
+    """Check the batches, give them offsets from `next_offset` on and the epoch, in place.
+
+    Returns the bytes to write (the given ones unless the topic recompresses) and one tuple per batch. `batches` must be
+    writable. Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP, MESSAGE_TOO_LARGE,
+    UNSUPPORTED_COMPRESSION_TYPE. Bytes of a refused buffer may have been stamped.
+    """
+    size = len(batches)
+    position = 0
+    admitted: list[Batch] = []
+    while position < size:
+        try:
+            fields = _unpack(batches, position)
+        except StructError:
+            read_header(batches, position)  # refuses with the reason
+            raise
+        (
+            base_offset, length, _, magic, crc, attributes, last_delta, _, max_timestamp, producer_id, producer_epoch,
+            base_sequence, count,
+        ) = fields  # fmt: skip
+        end = position + length + LOG_OVERHEAD
+        if magic != MAGIC or length < MIN_BATCH_LENGTH or end > size:
+            _refuse_frame(batches, position)
+        if length + LOG_OVERHEAD > rules.max_message_bytes:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a batch of {length + LOG_OVERHEAD} bytes is above max.message.bytes, {rules.max_message_bytes}",
+            )
+        if _crc32c(batches[position + ATTRIBUTES_OFFSET : end]) != crc:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the stored CRC {crc} is not that of the batch")
+        if last_delta + 1 != count or count <= 0:
+            _refuse_count(last_delta, count, from_client)
+        if from_client:
+            if base_offset or attributes & CONTROL_FLAG or position or (producer_id >= 0 and base_sequence < 0):
+                _refuse_client_batch(base_offset, attributes, position, producer_id, base_sequence)
+            if attributes & COMPRESSION_MASK > _MAX_COMPRESSION:
+                raise KafkaError(
+                    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {attributes & COMPRESSION_MASK} is unknown"
+                )
+            if rules.looks_inside:
+                batches = _look_inside(batches, BatchHeader._make(fields), now_ms, rules)
+                return _admit_rewritten(batches, next_offset, leader_epoch, now_ms, rules)
+        if rules.stamps_append_time:
+            header = stamp_log_append_time(batches, position, BatchHeader._make(fields), now_ms)
+            max_timestamp, attributes = now_ms, header.attributes
+        elif from_client and (max_timestamp > now_ms + rules.after_max_ms or attributes & LOG_APPEND_TIME_FLAG):
+            _refuse_timestamp(max_timestamp, attributes, now_ms, rules)
+        stamp(batches, position, next_offset, leader_epoch)
+        last_offset = next_offset + last_delta
+        admitted.append(
+            (position, length + LOG_OVERHEAD, next_offset, last_offset, max_timestamp, attributes, producer_id,
+             producer_epoch, base_sequence, leader_epoch)
+        )  # fmt: skip
+        next_offset = last_offset + 1
+        position = end
+    if not admitted:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "no record batch at all")
+    return batches, admitted
+
+
+def admit_replicated(batches: memoryview, next_offset: int) -> list[Batch]:
+    """Check batches fetched from a leader, which carry their offsets already; whole batches only.
+
+    A partial last batch, as a fetch may end in, is left out. Raises CORRUPT_MESSAGE, or OFFSET_OUT_OF_RANGE for a batch
+    below `next_offset` (Kafka's UnexpectedAppendOffsetException).
+    """
+    size = len(batches)
+    position = 0
+    admitted: list[Batch] = []
+    while size - position >= HEADER.size:
+        header = read_header(batches, position)
+        check_magic(header)
+        batch_size = header.size_bytes
+        if position + batch_size > size:
+            break
+        if not check_crc(batches, position, header):
+            raise CorruptRecord(f"the CRC of the batch at offset {header.base_offset} is wrong")
+        if header.base_offset < next_offset or header.last_offset_delta < 0:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"a batch of offset {header.base_offset}, but the log ends at {next_offset}",
+            )
+        admitted.append(as_batch(position, header))
+        next_offset = header.next_offset
+        position += batch_size
+    return admitted
+
+
+def as_batch(position: int, header: BatchHeader) -> Batch:
+    return (
+        position, header.size_bytes, header.base_offset, header.last_offset, header.max_timestamp, header.attributes,
+        header.producer_id, header.producer_epoch, header.base_sequence, header.partition_leader_epoch,
+    )  # fmt: skip
+
+
+def _refuse_frame(batches: memoryview, position: int) -> None:
+    header = read_header(batches, position)
+    check_magic(header)
+    raise CorruptRecord(f"a batch of {header.size_bytes} bytes in {len(batches) - position}")
+
+
+def _refuse_count(last_delta: int, count: int, from_client: bool) -> None:
+    # Batches of our own may be sparse, as compaction leaves them, but never run backwards.
+    if from_client or last_delta < 0 or count < 0:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in a batch of {last_delta + 1} offsets")
+
+
+def _refuse_client_batch(base_offset: int, attributes: int, position: int, producer_id: int, sequence: int) -> None:
+    if base_offset:
+        reason = f"the base offset must be 0, it is {base_offset}"
+    elif attributes & CONTROL_FLAG:
+        reason = "clients may not write control records"
+    elif position:
+        reason = "only one record batch per partition"
+    else:
+        reason = f"sequence {sequence} of producer {producer_id}"
+    raise KafkaError(ErrorCode.INVALID_RECORD, reason)
+
+
+def _refuse_timestamp(max_timestamp: int, attributes: int, now_ms: int, rules: AppendRules) -> None:
+    if attributes & LOG_APPEND_TIME_FLAG:
+        reason = "a producer may not set LogAppendTime"
+    else:
+        reason = f"timestamp {max_timestamp} is outside {now_ms - rules.before_max_ms} .. {now_ms + rules.after_max_ms}"
+    raise KafkaError(ErrorCode.INVALID_TIMESTAMP, reason)
+
+
+def _look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
+    """The checks and rewrites that need the records decoded; returns the batch to append."""
+    if header.size_bytes != len(batches):
+        _refuse_client_batch(0, 0, 1, -1, 0)
+    records = decode_batch(batches, 0, header)
+    if len(records) != header.record_count:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{header.record_count} records announced, {len(records)} found")
+    if rules.checks_keys and any(record.key is None for record in records):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "a compacted topic takes no record without a key")
+    if not rules.stamps_append_time:
+        oldest = now_ms - rules.before_max_ms
+        for record in records:
+            if record.timestamp != NO_TIMESTAMP and record.timestamp < oldest:
+                _refuse_timestamp(record.timestamp, 0, now_ms, rules)
+    if rules.codec == _AS_PRODUCED or rules.codec == header.compression:
+        return batches
+    rebuilt = encode_batch(
+        records,
+        compression=rules.codec,
+        level=rules.level,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=bool(header.attributes & TRANSACTIONAL_FLAG),
+    )
+    if len(rebuilt) > rules.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"a batch of {len(rebuilt)} bytes, recompressed, is above max.message.bytes, {rules.max_message_bytes}",
+        )
+    return memoryview(rebuilt)
+
+
+def _admit_rewritten(
+    batches: memoryview, next_offset: int, leader_epoch: int, now_ms: int, rules: AppendRules
+) -> tuple[bytearray | memoryview, list[Batch]]:
+    header = read_header(batches)
+    if rules.stamps_append_time:
+        header = stamp_log_append_time(batches, 0, header, now_ms)
+    elif header.max_timestamp > now_ms + rules.after_max_ms or header.attributes & LOG_APPEND_TIME_FLAG:
+        _refuse_timestamp(header.max_timestamp, header.attributes, now_ms, rules)
+    stamp(batches, 0, next_offset, leader_epoch)
+    header = header._replace(base_offset=next_offset, partition_leader_epoch=leader_epoch)
+    return batches, [as_batch(0, header)]

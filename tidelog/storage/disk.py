@@ -1,0 +1,353 @@
+"""The Disk port and OsDisk: the only module of the house that touches files.
+
+Everything above speaks in paths, positions and bytes and never sees a descriptor. A simulated disk implements the same
+port in tests/simulation/. Invariant: a descriptor is closed only when no thread can still be using it (see `pin`),
+so a number that the system hands out again is never synced or written by mistake.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, NoReturn, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_NOWAIT_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", 0)
+_WRITE_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_WARM_STEP_BYTES = 512 * 1024
+_COPY_STEP_BYTES = 4 * 1024 * 1024
+
+
+class DirectoryInUse(Exception):
+    """Another process, or another part of this one, holds the lock of a log directory."""
+
+
+class DirectoryEntry(NamedTuple):
+    name: str
+    is_directory: bool
+
+
+class FileMap(Protocol):
+    """A read-only view of a file's first `size_bytes` bytes. Slices of `view` may outlive the map."""
+
+    view: memoryview
+    size_bytes: int
+
+    def close(self) -> bool:
+        """Drop the map; False when slices of it are still held by somebody, in which case it lives until they go."""
+        ...
+
+
+class File(Protocol):
+    """An open file, read and written by position."""
+
+    write_at: Callable[[Buffer, int], int]  # (data, position) -> bytes written, perhaps fewer than given
+
+    def read_at(self, size_bytes: int, position: int) -> bytes:
+        """At most `size_bytes` bytes; fewer only at the end of the file."""
+        ...
+
+    def read_at_nowait(self, size_bytes: int, position: int) -> bytes | None:
+        """The same, or None when it would have to wait for the device."""
+        ...
+
+    def is_warm(self, size_bytes: int, position: int) -> bool:
+        """Whether the range can, as far as cheap probes tell, be read without waiting for the device."""
+        ...
+
+    def size_bytes(self) -> int: ...
+
+    def truncate(self, size_bytes: int) -> None: ...
+
+    def sync(self) -> None:
+        """Data, and what is needed to read it back, reach the device. May be called from any thread while pinned."""
+        ...
+
+    def map(self, size_bytes: int) -> FileMap: ...
+
+    def pin(self) -> None:
+        """Keep the file open although `close` is called, until `unpin`. Both on the owner's thread."""
+        ...
+
+    def unpin(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """What storage needs of a file system. Errors are OSError, as the system gives them."""
+
+    def open(self, path: str, *, create: bool = False) -> File: ...
+
+    def read_file(self, path: str) -> bytes: ...
+
+    def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
+        """Replace the content, not atomically; `sync` before it returns."""
+        ...
+
+    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        """Write the first `size_bytes` of `source` to a new file `target` and sync it."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size_of(self, path: str) -> int: ...
+
+    def modified_ms(self, path: str) -> int: ...
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]: ...
+
+    def make_directory(self, path: str) -> None:
+        """With its parents; no error when it is there."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """No error when it is not there."""
+        ...
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def sync_file(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None:
+        """Creations, renames and removals in the directory reach the device."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Take the lock file at `path` or raise DirectoryInUse."""
+        ...
+
+    def random_bytes(self, count: int) -> bytes: ...
+
+
+class OsFileMap:
+    __slots__ = ("_mmap", "size_bytes", "view")
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self._mmap = mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ)
+        self.view = memoryview(self._mmap)
+        self.size_bytes = size_bytes
+
+    def close(self) -> bool:
+        self.view.release()
+        try:
+            self._mmap.close()
+        except BufferError:
+            return False
+        return True
+
+
+class OsFile:
+    __slots__ = ("_closing", "_descriptor", "_path", "_pins", "write_at")
+
+    write_at: Callable[[Buffer, int], int]
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._path = path
+        self._pins = 0
+        self._closing = False
+        self.write_at = partial(os.pwrite, self._descriptor)
+
+    def read_at(self, size_bytes: int, position: int) -> bytes:
+        data = os.pread(self._descriptor, size_bytes, position)
+        if len(data) == size_bytes or not data:
+            return data
+        parts = [data]
+        missing = size_bytes - len(data)
+        while missing:
+            data = os.pread(self._descriptor, missing, position + size_bytes - missing)
+            if not data:
+                break
+            parts.append(data)
+            missing -= len(data)
+        return b"".join(parts)
+
+    def read_at_nowait(self, size_bytes: int, position: int) -> bytes | None:
+        global _NOWAIT
+        if not _NOWAIT:
+            return self.read_at(size_bytes, position)
+        buffer = bytearray(size_bytes)
+        try:
+            count = os.preadv(self._descriptor, (buffer,), position, _NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in _NOWAIT_UNSUPPORTED:
+                raise
+            _NOWAIT = 0  # this kernel or file system cannot tell; read plainly from now on
+            return self.read_at(size_bytes, position)
+        if count == size_bytes:
+            return bytes(buffer)
+        return bytes(memoryview(buffer)[:count]) if position + count >= self.size_bytes() else None
+
+    def is_warm(self, size_bytes: int, position: int) -> bool:
+        last = position + size_bytes - 1
+        probe = position
+        while True:
+            if self.read_at_nowait(1, probe) is None:
+                return False
+            if probe >= last:
+                return True
+            probe = min(probe + _WARM_STEP_BYTES, last)
+
+    def size_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def map(self, size_bytes: int) -> FileMap:
+        return OsFileMap(self._descriptor, size_bytes)
+
+    def pin(self) -> None:
+        self._pins += 1
+
+    def unpin(self) -> None:
+        self._pins -= 1
+        assert self._pins >= 0, self._path
+        if self._closing and not self._pins:
+            self._close_now()
+
+    def close(self) -> None:
+        self.write_at = _write_to_closed
+        if self._pins:
+            self._closing = True
+        elif self._descriptor >= 0:
+            self._close_now()
+
+    def _close_now(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _write_to_closed(data: Buffer, position: int) -> NoReturn:
+    raise AssertionError("write to a closed file")
+
+
+class OsLock:
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class OsDisk:
+    """The operating system's files. Linux and other POSIX systems."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        return OsFile(path, os.O_RDWR | (os.O_CREAT if create else 0))
+
+    def read_file(self, path: str) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+
+    def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
+        with open(path, "wb", buffering=0) as file:
+            view = memoryview(data)
+            written = 0
+            while written < len(view):
+                written += file.write(view[written:])
+            if sync:
+                os.fsync(file.fileno())
+
+    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            position = 0
+            while position < size_bytes:
+                data = os.pread(reader, min(_COPY_STEP_BYTES, size_bytes - position), position)
+                if not data:
+                    raise OSError(errno.EIO, "file is shorter than it should be", source)
+                view = memoryview(data)
+                while view:
+                    count = os.pwrite(writer, view, position)
+                    position += count
+                    view = view[count:]
+            os.fsync(writer)
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size_of(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        with os.scandir(path) as entries:
+            return [DirectoryEntry(entry.name, entry.is_dir()) for entry in entries]
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_file(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        self.sync_file(path)
+
+    def lock(self, path: str) -> Lock:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Kafka takes a POSIX record lock, which an open-file-description lock conflicts with; unlike a record lock
+            # of our own it also keeps out a second broker in this process.
+            if _OFD_SETLK:
+                fcntl.fcntl(descriptor, _OFD_SETLK, _WRITE_LOCK_WHOLE_FILE)
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
+                raise DirectoryInUse(path) from None
+            raise
+        return OsLock(descriptor)
+
+    def random_bytes(self, count: int) -> bytes:
+        return os.urandom(count)

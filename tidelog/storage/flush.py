@@ -1,0 +1,179 @@
+"""What of a log is known to be on the device, and the task that makes it more.
+
+Group commit: however many appends arrive while a sync runs, the next one covers them all. The owner's thread decides
+(`begin`, `finish`), any thread runs the task, which only syncs. Invariants: the recovery point moves only after every
+byte below it, the directory entries that lead there and the leader epochs that describe it are on the device; an offset
+that the flush policy covers is never below `committable_offset` before it is.
+"""
+
+from __future__ import annotations
+
+from tidelog.storage.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
+from tidelog.storage.disk import Disk, File
+from tidelog.storage.leader_epochs import LeaderEpochs
+from tidelog.storage.log_config import INT64_MAX
+from tidelog.storage.segment import SUFFIXES, Segment
+from tidelog.storage.segments import Segments
+
+
+class FlushTask:
+    """Everything one flush syncs, fixed on the owner's thread."""
+
+    __slots__ = ("_directories", "_disk", "_epochs", "_files", "_paths", "error", "segments", "target_offset")
+
+    def __init__(self, disk: Disk, target_offset: int) -> None:
+        self._disk = disk
+        self.target_offset = target_offset
+        self.segments: list[tuple[Segment, int]] = []
+        self._files: list[File] = []
+        self._paths: list[str] = []
+        self._directories: list[str] = []
+        self._epochs: tuple[str, bytes] | None = None
+        self.error: OSError | None = None
+
+    def add_segment(self, segment: Segment) -> None:
+        file = segment.file
+        file.pin()
+        self._files.append(file)
+        self.segments.append((segment, segment.size_bytes))
+
+    def add_paths(self, paths: list[str]) -> None:
+        self._paths.extend(paths)
+
+    def add_directories(self, paths: list[str]) -> None:
+        self._directories.extend(paths)
+
+    def set_epochs(self, directory: str, data: bytes) -> None:
+        self._epochs = (directory, data)
+
+    def run(self) -> None:
+        """Sync; may run in any thread, once. A failure is kept for `finish_flush`."""
+        try:
+            if self._epochs is not None:
+                replace_file(self._disk, self._epochs[0], LEADER_EPOCH_FILE, self._epochs[1])
+            for file in self._files:
+                file.sync()
+            for path in self._paths:
+                self._disk.sync_file(path)
+            for directory in self._directories:
+                self._disk.sync_directory(directory)
+        except OSError as error:
+            self.error = error
+
+    def unpin(self) -> None:
+        for file in self._files:
+            file.unpin()
+
+
+class Durability:
+    """The flush state of one log."""
+
+    __slots__ = (
+        "_directories", "_disk", "_paths", "_task", "_truncated_to", "blocked_from", "flush_messages", "is_abandoned",
+        "is_wanted", "last_flush_ms", "recovery_point",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, recovery_point: int, flush_messages: int, now_ms: int) -> None:
+        self._disk = disk
+        self.recovery_point = recovery_point
+        self.flush_messages = flush_messages
+        self.blocked_from = -1
+        """First offset that may not be acknowledged before the next flush, -1: none."""
+        self.is_wanted = False
+        """A flush is wanted though no acknowledgement waits: a segment was rolled, or flush.ms has passed."""
+        self.last_flush_ms = now_ms
+        self._paths: dict[str, None] = {}
+        self._directories: dict[str, None] = {}
+        self._task: FlushTask | None = None
+        self._truncated_to = INT64_MAX
+        self.is_abandoned = False
+
+    @property
+    def flush_at(self) -> int:
+        """The log end offset from which on a flush is due."""
+        return self.recovery_point + self.flush_messages
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None
+
+    def note_append(self, first_offset: int, log_end_offset: int) -> None:
+        """Called for appends that reach `flush_at`."""
+        if self.blocked_from < 0 and log_end_offset - self.recovery_point >= self.flush_messages:
+            self.blocked_from = first_offset
+
+    def is_due(self, log_end_offset: int) -> bool:
+        return self._task is None and (
+            self.blocked_from >= 0 or (self.is_wanted and log_end_offset > self.recovery_point)
+        )
+
+    def is_settled(self, log_end_offset: int) -> bool:
+        """Nothing waits to be synced."""
+        return self.recovery_point >= log_end_offset and not self._paths and not self._directories
+
+    def note_path(self, path: str) -> None:
+        """A small file was written and is to be synced with the next flush."""
+        self._paths[path] = None
+
+    def note_directory(self, path: str) -> None:
+        """Something was created, renamed or removed in the directory."""
+        self._directories[path] = None
+
+    def begin(self, segments: Segments, epochs: LeaderEpochs, log_end_offset: int) -> FlushTask:
+        assert self._task is None, "one flush at a time"
+        task = self._task = FlushTask(self._disk, log_end_offset)
+        self._truncated_to = INT64_MAX
+        for segment in segments.from_offset(self.recovery_point):
+            if segment.synced_bytes < segment.size_bytes:
+                task.add_segment(segment)
+            if segment is not segments.active:
+                segment.seal()
+                task.add_paths([path for path in segment.paths() if not path.endswith(SUFFIXES[0])])
+                self.note_directory(segments.directory)
+        task.add_paths([path for path in self._paths if self._disk.exists(path)])
+        self._paths.clear()
+        task.add_directories(list(self._directories))
+        self._directories.clear()
+        if epochs.is_dirty:
+            task.set_epochs(segments.directory, encode_leader_epochs(epochs))
+            epochs.is_dirty = False
+        return task
+
+    def finish(self, task: FlushTask, log_end_offset: int, now_ms: int | None) -> None:
+        """Take over what the task made durable. OSError when it failed: the log must not be used any more."""
+        task.unpin()
+        if self.is_abandoned:
+            return
+        assert task is self._task
+        self._task = None
+        if task.error is not None:
+            raise task.error
+        if self._truncated_to == INT64_MAX:
+            for segment, size_bytes in task.segments:
+                segment.synced_bytes = max(segment.synced_bytes, size_bytes)
+        self.recovery_point = max(self.recovery_point, min(task.target_offset, self._truncated_to))
+        self.is_wanted = False
+        if now_ms is not None:
+            self.last_flush_ms = now_ms
+        is_due = log_end_offset - self.recovery_point >= self.flush_messages
+        self.blocked_from = self.recovery_point if is_due else -1
+
+    def truncated(self, offset: int) -> bool:
+        """The log now ends at `offset`; True when the recovery point had to go back."""
+        self._truncated_to = min(self._truncated_to, offset)
+        if self.blocked_from >= offset:
+            self.blocked_from = -1
+        if self.recovery_point > offset:
+            self.recovery_point = offset
+            return True
+        return False
+
+    def started_at(self, offset: int) -> None:
+        """The log was emptied and begins at `offset`: there is nothing that is not on the device."""
+        self.recovery_point = offset
+        self.blocked_from = -1
+
+    def abandon(self) -> None:
+        """The log is being deleted; the outcome of a flush that runs no longer matters."""
+        self.is_abandoned = True
+        self._task = None

@@ -1,0 +1,408 @@
+"""PartitionLog: one partition's log, tying segments, producer state, leader epochs and durability together.
+
+It decides nothing itself: batches are judged in `append.py`, sequences in `producer_state.py`, deletion in
+`retention.py`, what is durable in `flush.py`; finding bytes is `reader.py`. Everything runs on the owner's thread,
+except `FlushTask.run` and `ColdRead.warm`. Invariants: log start <= high watermark <= log end; an append either is in
+the log whole, or leaves it as it was; what the caller was told is never taken back except by truncation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, read_header
+from tidelog.storage import lookup, shortening
+from tidelog.storage.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
+from tidelog.storage.disk import Buffer, Disk
+from tidelog.storage.flush import Durability, FlushTask
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.lookup import TimestampOffset
+from tidelog.storage.producer_state import EndMarker, SentBatch
+from tidelog.storage.reader import ColdRead, ReadResult, read_from
+from tidelog.storage.recovery import LoadedLog, aborted, read_marker, rebuild_indexes
+from tidelog.storage.retention import segment_jitter_ms
+from tidelog.storage.segment import LOG_SUFFIX, CorruptIndex, Segment
+from tidelog.storage.transaction_index import AbortedTransaction, CorruptTransactionIndex
+
+_log = logging.getLogger("tidelog.storage")
+
+__all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
+
+
+class CorruptLog(Exception):
+    """The log cannot be used any more; its partition goes offline, the node lives on."""
+
+
+def _nothing() -> None:
+    return None
+
+
+class PartitionLog:
+    """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
+
+    __slots__ = (
+        "_flush_at", "_rules", "_segment_bytes", "clock_ms", "config", "directory", "disk", "durability",
+        "failure", "high_watermark", "jitter_ms", "leader_epochs", "log_end_offset", "log_start_offset", "partition",
+        "producers", "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        loaded: LoadedLog,
+        now_ms: int,
+        *,
+        write_checkpoint: Callable[[], None] = _nothing,
+    ) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = loaded.topic_id
+        self.leader_epochs = loaded.leader_epochs
+        self.segments = loaded.segments
+        self.producers = loaded.producers
+        self.snapshots = loaded.snapshots
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.high_watermark = loaded.log_start_offset
+        self.write_checkpoint = write_checkpoint
+        """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
+        self.failure: str | None = None
+        self.clock_ms = now_ms
+        """Some time not long ago, for deadlines that need no precision."""
+        self.durability = Durability(disk, loaded.recovery_point, config.flush_messages, now_ms)
+        self.durability.note_append(loaded.recovery_point, loaded.log_end_offset)
+        self._flush_at = self.durability.flush_at
+        self.jitter_ms = segment_jitter_ms(config, topic, partition)
+        self.set_config(config)
+
+    def __repr__(self) -> str:
+        return f"PartitionLog({self.topic}-{self.partition}, {self.log_start_offset}..{self.log_end_offset})"
+
+    def set_config(self, config: LogConfig) -> None:
+        """Take over changed settings; an existing segment keeps its index sizes until it is rolled."""
+        self.config = config
+        self._rules = AppendRules(config)
+        self._segment_bytes = config.segment_bytes
+        self.jitter_ms = segment_jitter_ms(config, self.topic, self.partition)
+        self.durability.flush_messages = config.flush_messages
+        self._flush_at = self.durability.flush_at
+        self.segments.active.set_roll_age(config.segment_ms, self.jitter_ms)
+
+    # Sizes and offsets
+
+    @property
+    def size_bytes(self) -> int:
+        return self.segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        return len(self.segments)
+
+    @property
+    def recovery_point(self) -> int:
+        return self.durability.recovery_point
+
+    def set_high_watermark(self, offset: int) -> int:
+        """Move the high watermark, kept within the log; returns what it is now."""
+        high_watermark = max(self.log_start_offset, min(offset, self.log_end_offset))
+        self.high_watermark = high_watermark
+        if self.producers.has_transactions:
+            self.producers.on_high_watermark(high_watermark)
+        return high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """What read_committed may read up to: no open transaction, no unreplicated end of one, lies below it."""
+        unstable = self.producers.first_unstable_offset
+        if unstable < 0 or unstable >= self.high_watermark:
+            return self.high_watermark
+        return max(unstable, self.log_start_offset)
+
+    # Appending
+
+    def append_as_leader(
+        self, batches: memoryview, leader_epoch: int, now_ms: int, *, from_client: bool = True
+    ) -> AppendInfo:
+        """Check, stamp and append with one write. `batches` must be writable; it is stamped in place.
+
+        Raises KafkaError for what is refused, KAFKA_STORAGE_ERROR when the disk refuses, CorruptLog when the log is
+        lost. `from_client` False is for the node's own batches: control batches and several at once are allowed,
+        sequences are not checked.
+        """
+        first_offset = self.log_end_offset
+        data, admitted = admit(batches, first_offset, leader_epoch, now_ms, self._rules, from_client)
+        markers: dict[int, EndMarker] | None = None
+        for batch in admitted:
+            if batch[6] >= 0:
+                if batch[5] & CONTROL_FLAG:
+                    markers = self._markers_of(data, admitted)
+                    for marker in markers.values():
+                        self.producers.check_marker(marker)
+                    continue
+                repeated = self.producers.check(
+                    batch[6], batch[7], batch[8], batch[3] - batch[2], bool(batch[5] & TRANSACTIONAL_FLAG), from_client
+                )
+                if repeated is not None:
+                    return self._repeated(repeated)
+        if leader_epoch != self.leader_epochs.latest and leader_epoch >= 0:
+            self.leader_epochs.assign(leader_epoch, first_offset)
+        self._append(data, admitted, now_ms, markers)
+        append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
+        return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False)
+
+    def append_as_follower(self, batches: memoryview, now_ms: int) -> AppendInfo | None:
+        """Append what the leader sent, offsets and all; None when there is no whole batch in it."""
+        admitted = admit_replicated(batches, self.log_end_offset)
+        if not admitted:
+            return None
+        data = batches[: admitted[-1][0] + admitted[-1][1]]
+        for batch in admitted:
+            if batch[9] > self.leader_epochs.latest:
+                self.leader_epochs.assign(batch[9], batch[2])
+        self._append(data, admitted, now_ms, self._markers_of(data, admitted))
+        return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
+
+    def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:
+        size = len(data)
+        last_offset = admitted[-1][3]
+        max_timestamp = admitted[0][4] if len(admitted) == 1 else max(batch[4] for batch in admitted)
+        segment = self.segments.active
+        if (
+            segment.size_bytes + size > self._segment_bytes
+            or max_timestamp > segment.roll_above_timestamp
+            or now_ms > segment.roll_above_now
+            or last_offset > segment.max_offset
+            or segment.is_full
+        ):
+            segment = self._roll_for(size, admitted[0][2], last_offset, now_ms)
+        try:
+            if self.failure is not None:
+                raise CorruptLog(self.failure)
+            segment.append(data, admitted)
+        except OSError as error:
+            self._after_failed_write(segment, error)
+        producers = self.producers
+        for position, _, first, last, timestamp, attributes, producer_id, epoch, sequence, _ in admitted:
+            if producer_id >= 0:
+                if attributes & CONTROL_FLAG:
+                    self._accept_marker(markers.get(position) if markers else None)
+                else:
+                    is_transactional = bool(attributes & TRANSACTIONAL_FLAG)
+                    producers.accept(producer_id, epoch, sequence, first, last, timestamp, is_transactional)
+        log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
+        if log_end_offset >= self._flush_at:
+            self.durability.note_append(admitted[0][2], log_end_offset)
+
+    def _repeated(self, batch: SentBatch) -> AppendInfo:
+        append_time_ms = batch[4] if self._rules.stamps_append_time else NO_APPEND_TIME
+        return AppendInfo(batch[2], batch[3], append_time_ms, self.log_start_offset, True)
+
+    def _markers_of(self, data: Buffer, admitted: list[Batch]) -> dict[int, EndMarker]:
+        """Position in `data` -> transaction marker."""
+        markers: dict[int, EndMarker] = {}
+        for batch in admitted:
+            if batch[6] >= 0 and batch[5] & CONTROL_FLAG:
+                view = memoryview(data)[batch[0] : batch[0] + batch[1]]
+                marker = read_marker(view, read_header(view))
+                if marker is not None:
+                    markers[batch[0]] = marker
+        return markers
+
+    def _accept_marker(self, marker: EndMarker | None) -> None:
+        completed = self.producers.accept_marker(marker) if marker is not None else None
+        if completed is not None and completed.is_abort:
+            self.segments.active.transaction_index.append(aborted(completed))
+
+    def _after_failed_write(self, segment: Segment, error: OSError) -> None:
+        try:
+            segment.take_back_write()
+        except OSError as second:
+            self.failure = f"{self.directory}: {second} after {error}"
+            raise CorruptLog(self.failure) from error
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}") from error
+
+    def _roll_for(self, size_bytes: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
+        if size_bytes > self._segment_bytes:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE, f"{size_bytes} bytes do not fit a segment of {self._segment_bytes}"
+            )
+        active = self.segments.active
+        if active.size_bytes or last_offset > active.max_offset:
+            return self.roll(now_ms, first_offset)
+        return active
+
+    def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
+        """Begin a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
+        base_offset = max(base_offset, self.log_end_offset)
+        active = self.segments.active
+        if active.size_bytes == 0:
+            if active.base_offset == base_offset:
+                return active
+            self.segments.drop_last(1, now_ms)
+        else:
+            active.seal()
+            if self.config.preallocate:
+                active.trim()
+            self.producers.end_offset = base_offset
+            path = self.snapshots.take(self.producers, sync=False)
+            if path is not None:
+                self.durability.note_path(path)
+        segment = Segment.create(self.disk, self.directory, base_offset, self.config, now_ms, self.jitter_ms)
+        self.segments.add(segment)
+        self.durability.note_directory(self.directory)
+        self.durability.is_wanted = True
+        return segment
+
+    # Reading
+
+    def read(self, offset: int, max_bytes: int, upper_offset: int, *, min_one_batch: bool = True) -> ReadResult:
+        """Whole batches from the one that holds `offset`, stopping before `upper_offset`; empty at the bound.
+
+        At most `max_bytes`, except that the first batch always comes whole if `min_one_batch`. Raises
+        OFFSET_OUT_OF_RANGE, ColdRead (warm it in a thread and ask again), CorruptLog.
+        """
+        if offset < self.log_start_offset or offset > self.log_end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is outside {self.log_start_offset}..{self.log_end_offset}",
+            )
+        if offset >= upper_offset:
+            return ReadResult([], 0, offset)
+        try:
+            return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
+        except CorruptIndex as error:
+            self._mend(error)
+        try:
+            return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
+        except CorruptIndex as error:
+            raise CorruptLog(str(error)) from error
+
+    def _mend(self, error: CorruptIndex) -> None:
+        _log.warning("an index is rebuilt: %s", error)
+        for segment in self.segments:
+            if error.path.startswith(segment.path.removesuffix(LOG_SUFFIX)):
+                rebuild_indexes(segment)
+                if segment is not self.segments.active:
+                    segment.forget_indexes()
+
+    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """Those with records in [from_offset, upper_offset), for a read_committed fetch."""
+        try:
+            return lookup.aborted_between(self.segments, from_offset, upper_offset)
+        except CorruptTransactionIndex as error:
+            raise CorruptLog(str(error)) from error
+
+    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
+        """The first record not older than `timestamp`, wherever the high watermark is; may wait for the device."""
+        return self._mending(lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset))
+
+    def max_timestamp_offset(self) -> TimestampOffset | None:
+        """The first record that has the largest timestamp of the log; may wait for the device."""
+        return self._mending(lambda: lookup.largest(self.segments))
+
+    def _mending(self, ask: Callable[[], TimestampOffset | None]) -> TimestampOffset | None:
+        try:
+            return ask()
+        except CorruptIndex as error:
+            self._mend(error)
+        try:
+            return ask()
+        except CorruptIndex as error:
+            raise CorruptLog(str(error)) from error
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(largest epoch not above `epoch`, its end offset), (-1, -1) when unknown."""
+        return self.leader_epochs.end_offset_for(epoch, self.log_end_offset)
+
+    def assign_epoch(self, leader_epoch: int) -> None:
+        """This node leads from the log end on."""
+        self.leader_epochs.assign(leader_epoch, self.log_end_offset)
+
+    # Durability
+
+    @property
+    def flush_due(self) -> bool:
+        """A flush should begin: acknowledgements wait for it, or it is time. False while one runs."""
+        return self.durability.is_due(self.log_end_offset)
+
+    @property
+    def committable_offset(self) -> int:
+        """The log end, unless flush.messages makes records wait for the device: then the first that waits."""
+        blocked_from = self.durability.blocked_from
+        return self.log_end_offset if blocked_from < 0 else blocked_from
+
+    def begin_flush(self) -> FlushTask:
+        """Fix what is to be synced; then `task.run()` in any thread, then `finish_flush(task)` here."""
+        return self.durability.begin(self.segments, self.leader_epochs, self.log_end_offset)
+
+    def finish_flush(self, task: FlushTask, now_ms: int | None = None) -> None:
+        """Take over what the task synced. Raises CorruptLog when syncing failed: the device cannot be trusted."""
+        try:
+            self.durability.finish(task, self.log_end_offset, now_ms)
+        except OSError as error:
+            self.failure = f"{self.directory}: {error}"
+            raise CorruptLog(self.failure) from error
+        self._flush_at = self.durability.flush_at
+
+    def flush(self) -> None:
+        """Begin, run and finish a flush, waiting for the device."""
+        task = self.begin_flush()
+        task.run()
+        self.finish_flush(task)
+
+    # Shortening (the work is in shortening.py)
+
+    def truncate_to(self, offset: int) -> None:
+        """Make the log end at `offset`, durably; nothing when it already ends at or before it."""
+        shortening.truncate_to(self, offset)
+        self._flush_at = self.durability.flush_at
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Empty the log; the next record has `offset`."""
+        shortening.truncate_fully_and_start_at(self, offset)
+        self._flush_at = self.durability.flush_at
+
+    def delete_records(self, offset: int) -> int:
+        """Move the log start to `offset` (-1: the high watermark), or OFFSET_OUT_OF_RANGE; the new low watermark."""
+        return shortening.delete_records(self, offset)
+
+    def maintain(self, now_ms: int) -> None:
+        """Retention, time-based flushing, forgetting silent producers, removing files whose time has come."""
+        self.clock_ms = now_ms
+        shortening.apply_retention(self, now_ms)
+        self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
+        if now_ms - self.durability.last_flush_ms >= self.config.flush_ms:
+            self.durability.is_wanted = True
+        self.segments.remove_doomed(now_ms)
+
+    def close(self) -> None:
+        """Leave everything on the device, so that a clean start needs no scan."""
+        if self.failure is None:
+            assert not self.durability.is_running, "close during a flush"
+            active = self.segments.active
+            if active.seal():
+                for path in active.paths()[1:]:
+                    self.durability.note_path(path)
+            if self.config.preallocate:
+                active.trim()
+            snapshot = self.snapshots.take(self.producers, sync=False)
+            if snapshot is not None:
+                self.durability.note_path(snapshot)
+                self.durability.note_directory(self.directory)
+            if not self.durability.is_settled(self.log_end_offset) or self.leader_epochs.is_dirty:
+                self.flush()
+        self.segments.release()
+
+    def abandon(self) -> None:
+        """The log is being deleted: give back its files, sync nothing; a flush that runs may still be finished."""
+        self.failure = f"{self.directory} was deleted"
+        self.durability.abandon()
+        self.segments.release()

@@ -1,0 +1,89 @@
+"""The settings of one log, as Kafka names and defaults them (org.apache.kafka.storage.internals.log.LogConfig).
+
+Only what storage itself obeys is here; the table of every topic configuration, with validators and documentation, is
+the broker's. Values arrive validated: text that does not parse is the caller's bug and raises ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+INT64_MAX: Final = 2**63 - 1
+DAY_MS: Final = 24 * 60 * 60 * 1000
+
+_INTEGERS: Final = {
+    "segment.bytes": "segment_bytes",
+    "segment.ms": "segment_ms",
+    "segment.jitter.ms": "segment_jitter_ms",
+    "segment.index.bytes": "segment_index_bytes",
+    "index.interval.bytes": "index_interval_bytes",
+    "retention.ms": "retention_ms",
+    "retention.bytes": "retention_bytes",
+    "file.delete.delay.ms": "file_delete_delay_ms",
+    "flush.messages": "flush_messages",
+    "flush.ms": "flush_ms",
+    "max.message.bytes": "max_message_bytes",
+    "message.timestamp.before.max.ms": "message_timestamp_before_max_ms",
+    "message.timestamp.after.max.ms": "message_timestamp_after_max_ms",
+    "compression.gzip.level": "compression_gzip_level",
+    "compression.lz4.level": "compression_lz4_level",
+    "compression.zstd.level": "compression_zstd_level",
+    "producer.id.expiration.ms": "producer_id_expiration_ms",  # a broker setting in Kafka, passed along
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Sizes in bytes, times in ms; -1 for a retention means without limit."""
+
+    segment_bytes: int = 1024 * 1024 * 1024
+    segment_ms: int = 7 * DAY_MS
+    segment_jitter_ms: int = 0
+    segment_index_bytes: int = 10 * 1024 * 1024
+    index_interval_bytes: int = 4096
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = -1
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = INT64_MAX
+    flush_ms: int = INT64_MAX
+    max_message_bytes: int = 1024 * 1024 + 12
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_before_max_ms: int = INT64_MAX
+    message_timestamp_after_max_ms: int = 60 * 60 * 1000
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    preallocate: bool = False
+    compression_type: str = "producer"
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
+    producer_id_expiration_ms: int = DAY_MS
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def is_deleted_by_age_or_size(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @property
+    def stamps_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+    @classmethod
+    def from_topic_config(cls, values: Mapping[str, str]) -> LogConfig:
+        """Kafka's topic configuration keys ("segment.bytes": "1024", ...) over the defaults; other keys are ignored."""
+        found: dict[str, object] = {field: int(values[key]) for key, field in _INTEGERS.items() if key in values}
+        if "message.timestamp.type" in values:
+            found["message_timestamp_type"] = values["message.timestamp.type"]
+        if "compression.type" in values:
+            found["compression_type"] = values["compression.type"]
+        if "cleanup.policy" in values:
+            found["cleanup_policy"] = frozenset(
+                part.strip() for part in values["cleanup.policy"].split(",") if part.strip()
+            )
+        if "preallocate" in values:
+            found["preallocate"] = values["preallocate"].strip().lower() == "true"
+        return cls(**found)  # type: ignore[arg-type]

@@ -1,0 +1,298 @@
+"""All logs of one log.dir: formatting and locking it, finding its partitions, checkpoints, the clean-shutdown marker.
+
+One instance per directory; which directory a partition goes to is the caller's choice. Invariants: the marker is gone,
+durably, before anything can be written; a segment's files are renamed only after the log start above it is
+checkpointed; a checkpoint never promises what is not on the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Final
+
+from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text, uuid_to_text
+from tidelog.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    HIGH_WATERMARK_FILE,
+    LOG_START_FILE,
+    META_PROPERTIES_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINT_FILE,
+    CorruptCheckpoint,
+    decode_offsets,
+    decode_properties,
+    encode_clean_shutdown,
+    encode_offsets,
+    encode_partition_metadata,
+    encode_properties,
+    read_if_exists,
+    replace_file,
+)
+from tidelog.storage.disk import Disk, Lock
+from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.recovery import Checkpoints, load_log
+from tidelog.storage.retention import segment_jitter_ms
+
+_logger = logging.getLogger("tidelog.storage")
+
+METADATA_TOPIC: Final = "__cluster_metadata"
+LOCK_FILE: Final = ".lock"
+_PARTITION_DIRECTORY: Final = re.compile(r"^(?P<topic>.+)-(?P<partition>\d{1,10})$")
+_DELETE_SUFFIX: Final = "-delete"
+_MAX_NAME_LENGTH: Final = 255
+
+TopicPartition = tuple[str, int]
+
+
+class ForeignDirectory(Exception):
+    """The directory belongs to another cluster or node, or is none of ours; the message is one line."""
+
+
+class LogDirectory:
+    def __init__(self, disk: Disk, path: str, lock: Lock, properties: dict[str, str]) -> None:
+        self._disk = disk
+        self.path = path
+        self._lock = lock
+        self.cluster_id = properties["cluster.id"]
+        self.node_id = int(properties["node.id"])
+        self.directory_id = uuid_from_text(properties["directory.id"])
+        self.logs: dict[TopicPartition, PartitionLog] = {}
+        self.offline: dict[TopicPartition, str] = {}
+        """Partitions that could not be opened, and why."""
+        self.metadata_log: PartitionLog | None = None
+        self._doomed: list[tuple[int, str]] = []
+        self.was_clean = disk.exists(f"{path}/{CLEAN_SHUTDOWN_FILE}")
+        """The last owner closed it properly, so nothing needs to be scanned."""
+        if self.was_clean:
+            disk.remove(f"{path}/{CLEAN_SHUTDOWN_FILE}")
+            disk.sync_directory(path)
+
+    @classmethod
+    def open(cls, disk: Disk, path: str, *, node_id: int, cluster_id: str | None) -> LogDirectory:
+        """Lock the directory and check whose it is; an empty or missing one is formatted.
+
+        `cluster_id` None takes what is there, or invents one. Raises ForeignDirectory, DirectoryInUse, OSError.
+        """
+        disk.make_directory(path)
+        data = read_if_exists(disk, f"{path}/{META_PROPERTIES_FILE}")
+        if data is None:
+            strangers = sorted(e.name for e in disk.list_directory(path) if not _is_harmless(e.name))
+            if strangers:
+                raise ForeignDirectory(
+                    f"{path} is not empty and has no {META_PROPERTIES_FILE}: it holds {strangers[0]}"
+                )
+        lock = disk.lock(f"{path}/{LOCK_FILE}")
+        try:
+            if data is None:
+                properties = _format(disk, path, node_id, cluster_id)
+            else:
+                properties = _read_properties(disk, path, data, node_id, cluster_id)
+            return cls(disk, path, lock, properties)
+        except BaseException:
+            lock.release()
+            raise
+
+    # Logs
+
+    def load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> dict[TopicPartition, PartitionLog]:
+        """Open every partition; those that cannot be opened are in `offline`. `config_for` takes a topic name."""
+        recovery_points = self._read_offsets(RECOVERY_POINT_FILE)
+        log_starts = self._read_offsets(LOG_START_FILE)
+        high_watermarks = self._read_offsets(HIGH_WATERMARK_FILE)
+        for entry in self._disk.list_directory(self.path):
+            if not entry.is_directory:
+                continue
+            if entry.name.endswith(_DELETE_SUFFIX):
+                self._doomed.append((now_ms, f"{self.path}/{entry.name}"))
+                continue
+            key = _parse_name(entry.name)
+            if key is None or key[0] == METADATA_TOPIC:
+                continue
+            checkpoints = Checkpoints(log_starts.get(key, 0), recovery_points.get(key, 0))
+            try:
+                log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms)
+            except (OSError, CorruptLog) as error:
+                _logger.error("%s-%d stays offline: %s", *key, error)
+                self.offline[key] = str(error)
+                continue
+            log.set_high_watermark(high_watermarks.get(key, 0))
+            self.logs[key] = log
+        return dict(self.logs)
+
+    def create_log(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
+        """A new, empty log; durable with its first flush."""
+        key = (topic, partition)
+        assert key not in self.logs, key
+        log = self._create(topic, partition, topic_id, config, now_ms)
+        self.logs[key] = log
+        return log
+
+    def open_metadata_log(self, config: LogConfig, now_ms: int) -> PartitionLog:
+        """`__cluster_metadata-0`, opened or created. After an unclean end it is scanned whole, as Kafka does."""
+        assert self.metadata_log is None
+        if self._disk.exists(f"{self.path}/{METADATA_TOPIC}-0"):
+            log = self._open_log(METADATA_TOPIC, 0, config, Checkpoints(), now_ms)
+        else:
+            log = self._create(METADATA_TOPIC, 0, METADATA_TOPIC_ID, config, now_ms)
+        self.metadata_log = log
+        return log
+
+    def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
+        """Take the log away: its directory is renamed now and removed by `maintain` after file.delete.delay.ms."""
+        log = self.logs.pop((topic, partition))
+        log.abandon()
+        suffix = f"-{partition}.{self._disk.random_bytes(16).hex()}{_DELETE_SUFFIX}"
+        target = f"{self.path}/{topic[: _MAX_NAME_LENGTH - len(suffix)]}{suffix}"
+        self._disk.rename(log.directory, target)
+        self._doomed.append((now_ms + log.config.file_delete_delay_ms, target))
+
+    def _create(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
+        directory = f"{self.path}/{topic}-{partition}"
+        self._disk.make_directory(directory)
+        replace_file(self._disk, directory, PARTITION_METADATA_FILE, encode_partition_metadata(topic_id), sync=False)
+        log = self._open_log(topic, partition, config, Checkpoints(), now_ms)
+        log.durability.note_path(f"{directory}/{PARTITION_METADATA_FILE}")
+        log.durability.note_directory(directory)
+        log.durability.note_directory(self.path)
+        return log
+
+    def _open_log(
+        self, topic: str, partition: int, config: LogConfig, checkpoints: Checkpoints, now_ms: int
+    ) -> PartitionLog:
+        directory = f"{self.path}/{topic}-{partition}"
+        loaded = load_log(
+            self._disk,
+            directory,
+            config,
+            checkpoints,
+            is_clean=self.was_clean,
+            now_ms=now_ms,
+            jitter_ms=segment_jitter_ms(config, topic, partition),
+        )
+        return PartitionLog(
+            self._disk, directory, topic, partition, config, loaded, now_ms, write_checkpoint=self.write_checkpoints
+        )
+
+    # Upkeep
+
+    def write_checkpoints(self) -> None:
+        """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
+        logs = self.logs
+        self._write_offsets(RECOVERY_POINT_FILE, {key: log.recovery_point for key, log in logs.items()})
+        self._write_log_starts()
+        self._write_offsets(HIGH_WATERMARK_FILE, {key: log.high_watermark for key, log in logs.items()})
+
+    def maintain(self, now_ms: int) -> None:
+        """Retention and upkeep of every log, removal of deleted ones."""
+        condemned = False
+        for log in self.logs.values():
+            log.maintain(now_ms)
+            condemned = condemned or bool(log.segments.condemned)
+        if condemned:
+            self._write_log_starts()
+            for log in self.logs.values():
+                log.segments.rename_condemned(log.log_start_offset, now_ms + log.config.file_delete_delay_ms)
+        due = [path for remove_at_ms, path in self._doomed if remove_at_ms <= now_ms]
+        self._doomed = [item for item in self._doomed if item[0] > now_ms]
+        for path in due:
+            self._disk.remove_tree(path)
+
+    def close(self, broker_epoch: int = -1) -> None:
+        """Flush and close every log, write the checkpoints and, if all went well, the clean-shutdown marker."""
+        failed = [key for key, log in self.logs.items() if not _close(log)]
+        if self.metadata_log is not None and not _close(self.metadata_log):
+            failed.append((METADATA_TOPIC, 0))
+        try:
+            self.write_checkpoints()
+            if not failed and not self.offline:
+                data = encode_clean_shutdown(broker_epoch)
+                replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, data)
+        finally:
+            self._lock.release()
+
+    def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
+        data = read_if_exists(self._disk, f"{self.path}/{name}")
+        try:
+            return decode_offsets(data) if data else {}
+        except CorruptCheckpoint as error:
+            _logger.warning("%s/%s is unreadable and taken as empty: %s", self.path, name, error)
+            return {}
+
+    def _write_offsets(self, name: str, offsets: dict[TopicPartition, int]) -> None:
+        replace_file(self._disk, self.path, name, encode_offsets(offsets))
+
+    def _write_log_starts(self) -> None:
+        # As Kafka does, only where the first segment's name does not say it already.
+        starts = {
+            key: log.log_start_offset
+            for key, log in self.logs.items()
+            if log.segments.condemned or log.log_start_offset > log.segments.first.base_offset
+        }
+        self._write_offsets(LOG_START_FILE, starts)
+
+
+def _close(log: PartitionLog) -> bool:
+    try:
+        log.close()
+    except (OSError, CorruptLog) as error:
+        _logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
+        return False
+    return log.failure is None
+
+
+def _is_harmless(name: str) -> bool:
+    return name in (LOCK_FILE, "lost+found") or name.endswith(".tmp")
+
+
+def _parse_name(name: str) -> TopicPartition | None:
+    match = _PARTITION_DIRECTORY.match(name)
+    return (match["topic"], int(match["partition"])) if match else None
+
+
+def _format(disk: Disk, path: str, node_id: int, cluster_id: str | None) -> dict[str, str]:
+    properties = {
+        "version": "1",
+        "cluster.id": cluster_id or uuid_to_text(_random_id(disk)),
+        "node.id": str(node_id),
+        "directory.id": uuid_to_text(_random_id(disk)),
+    }
+    replace_file(disk, path, META_PROPERTIES_FILE, encode_properties(properties))
+    return properties
+
+
+def _read_properties(disk: Disk, path: str, data: bytes, node_id: int, cluster_id: str | None) -> dict[str, str]:
+    where = f"{path}/{META_PROPERTIES_FILE}"
+    try:
+        properties = decode_properties(data)
+    except CorruptCheckpoint as error:
+        raise ForeignDirectory(f"{where} is unreadable: {error}") from None
+    missing = [key for key in ("version", "cluster.id", "node.id") if not properties.get(key)]
+    if missing:
+        raise ForeignDirectory(f"{where} has no {missing[0]}")
+    if properties["version"] != "1":
+        raise ForeignDirectory(f"{where} is of version {properties['version']}, only 1 is known")
+    if properties["node.id"] != str(node_id):
+        raise ForeignDirectory(f"{path} belongs to node {properties['node.id']}, this is node {node_id}")
+    if cluster_id is not None and properties["cluster.id"] != cluster_id:
+        raise ForeignDirectory(f"{path} belongs to cluster {properties['cluster.id']}, this is cluster {cluster_id}")
+    if "directory.id" not in properties:
+        properties["directory.id"] = uuid_to_text(_random_id(disk))
+        replace_file(disk, path, META_PROPERTIES_FILE, encode_properties(properties))
+    try:
+        uuid_from_text(properties["directory.id"])
+    except ValueError as error:
+        raise ForeignDirectory(f"{where}: {error}") from None
+    return properties
+
+
+def _random_id(disk: Disk) -> bytes:
+    """A random id as Kafka makes them: version 4, and never one whose text begins with a dash."""
+    while True:
+        raw = bytearray(disk.random_bytes(16))
+        raw[6] = raw[6] & 0x0F | 0x40
+        raw[8] = raw[8] & 0x3F | 0x80
+        if not uuid_to_text(bytes(raw)).startswith("-"):
+            return bytes(raw)

@@ -1,0 +1,227 @@
+"""Finding batches in a segment and handing them out as they lie, never decoded, never copied when large.
+
+An offset is found in the recent batches held in memory, in the hint a previous read left, or by the floor of the sparse
+index and a walk over batch headers. Small answers are read, large ones are slices of a map of the file. Invariants: an
+answer is whole batches; nothing at or above the bound is in it; a range that would make the caller wait for the device
+raises ColdRead instead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.record_batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
+from tidelog.storage.disk import File
+from tidelog.storage.segment import CorruptIndex, Segment
+from tidelog.storage.segments import Segments
+
+MAP_ABOVE_BYTES: Final = 64 * 1024
+_SURELY_WARM_BYTES: Final = 64 * 1024 * 1024
+_WALK_CHUNK_BYTES: Final = 8 * 1024
+_WARM_CHUNK_BYTES: Final = 1024 * 1024
+_HINTS_MAX: Final = 8
+_WALK: Final = Struct(">qi11xi")  # base offset, batch length, last offset delta
+_walk = _WALK.unpack_from
+
+Region = bytes | memoryview
+
+
+class ReadResult(NamedTuple):
+    """`regions` are bytes to send in order, `size_bytes` their sum, `next_offset` the offset after the last batch."""
+
+    regions: list[Region]
+    size_bytes: int
+    next_offset: int
+
+
+class ColdRead(Exception):
+    """The bytes are not in memory. Run `warm()` in a thread, then ask again."""
+
+    def __init__(self, file: File, position: int, size_bytes: int) -> None:
+        super().__init__(f"{size_bytes} bytes at {position} are not in memory")
+        self._file = file
+        self._position = position
+        self._size_bytes = size_bytes
+
+    def warm(self) -> None:
+        """Read the range, waiting for the device as long as it takes. Errors surface when the caller asks again."""
+        position, end = self._position, self._position + self._size_bytes
+        try:
+            while position < end:
+                data = self._file.read_at(min(_WARM_CHUNK_BYTES, end - position), position)
+                if not data:
+                    return
+                position += len(data)
+        except OSError:
+            return
+
+
+def read(segment: Segment, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
+    """Batches from the one that holds `offset` (or the next) to `upper_offset`, at most `max_bytes`.
+
+    The first batch is returned even when it alone is larger, if `min_one_batch`. Raises ColdRead, CorruptIndex.
+    """
+    size = segment.size_bytes
+    start = position_of(segment, offset)
+    if upper_offset >= segment.next_offset:
+        end, next_offset = size, segment.next_offset
+    else:
+        end, next_offset = position_of(segment, upper_offset), upper_offset
+    if end - start > max_bytes:
+        end, next_offset = _whole_batches(segment, start, end, max_bytes, min_one_batch)
+    length = end - start
+    if length <= 0:
+        return ReadResult([], 0, offset)
+    hints = segment.hints
+    hints[next_offset] = end
+    if len(hints) > _HINTS_MAX:
+        del hints[next(iter(hints))]
+    return ReadResult([_bytes(segment, start, length)], length, next_offset)
+
+
+def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
+    """The same for a whole log: from the segment that holds `offset`, or the first after it that has a batch."""
+    if offset >= upper_offset:
+        return ReadResult([], 0, offset)
+    if offset >= segments.active.base_offset:
+        return read(segments.active, offset, max_bytes, upper_offset, min_one_batch)
+    index = max(0, segments.floor_index(offset))
+    result = read(segments[index], offset, max_bytes, upper_offset, min_one_batch)
+    # A segment whose last offsets were compacted away, or cut, holds nothing at `offset`: go on in the next.
+    while not result.regions and index + 1 < len(segments):
+        index += 1
+        segment = segments[index]
+        if (
+            segment.base_offset >= upper_offset
+            or position_of(segments[index - 1], offset) < segments[index - 1].size_bytes
+        ):
+            break
+        result = read(segment, offset, max_bytes, upper_offset, min_one_batch)
+    return result
+
+
+def _bytes(segment: Segment, start: int, length: int) -> Region:
+    is_warm = start >= segment.warm_from and segment.size_bytes - start <= _SURELY_WARM_BYTES
+    if length > MAP_ABOVE_BYTES:
+        if not is_warm and not segment.file.is_warm(length, start):
+            raise ColdRead(segment.file, start, length)
+        return segment.view(start + length)[start : start + length]
+    data = segment.file.read_at(length, start) if is_warm else segment.file.read_at_nowait(length, start)
+    if data is None:
+        raise ColdRead(segment.file, start, length)
+    if len(data) != length:
+        raise OSError(5, f"{length} bytes at {start} should be there, {len(data)} are", segment.path)
+    return data
+
+
+def position_of(segment: Segment, offset: int) -> int:
+    """Where the batch lies that holds `offset`, or the first one after it; the segment's end past its last batch."""
+    recent = segment.recent_offsets
+    if recent and offset >= recent[0]:
+        if offset >= segment.next_offset:
+            return segment.size_bytes
+        return segment.recent_positions[bisect_right(recent, offset) - 1]
+    position = segment.hints.get(offset)
+    if position is not None:
+        return position
+    if offset <= segment.base_offset:
+        return 0
+    if offset >= segment.next_offset:
+        return segment.size_bytes
+    row = segment.offset_index.floor(offset)
+    start = row[1] if row is not None else 0
+    for position, base_offset, last_offset, _ in walk(segment, start):
+        if row is not None and position == start and last_offset != row[0]:
+            raise CorruptIndex(segment.path, f"the index has offset {row[0]} at {start}, there is {base_offset}")
+        if last_offset >= offset:
+            return position
+    return segment.size_bytes
+
+
+def _whole_batches(segment: Segment, start: int, end: int, max_bytes: int, min_one_batch: bool) -> tuple[int, int]:
+    """(the last batch boundary in (start, start + max_bytes], the offset after it)."""
+    bound = min(end, start + max_bytes)
+    recent = segment.recent_positions
+    if recent and start >= recent[0]:
+        at = bisect_right(recent, bound) - 1
+        if recent[at] > start or not min_one_batch:
+            return recent[at], segment.recent_offsets[at]
+        if at + 1 < len(recent):
+            return recent[at + 1], segment.recent_offsets[at + 1]
+        return segment.size_bytes, segment.next_offset
+    row = segment.offset_index.floor_value(bound)
+    from_position = row[1] if row is not None and row[1] > start else start
+    found, next_offset = start, -1
+    for position, base_offset, last_offset, batch_end in walk(segment, from_position):
+        if position > start and position <= bound and found < position:
+            found, next_offset = position, base_offset
+        if batch_end > bound:
+            if found == start and min_one_batch:
+                return batch_end, last_offset + 1
+            return found, next_offset
+        found, next_offset = batch_end, last_offset + 1
+    return found, next_offset
+
+
+def walk(segment: Segment, position: int, *, wait: bool = False) -> Iterator[tuple[int, int, int, int]]:
+    """(position, base offset, last offset, end position) of each batch from `position` on.
+
+    With `wait` a range that is not in memory is read from the device. Raises ColdRead, CorruptIndex where no batch is.
+    """
+    size = segment.size_bytes
+    file = segment.file
+    chunk, chunk_start = b"", position
+    while position < size:
+        at = position - chunk_start
+        if at < 0 or at + _WALK.size > len(chunk):
+            data = _chunk(segment, file, position, size, wait)
+            chunk, chunk_start, at = data, position, 0
+            if len(chunk) < _WALK.size:
+                raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
+        base_offset, length, last_delta = _walk(chunk, at)
+        end = position + length + LOG_OVERHEAD
+        if length < HEADER_SIZE - LOG_OVERHEAD or end > size or base_offset < segment.base_offset or last_delta < 0:
+            raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
+        yield position, base_offset, base_offset + last_delta, end
+        position = end
+
+
+def _chunk(segment: Segment, file: File, position: int, size: int, wait: bool) -> bytes:
+    length = min(_WALK_CHUNK_BYTES, size - position)
+    if wait or position >= segment.warm_from:
+        return file.read_at(length, position)
+    data = file.read_at_nowait(length, position)
+    if data is None:
+        raise ColdRead(file, position, length)
+    return data
+
+
+def headers(segment: Segment, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch from `position` on, waiting for the device where it must.
+
+    Raises CorruptIndex where no batch is: the caller came by an index, or the segment itself is damaged.
+    """
+    size = segment.size_bytes
+    file = segment.file
+    chunk, chunk_start = b"", position
+    while position < size:
+        at = position - chunk_start
+        if at + HEADER_SIZE > len(chunk):
+            chunk, chunk_start, at = _chunk(segment, file, position, size, True), position, 0
+        try:
+            header = read_header(chunk, at)
+        except KafkaError as error:
+            raise CorruptIndex(segment.path, f"{error.message} at {position} of {size}") from None
+        end = position + header.size_bytes
+        if end > size or header.base_offset < segment.base_offset or header.last_offset_delta < 0:
+            raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
+        yield position, header
+        position = end
+
+
+def batch_at(segment: Segment, position: int, header: BatchHeader) -> bytes:
+    return segment.file.read_at(header.size_bytes, position)

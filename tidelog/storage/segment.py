@@ -1,0 +1,373 @@
+"""One segment: a file of record batches with its two sparse indexes and its index of aborted transactions.
+
+Files are opened when first needed; appending is one write and a few assignments. Finding and handing out batches is
+`reader.py`, scanning after a crash `recovery.py`. Invariants: bytes [0, size_bytes) are whole batches of rising
+offsets; the recent batches held in memory are contiguous in offset; the file is never cut while somebody may hold a
+slice of a map of the cut part (docs/decisions/0003-mmap-reads-and-truncation.md).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tidelog.storage.append import Batch
+from tidelog.storage.disk import Buffer, Disk, File, FileMap
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.retention import roll_limits
+from tidelog.storage.sparse_index import OFFSET_ROW_BYTES, TIME_ROW_BYTES, SparseIndex, offset_index, time_index
+from tidelog.storage.transaction_index import TransactionIndex
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+TRANSACTION_INDEX_SUFFIX: Final = ".txnindex"
+DELETED_SUFFIX: Final = ".deleted"
+SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+
+MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+UNKNOWN: Final = -2
+"""A timestamp that was not looked up yet; -1 is Kafka's "no timestamp"."""
+
+_RECENT_MAX: Final = 128
+_RECENT_DROP: Final = 64
+
+
+class CorruptIndex(Exception):
+    """An index that does not fit its segment, or a segment that does not hold what it should; the index is rebuilt by
+    whoever finds it. `path` is the file."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """Kafka's name: the base offset in 20 digits."""
+    return f"{offset:020d}{suffix}"
+
+
+class Segment:
+    """`next_offset` is the offset after the last batch, `base_offset` while there is none."""
+
+    __slots__ = (
+        "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
+        "base_offset", "bytes_since_index_row", "created_ms", "directory", "first_batch_timestamp", "hints",
+        "index_interval_bytes", "is_full", "jitter_ms", "max_offset", "max_timestamp", "next_offset",
+        "offset_of_max_timestamp", "path", "recent_offsets", "recent_positions", "roll_above_now",
+        "roll_above_timestamp", "segment_ms", "size_bytes", "synced_bytes", "transaction_index", "warm_from",
+        "write_at",
+    )  # fmt: skip
+
+    write_at: Callable[[Buffer, int], int]
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        base_offset: int,
+        config: LogConfig,
+        created_ms: int,
+        *,
+        size_bytes: int = 0,
+        has_transaction_index: bool = False,
+        jitter_ms: int = 0,
+    ) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.base_offset = base_offset
+        self.created_ms = created_ms
+        self.path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
+        self.size_bytes = size_bytes
+        self.synced_bytes = 0
+        self.next_offset = base_offset
+        self.max_offset = base_offset + MAX_RELATIVE_OFFSET
+        self.index_interval_bytes = config.index_interval_bytes
+        self._max_offset_rows = config.segment_index_bytes // OFFSET_ROW_BYTES
+        self._max_time_rows = config.segment_index_bytes // TIME_ROW_BYTES - 1
+        self._offset_index: SparseIndex | None = None
+        self._time_index: SparseIndex | None = None
+        self.transaction_index = TransactionIndex(
+            disk, self.path_of(TRANSACTION_INDEX_SUFFIX), exists=has_transaction_index
+        )
+        self.max_timestamp = UNKNOWN if size_bytes else -1
+        self.offset_of_max_timestamp = base_offset
+        self.first_batch_timestamp = UNKNOWN if size_bytes else -1
+        self.segment_ms, self.jitter_ms = config.segment_ms, jitter_ms
+        self.roll_above_timestamp, self.roll_above_now = roll_limits(-1, created_ms, config.segment_ms, jitter_ms)
+        self.is_full = False
+        self.bytes_since_index_row = 0
+        self.recent_offsets = array("q")
+        self.recent_positions = array("q")
+        self.hints: dict[int, int] = {}
+        self.warm_from = size_bytes
+        self._file: File | None = None
+        self._map: FileMap | None = None
+        self._loose_maps: list[FileMap] = []
+        self.write_at = self._open_and_write
+
+    @classmethod
+    def create(
+        cls, disk: Disk, directory: str, base_offset: int, config: LogConfig, now_ms: int, jitter_ms: int
+    ) -> Segment:
+        """A new, empty segment with its three files."""
+        segment = cls(disk, directory, base_offset, config, now_ms, jitter_ms=jitter_ms)
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, LOG_SUFFIX):
+            disk.write_file(segment.path_of(suffix), b"", sync=False)
+        disk.remove(segment.path_of(TRANSACTION_INDEX_SUFFIX))
+        segment._offset_index = offset_index(disk, segment.path_of(INDEX_SUFFIX), base_offset)
+        segment._time_index = time_index(disk, segment.path_of(TIME_INDEX_SUFFIX), base_offset)
+        if config.preallocate:
+            segment.file.truncate(config.segment_bytes)
+        return segment
+
+    def __repr__(self) -> str:
+        return f"Segment({self.path}, next_offset={self.next_offset}, size_bytes={self.size_bytes})"
+
+    def path_of(self, suffix: str) -> str:
+        return f"{self.directory}/{file_name(self.base_offset, suffix)}"
+
+    # Appending
+
+    def append(self, data: Buffer, batches: Sequence[Batch]) -> None:
+        """Write the batches with one write and index them. OSError leaves the segment as it was, to its knowledge."""
+        position = self.size_bytes
+        size = len(data)
+        written = self.write_at(data, position)
+        if written != size:
+            self._write_rest(memoryview(data), position, written)
+        for _, batch_size, base_offset, last_offset, max_timestamp, _, _, _, _, _ in batches:
+            if max_timestamp > self.max_timestamp:
+                self.max_timestamp = max_timestamp
+                self.offset_of_max_timestamp = last_offset
+            if self.bytes_since_index_row > self.index_interval_bytes:
+                self._index(last_offset, position)
+            elif not position:
+                self.set_first_batch_timestamp(max_timestamp)
+            self.bytes_since_index_row += batch_size
+            recent = self.recent_offsets
+            if base_offset != self.next_offset:
+                self.forget_recent()
+                recent = self.recent_offsets
+            recent.append(base_offset)
+            self.recent_positions.append(position)
+            if len(recent) > _RECENT_MAX:
+                del recent[:_RECENT_DROP], self.recent_positions[:_RECENT_DROP]
+            self.next_offset = last_offset + 1
+            position += batch_size
+        self.size_bytes = position
+
+    def _index(self, last_offset: int, position: int) -> None:
+        offsets, times = self._offset_index, self._time_index
+        assert offsets is not None
+        assert times is not None
+        if not self.is_full:
+            offsets.append(last_offset, position)
+            if self.max_timestamp > times.last_key:
+                times.append(self.max_timestamp, self.offset_of_max_timestamp)
+            self.is_full = offsets.count >= self._max_offset_rows or times.count >= self._max_time_rows
+        self.bytes_since_index_row = 0
+
+    def set_first_batch_timestamp(self, timestamp: int) -> None:
+        self.first_batch_timestamp = timestamp
+        self.roll_above_timestamp, self.roll_above_now = roll_limits(
+            timestamp, self.created_ms, self.segment_ms, self.jitter_ms
+        )
+
+    def set_roll_age(self, segment_ms: int, jitter_ms: int) -> None:
+        self.segment_ms, self.jitter_ms = segment_ms, jitter_ms
+        self.roll_above_timestamp, self.roll_above_now = roll_limits(
+            self.first_batch_timestamp, self.created_ms, segment_ms, jitter_ms
+        )
+
+    def _open_and_write(self, data: Buffer, position: int) -> int:
+        self.load_indexes()
+        self.write_at = self.file.write_at
+        return self.write_at(data, position)
+
+    def _write_rest(self, data: memoryview, position: int, written: int) -> None:
+        while written < len(data):
+            count = self.write_at(data[written:], position + written)
+            if not count:
+                raise OSError(5, "a write made no progress", self.path)
+            written += count
+
+    def take_back_write(self) -> None:
+        """After a failed write: nothing of it may stay behind the end. OSError when even that fails."""
+        self.file.truncate(self.size_bytes)
+        self.file.sync()
+
+    def forget_recent(self) -> None:
+        self.recent_offsets = array("q")
+        self.recent_positions = array("q")
+
+    # Files
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path)
+        return self._file
+
+    def view(self, end: int) -> memoryview:
+        """A map of the file that reaches at least to `end`."""
+        if self._map is None or self._map.size_bytes < end:
+            if self._map is not None:
+                self._loose_maps = [loose for loose in (*self._loose_maps, self._map) if not loose.close()]
+            self._map = self.file.map(self.size_bytes)
+        return self._map.view
+
+    def release(self) -> None:
+        """Give back the descriptor and the maps; they come again when needed."""
+        self._drop_maps()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self.write_at = self._open_and_write
+        for index in (self._offset_index, self._time_index):
+            if index is not None:
+                index.release()
+
+    def _drop_maps(self) -> bool:
+        """True when nobody holds a slice of any map of this file."""
+        if self._map is not None:
+            self._loose_maps.append(self._map)
+            self._map = None
+        self._loose_maps = [loose for loose in self._loose_maps if not loose.close()]
+        return not self._loose_maps
+
+    # Indexes
+
+    @property
+    def offset_index(self) -> SparseIndex:
+        if self._offset_index is None:
+            self.load_indexes()
+        assert self._offset_index is not None
+        return self._offset_index
+
+    @property
+    def time_index(self) -> SparseIndex:
+        if self._time_index is None:
+            self.load_indexes()
+        assert self._time_index is not None
+        return self._time_index
+
+    def load_indexes(self) -> None:
+        """Open both indexes and check that they can belong to this segment; raises CorruptIndex."""
+        if self._offset_index is not None and self._time_index is not None:
+            return
+        counts = []
+        for suffix, row_bytes in ((INDEX_SUFFIX, OFFSET_ROW_BYTES), (TIME_INDEX_SUFFIX, TIME_ROW_BYTES)):
+            path = self.path_of(suffix)
+            try:
+                size = self._disk.size_of(path)
+            except FileNotFoundError:
+                raise CorruptIndex(path, "is missing") from None
+            if size % row_bytes:
+                raise CorruptIndex(path, f"has {size} bytes, no multiple of {row_bytes}")
+            counts.append(size // row_bytes)
+        offsets = offset_index(self._disk, self.path_of(INDEX_SUFFIX), self.base_offset, counts[0])
+        times = time_index(self._disk, self.path_of(TIME_INDEX_SUFFIX), self.base_offset, counts[1])
+        if offsets.count and not (offsets.last_key > self.base_offset and 0 < offsets.last_value < self.size_bytes):
+            raise CorruptIndex(offsets.path, f"ends in {offsets.last_key}, {offsets.last_value}")
+        # A single row of zeros is a record of timestamp 0; two can only be a file that was never written.
+        zeros = times.count > 1 and times.last_key == 0
+        if times.count and (zeros or times.last_key < 0 or times.last_value < self.base_offset or not self.size_bytes):
+            raise CorruptIndex(times.path, f"ends in {times.last_key}, {times.last_value}")
+        self._offset_index, self._time_index = offsets, times
+        self.note_fullness()
+        if self.max_timestamp == UNKNOWN:
+            self.max_timestamp = times.last_key
+            self.offset_of_max_timestamp = times.last_value if times.count else self.base_offset
+
+    def note_fullness(self) -> None:
+        assert self._offset_index is not None
+        assert self._time_index is not None
+        self.is_full = (
+            self._offset_index.count >= self._max_offset_rows or self._time_index.count >= self._max_time_rows
+        )
+
+    def forget_indexes(self) -> None:
+        """Nothing of the indexes stays in memory until they are needed again; they must be in their files."""
+        self.release()
+        self._offset_index = self._time_index = None
+
+    def reset_indexes(self) -> None:
+        """Empty indexes, to be filled by a scan with `note_scanned`."""
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            self._disk.write_file(self.path_of(suffix), b"", sync=False)
+        for index in (self._offset_index, self._time_index):
+            if index is not None:
+                index.release()
+        self._offset_index = offset_index(self._disk, self.path_of(INDEX_SUFFIX), self.base_offset)
+        self._time_index = time_index(self._disk, self.path_of(TIME_INDEX_SUFFIX), self.base_offset)
+        self.is_full = False
+        self.max_timestamp = -1
+        self.offset_of_max_timestamp = self.base_offset
+        self.bytes_since_index_row = 0
+        self.hints.clear()
+        self.forget_recent()
+
+    def note_scanned(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
+        """Index a batch that a scan found in the file."""
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.offset_of_max_timestamp = last_offset
+        if self.bytes_since_index_row > self.index_interval_bytes:
+            self._index(last_offset, position)
+        if not position:
+            self.set_first_batch_timestamp(max_timestamp)
+        self.bytes_since_index_row += size_bytes
+
+    # Ending
+
+    def seal(self) -> bool:
+        """No append follows: bring the indexes to their files, with the time index's last row (LogSegment.close).
+
+        True when that changed a file.
+        """
+        if self._offset_index is None or self._time_index is None:
+            return False
+        times = self._time_index
+        if self.max_timestamp > times.last_key:
+            times.append(self.max_timestamp, self.offset_of_max_timestamp)
+        return bool(times.write_rows()) | bool(self._offset_index.write_rows())
+
+    def trim(self) -> None:
+        """Cut what was preallocated behind the end."""
+        if self._disk.size_of(self.path) > self.size_bytes:
+            self.file.truncate(self.size_bytes)
+
+    def cut(self, position: int) -> None:
+        """Cut the file at `position`, durably. Slices of the cut part that somebody still holds stay readable."""
+        if self._drop_maps():
+            self.file.truncate(position)
+            self.file.sync()
+        else:
+            self.release()
+            temporary = self.path + ".tmp"
+            self._disk.copy_prefix(self.path, temporary, position)
+            self._disk.rename(temporary, self.path)
+            self._disk.sync_directory(self.directory)
+            self._loose_maps = []  # maps of the file that was replaced
+        self.size_bytes = position
+        self.synced_bytes = position
+        self.warm_from = min(self.warm_from, position)
+        self.hints.clear()
+        self.forget_recent()
+
+    def paths(self) -> list[str]:
+        """The files it has."""
+        present = SUFFIXES if self.transaction_index.exists else SUFFIXES[:3]
+        return [self.path_of(suffix) for suffix in present]
+
+    def mark_deleted(self) -> list[str]:
+        """Rename the files so that no start takes them for a segment; returns the new paths."""
+        self.release()
+        renamed = []
+        for path in reversed(self.paths()):  # the .log last: without it the others are known to be orphans
+            if self._disk.exists(path):
+                self._disk.rename(path, path + DELETED_SUFFIX)
+                renamed.append(path + DELETED_SUFFIX)
+        return renamed

@@ -1,0 +1,108 @@
+"""The segments of one log in offset order: finding, adding, and deleting in steps that no crash can turn into a hole.
+
+Deleting from the front: first the segments leave this list, then the log start offset is checkpointed by the log
+directory, only then their files are renamed, and after file.delete.delay.ms removed. Deleting from the end: the renames
+reach the device newest first, one by one. So whatever a power loss leaves is a log without a gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from tidelog.storage.disk import Disk
+from tidelog.storage.segment import Segment
+
+
+class Segments:
+    __slots__ = ("_bases", "_disk", "_list", "active", "condemned", "directory", "doomed")
+
+    active: Segment
+
+    def __init__(self, disk: Disk, directory: str, segments: Iterable[Segment] = ()) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._list = sorted(segments, key=lambda segment: segment.base_offset)
+        self._bases = [segment.base_offset for segment in self._list]
+        if self._list:
+            self.active = self._list[-1]
+        self.condemned: list[Segment] = []
+        """Out of the log, their files still under their names."""
+        self.doomed: list[tuple[int, str]] = []
+        """(time at which to remove, path) of renamed files."""
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._list)
+
+    def __getitem__(self, index: int) -> Segment:
+        return self._list[index]
+
+    @property
+    def first(self) -> Segment:
+        return self._list[0]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._list)
+
+    def add(self, segment: Segment) -> None:
+        """Append a segment at the end."""
+        assert not self._bases or segment.base_offset > self._bases[-1], (self._bases[-1:], segment)
+        self._list.append(segment)
+        self._bases.append(segment.base_offset)
+        self.active = segment
+
+    def floor_index(self, offset: int) -> int:
+        """Index of the last segment whose base offset is not above `offset`; -1 when all are above."""
+        return bisect_right(self._bases, offset) - 1
+
+    def from_offset(self, offset: int) -> list[Segment]:
+        """The segment that holds `offset`, and all after it."""
+        return self._list[max(0, self.floor_index(offset)) :]
+
+    def base_offsets(self) -> list[int]:
+        return list(self._bases)
+
+    def condemn_first(self, count: int) -> list[Segment]:
+        """Take the first `count` segments out of the log; their files go with `rename_condemned`."""
+        assert count < len(self._list)
+        gone = self._list[:count]
+        del self._list[:count], self._bases[:count]
+        self.condemned.extend(gone)
+        return gone
+
+    def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int) -> None:
+        """Rename the files of condemned segments that lie wholly below what is durably the log start."""
+        waiting = []
+        for segment in self.condemned:
+            if segment.next_offset <= checkpointed_log_start:
+                self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+            else:
+                waiting.append(segment)
+        self.condemned = waiting
+
+    def drop_last(self, count: int, remove_at_ms: int) -> list[Segment]:
+        """Take the last `count` segments out, newest first and durably, so that what remains is always a prefix."""
+        gone = [self._list.pop() for _ in range(count)]
+        del self._bases[len(self._list) :]
+        for segment in gone:
+            self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+            self._disk.sync_directory(self.directory)
+        if self._list:
+            self.active = self._list[-1]
+        return gone
+
+    def remove_doomed(self, now_ms: int) -> None:
+        """Remove the files whose time has come."""
+        due = [path for remove_at_ms, path in self.doomed if remove_at_ms <= now_ms]
+        if due:
+            for path in due:
+                self._disk.remove(path)
+            self.doomed = [item for item in self.doomed if item[0] > now_ms]
+
+    def release(self) -> None:
+        for segment in self._list:
+            segment.release()

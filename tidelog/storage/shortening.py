@@ -1,0 +1,145 @@
+"""How a log gets shorter: cut at the end by truncation, at the start by retention and DeleteRecords.
+
+Functions over a PartitionLog, called by its methods of the same names; what may go is decided in `retention.py`, the
+order in which files go is `segments.py`'s. Invariant: after a crash at any point the log has no hole, and what was cut
+from its end does not come back behind what is appended later.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.lookup import max_timestamp_of, refresh_max_timestamp
+from tidelog.storage.reader import walk
+from tidelog.storage.recovery import replay
+from tidelog.storage.retention import SegmentFacts, deletable_prefix
+from tidelog.storage.segment import CorruptIndex, Segment
+
+if TYPE_CHECKING:
+    from tidelog.storage.log import PartitionLog
+
+_log = logging.getLogger("tidelog.storage")
+
+
+def truncate_to(log: PartitionLog, offset: int) -> None:
+    assert offset >= 0, offset
+    if offset >= log.log_end_offset:
+        log.leader_epochs.truncate_from_end(log.log_end_offset)
+        return
+    if offset < log.segments.first.base_offset:
+        truncate_fully_and_start_at(log, offset)
+        return
+    _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
+    moves_start = offset < log.log_start_offset
+    log.log_start_offset = min(log.log_start_offset, offset)
+    if log.durability.truncated(offset) or moves_start:
+        # Before any byte goes: a stale checkpoint would keep a later start from scanning what is appended next.
+        log.write_checkpoint()
+    later = sum(1 for segment in log.segments if segment.base_offset > offset)
+    if later:
+        log.segments.drop_last(later, log.clock_ms + log.config.file_delete_delay_ms)
+    log.snapshots.delete_where(offset + 1, log.log_end_offset + 1)
+    _cut_segment(log.segments.active, offset)
+    log.disk.sync_directory(log.directory)
+    log.leader_epochs.truncate_from_end(offset)
+    log.log_end_offset = offset
+    log.high_watermark = min(log.high_watermark, offset)
+    entries, snapshot_offset = log.snapshots.load_latest(log.log_start_offset, offset)
+    log.producers.load(entries, snapshot_offset)
+    replay(log.producers, list(log.segments), offset)
+
+
+def _cut_segment(segment: Segment, offset: int) -> None:
+    """Cut the batch that holds `offset` and everything after it, in the file and in the indexes."""
+    position = _position_waiting(segment, offset)
+    segment.offset_index.truncate(_rows_below(segment.offset_index.rows(), 0, offset))
+    segment.time_index.truncate(_rows_below(segment.time_index.rows(), 1, offset))
+    segment.transaction_index.truncate_to(offset)
+    segment.cut(position)
+    segment.next_offset = offset
+    segment.bytes_since_index_row = 0
+    segment.note_fullness()
+    if position == 0:
+        segment.set_first_batch_timestamp(-1)
+    refresh_max_timestamp(segment)
+
+
+def _position_waiting(segment: Segment, offset: int) -> int:
+    row = segment.offset_index.floor(offset)
+    for position, _, last_offset, _ in walk(segment, row[1] if row is not None else 0, wait=True):
+        if last_offset >= offset:
+            return position
+    return segment.size_bytes
+
+
+def _rows_below(rows: list[tuple[int, int]], column: int, offset: int) -> int:
+    return sum(1 for row in rows if row[column] < offset)
+
+
+def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> None:
+    _log.info("%s-%d is emptied to start at %d", log.topic, log.partition, offset)
+    log.log_start_offset = min(log.log_start_offset, offset)
+    log.durability.truncated(log.log_start_offset)
+    log.write_checkpoint()
+    log.segments.drop_last(len(log.segments), log.clock_ms + log.config.file_delete_delay_ms)
+    log.snapshots.delete_where(0, 2**63)
+    log.leader_epochs.clear()
+    segment = Segment.create(log.disk, log.directory, offset, log.config, log.clock_ms, log.jitter_ms)
+    log.segments.add(segment)
+    log.disk.sync_directory(log.directory)
+    log.producers.clear(offset)
+    log.log_start_offset = log.log_end_offset = log.high_watermark = offset
+    log.durability.started_at(offset)
+
+
+def delete_records(log: PartitionLog, offset: int) -> int:
+    if offset == -1:
+        offset = log.high_watermark
+    if offset < 0 or offset > log.high_watermark:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is above the high watermark, {log.high_watermark}"
+        )
+    _advance_log_start(log, offset)
+    return log.log_start_offset
+
+
+def _advance_log_start(log: PartitionLog, offset: int) -> None:
+    if offset > log.log_start_offset:
+        log.log_start_offset = offset
+        log.leader_epochs.truncate_from_start(offset)
+        log.producers.on_high_watermark(offset)
+
+
+def apply_retention(log: PartitionLog, now_ms: int) -> None:
+    """Take the segments that may go out of the log, rolling first when the last one is among them."""
+    if log.segments.active.size_bytes == 0 and len(log.segments) == 1:
+        return
+    try:
+        count = deletable_prefix(_facts(log), log.config, log.log_start_offset, log.high_watermark, now_ms)
+    except CorruptIndex as error:
+        _log.warning("retention of %s waits: %s", log.directory, error)
+        return
+    if not count:
+        return
+    if count == len(log.segments):
+        log.roll(now_ms)
+    gone = log.segments.condemn_first(count)
+    _log.info(
+        "%s-%d: %d segments up to offset %d may go", log.topic, log.partition, count, log.segments.first.base_offset
+    )
+    for segment in gone:
+        log.snapshots.delete_where(segment.base_offset, segment.base_offset + 1)
+    log.durability.note_directory(log.directory)
+    _advance_log_start(log, log.segments.first.base_offset)
+
+
+def _facts(log: PartitionLog) -> list[SegmentFacts]:
+    facts = []
+    for segment in log.segments:
+        timestamp = max_timestamp_of(segment)
+        if timestamp < 0:
+            timestamp = log.disk.modified_ms(segment.path)
+        facts.append(SegmentFacts(segment.base_offset, segment.next_offset, segment.size_bytes, timestamp))
+    return facts

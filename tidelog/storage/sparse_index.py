@@ -1,0 +1,203 @@
+"""The two sparse indexes of a segment, .index (offset -> position) and .timeindex (timestamp -> offset).
+
+Both are rows of two rising columns, the key and the value, packed big-endian; one class serves both. The newest rows
+are held in memory and reach the file in blocks, at the latest when the segment is sealed or closed: an index that was
+not closed is rebuilt from its segment, so nothing is lost, and an open log needs neither map nor descriptor per index.
+Lookups below the rows in memory go to a map of the file. Invariant: rows [0, rows_in_file) are in the file, rows
+[first_in_memory, count) are in memory, and no row is in neither.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from struct import Struct
+from typing import Final
+
+from tidelog.storage.disk import Disk, FileMap
+
+_SPILL_ROWS: Final = 512
+_KEEP_ROWS: Final = 64
+_OFFSET_ROW: Final = Struct(">ii")
+_TIME_ROW: Final = Struct(">qi")
+
+Row = tuple[int, int]
+
+
+class SparseIndex:
+    """`kind` is the row layout; `key_base` and `value_base` are added to what a row holds."""
+
+    __slots__ = (
+        "_disk", "_first_in_memory", "_key_base", "_keys", "_map", "_rows_in_file", "_struct", "_value_base", "_values",
+        "count", "last_key", "last_value", "path",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, path: str, row: Struct, key_base: int, value_base: int, count: int) -> None:
+        self._disk = disk
+        self.path = path
+        self._struct = row
+        self._key_base = key_base
+        self._value_base = value_base
+        self.count = count
+        self._rows_in_file = count
+        self._first_in_memory = count
+        self._keys = array("q")
+        self._values = array("q")
+        self._map: FileMap | None = None
+        self.last_key = -1
+        self.last_value = -1
+        if count:
+            self.last_key, self.last_value = self._row_from_file(count - 1)
+
+    @property
+    def row_size_bytes(self) -> int:
+        return self._struct.size
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self._struct.size
+
+    def row(self, number: int) -> Row:
+        """(key, value) of row `number`."""
+        assert 0 <= number < self.count, number
+        if number >= self._first_in_memory:
+            at = number - self._first_in_memory
+            return self._keys[at], self._values[at]
+        key, value = self._struct.unpack_from(self._mapped(), number * self._struct.size)
+        return key + self._key_base, value + self._value_base
+
+    def _row_from_file(self, number: int) -> Row:
+        """One row without a map: an open log then costs none."""
+        file = self._disk.open(self.path)
+        try:
+            key, value = self._struct.unpack(file.read_at(self._struct.size, number * self._struct.size))
+        finally:
+            file.close()
+        return key + self._key_base, value + self._value_base
+
+    def append(self, key: int, value: int) -> None:
+        self._keys.append(key)
+        self._values.append(value)
+        self.count += 1
+        self.last_key = key
+        self.last_value = value
+        if self.count - self._rows_in_file >= _SPILL_ROWS:
+            self.write_rows()
+
+    def floor(self, key: int) -> Row | None:
+        """The last row whose key is not above `key`."""
+        keys = self._keys
+        if keys and key >= keys[0]:
+            at = bisect_right(keys, key) - 1
+            return keys[at], self._values[at]
+        return self._floor_in_file(key, 0)
+
+    def floor_value(self, value: int) -> Row | None:
+        """The last row whose value is not above `value`."""
+        values = self._values
+        if values and value >= values[0]:
+            at = bisect_right(values, value) - 1
+            return self._keys[at], values[at]
+        return self._floor_in_file(value, 1)
+
+    def _floor_in_file(self, target: int, column: int) -> Row | None:
+        low, high = 0, self._first_in_memory
+        if not high:
+            return None
+        view = self._mapped()
+        unpack, size = self._struct.unpack_from, self._struct.size
+        relative = target - (self._value_base if column else self._key_base)
+        while low < high:
+            middle = (low + high) >> 1
+            if unpack(view, middle * size)[column] <= relative:
+                low = middle + 1
+            else:
+                high = middle
+        return self.row(low - 1) if low else None
+
+    def _mapped(self) -> memoryview:
+        size = self._rows_in_file * self._struct.size
+        if self._map is None or self._map.size_bytes < size:
+            self.release()
+            file = self._disk.open(self.path)
+            try:
+                self._map = file.map(size)
+            finally:
+                file.close()
+        assert self._map is not None
+        return self._map.view
+
+    def rows(self) -> list[Row]:
+        """Every row: for tests, tools and checks."""
+        return [self.row(number) for number in range(self.count)]
+
+    def write_rows(self) -> int:
+        """Bring all rows to the file (not to the device), and keep only the newest in memory; how many were missing."""
+        missing = self.count - self._rows_in_file
+        if missing:
+            start = self._rows_in_file - self._first_in_memory
+            pack, key_base, value_base = self._struct.pack, self._key_base, self._value_base
+            data = b"".join(
+                pack(key - key_base, value - value_base) for key, value in zip(self._keys[start:], self._values[start:])
+            )
+            file = self._disk.open(self.path, create=True)
+            try:
+                position = self._rows_in_file * self._struct.size
+                while data:
+                    written = file.write_at(data, position)
+                    data = data[written:]
+                    position += written
+            finally:
+                file.close()
+            self._rows_in_file = self.count
+        surplus = len(self._keys) - _KEEP_ROWS
+        if surplus > 0:
+            del self._keys[:surplus], self._values[:surplus]
+            self._first_in_memory += surplus
+        return missing
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` rows."""
+        if count >= self.count:
+            return
+        self.release()  # a map beyond the end of its file must not be touched
+        if count < self._rows_in_file:
+            file = self._disk.open(self.path, create=True)
+            try:
+                file.truncate(count * self._struct.size)
+            finally:
+                file.close()
+            self._rows_in_file = count
+        keep = max(0, count - self._first_in_memory)
+        del self._keys[keep:], self._values[keep:]
+        self._first_in_memory = min(self._first_in_memory, count)
+        self.count = count
+        self.last_key, self.last_value = self.row(count - 1) if count else (-1, -1)
+
+    def reset(self) -> None:
+        """Empty it, whatever the file holds."""
+        self.release()
+        self._disk.write_file(self.path, b"", sync=False)
+        self._keys, self._values = array("q"), array("q")
+        self.count = self._rows_in_file = self._first_in_memory = 0
+        self.last_key = self.last_value = -1
+
+    def release(self) -> None:
+        """Give back the map; it comes again when needed."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+def offset_index(disk: Disk, path: str, base_offset: int, count: int = 0) -> SparseIndex:
+    """.index: the last offset of a batch -> the batch's position in the segment."""
+    return SparseIndex(disk, path, _OFFSET_ROW, base_offset, 0, count)
+
+
+def time_index(disk: Disk, path: str, base_offset: int, count: int = 0) -> SparseIndex:
+    """.timeindex: the largest timestamp so far -> the last offset of the batch that has it."""
+    return SparseIndex(disk, path, _TIME_ROW, 0, base_offset, count)
+
+
+OFFSET_ROW_BYTES: Final = _OFFSET_ROW.size
+TIME_ROW_BYTES: Final = _TIME_ROW.size
