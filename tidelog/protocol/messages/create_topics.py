@@ -37,7 +37,7 @@ class CreatableTopicConfigs(Message):
     name: str = string()
     value: str | None = string(nullable="5+")
     read_only: bool = boolean()
-    config_source: int = int8(default=-1, ignorable=True)
+    config_source: int = int8(default=-1)
     is_sensitive: bool = boolean()
 
 

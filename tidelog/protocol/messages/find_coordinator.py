@@ -21,7 +21,7 @@ class Coordinator(Message):
     host: str = string()
     port: int = int32()
     error_code: int = int16()
-    error_message: str | None = string(nullable="4+", ignorable=True)
+    error_message: str | None = string(nullable="4+")
 
 
 class FindCoordinatorResponse(Message, key=10, versions="0-6", flexible="3+"):

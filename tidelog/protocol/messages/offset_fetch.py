@@ -50,7 +50,7 @@ class OffsetFetchResponseTopic(Message):
 class OffsetFetchResponsePartitions(Message):
     partition_index: int = int32()
     committed_offset: int = int64()
-    committed_leader_epoch: int = int32(default=-1, ignorable=True)
+    committed_leader_epoch: int = int32(default=-1)
     metadata: str | None = string(nullable="8+")
     error_code: int = int16()
 
