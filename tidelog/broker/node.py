@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,6 @@ from tidelog.broker.apis import (
     sync_group,
 )
 from tidelog.broker.config import ConfigError
-from tidelog.broker.config_definitions import validate_topic_config
 from tidelog.broker.context import Services
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
@@ -47,15 +46,14 @@ from tidelog.broker.coordinators.group.service import GroupCoordinatorService
 from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
+from tidelog.broker.metadata_wiring import broker_registration, controller_settings, metadata_log_config
 from tidelog.broker.partitions import Partitions
 from tidelog.broker.server import Server, ServerLimits, bind
 from tidelog.replication.controller.controller import Controller
-from tidelog.replication.controller.image import EndpointImage
 from tidelog.replication.controller.registration import BrokerRegistration
-from tidelog.replication.controller.state import ControllerSettings, ControllerState
+from tidelog.replication.controller.state import ControllerState
 from tidelog.replication.quorum.single import QuorumOfOne
 from tidelog.storage.disk import OsDisk
-from tidelog.storage.log_config import LogConfig
 from tidelog.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
@@ -88,7 +86,6 @@ SERVED_APIS = (
 # fsync, cold reads and recovery: the device is the limit, not the threads.
 IO_THREADS_MAX = 8
 RECEIVE_BYTES_MAX = 1 << 30
-SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
 
 def wall_clock_ms() -> int:
@@ -187,31 +184,19 @@ class Node:
     def _make_controller(self) -> Controller:
         config = self.config
         home = self._directories[0]
-        metadata_log = home.open_metadata_log(LogConfig(), wall_clock_ms())
+        metadata_log = home.open_metadata_log(metadata_log_config(config), wall_clock_ms())
         quorum = QuorumOfOne(OsDisk(), home.path, metadata_log, config.node_id, home.directory_id)
-        settings = ControllerSettings(
-            default_partition_count=config.integer("num.partitions"),
-            default_replication_factor=config.integer("default.replication.factor"),
-            topic_config_problem=self._topic_config_problem,
-        )
 
         async def run_in_executor(work: Callable[[], None]) -> None:
             await self._loop.run_in_executor(self._executor, work)
 
         return Controller(
             quorum,
-            ControllerState(settings, self._rng),
+            ControllerState(controller_settings(config), self._rng),
             run_in_executor=run_in_executor,
             clock_ms=wall_clock_ms,
             on_image=self._on_image,
         )
-
-    def _topic_config_problem(self, configs: Mapping[str, str]) -> str | None:
-        try:
-            validate_topic_config(configs, self.config.topic_defaults())
-        except ConfigError as error:
-            return str(error)
-        return None
 
     def _make_partitions(self, controller: Controller) -> Partitions:
         def known(topic: str | bytes, index: int) -> bool:
@@ -238,19 +223,14 @@ class Node:
         return GroupCoordinatorService(settings, ports, self._rng, partition_count)
 
     def _registration(self) -> BrokerRegistration:
-        return BrokerRegistration(
-            node_id=self.config.node_id,
-            incarnation_id=uuid.uuid4().bytes,
-            endpoints=[
-                EndpointImage(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
-                for each in self._advertised()
-            ],
-            rack=self.config.text("broker.rack") or None,
-            log_dirs=[directory.directory_id for directory in self._directories],
-        )
+        directory_ids = [directory.directory_id for directory in self._directories]
+        return broker_registration(self.config, uuid.uuid4().bytes, self._bound_ports(), directory_ids)
+
+    def _bound_ports(self) -> dict[str, int]:
+        return {name: sock.getsockname()[1] for name, sock in self._sockets}
 
     def _advertised(self) -> list[Listener]:
-        return self.config.advertised_listeners({name: sock.getsockname()[1] for name, sock in self._sockets})
+        return self.config.advertised_listeners(self._bound_ports())
 
     def _limits(self) -> ServerLimits:
         return ServerLimits(
