@@ -92,7 +92,8 @@ class Dispatcher:
         except UnicodeDecodeError:
             raise MalformedMessage("client id is not UTF-8") from None
         position = _skip_header_tags(frame, end) if request_header_version(key, version) == 2 else end
-        request = api.decode(frame[position:], version)
+        # Bytes behind the request are ignored, as Kafka does: librdkafka sends some.
+        request, _ = api.read(frame, position, version)
         context = RequestContext(key, version, correlation_id, client_id, connection.host, connection.listener_name)
         try:
             result = api.handle(self._services, context, request)
@@ -153,13 +154,13 @@ async def _completed(answer: Deferred) -> Any:
 
 
 class _Api:
-    __slots__ = ("decode", "handle", "name", "refuse", "versions")
+    __slots__ = ("handle", "name", "read", "refuse", "versions")
 
     def __init__(self, module: ModuleType) -> None:
         request = module.REQUEST
         self.name: str = request.__name__.removesuffix("Request")
         self.versions: range = request.VERSIONS
-        self.decode: Callable[[memoryview, int], Any] = request.decode
+        self.read: Callable[[memoryview, int, int], tuple[Any, int]] = request.read
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
 

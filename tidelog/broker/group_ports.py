@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.partition import ACKS_ALL
-from tidelog.storage.log import ColdRead
+from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions

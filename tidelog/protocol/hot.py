@@ -73,7 +73,7 @@ class ProducedPartition(NamedTuple):
 
 
 def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
-    """Decode a Produce request body. Raises MalformedMessage."""
+    """Decode a Produce request body; bytes behind it are ignored. Raises MalformedMessage."""
     if version >= PRODUCE_FLEXIBLE_FROM and version < TOPIC_ID_FROM:
         try:
             request = _one_partition(buffer)
@@ -81,7 +81,7 @@ def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
             request = None  # the compiled decoder says what is wrong with it
         if request is not None:
             return request
-    message = ProduceMessage.decode(buffer, version)
+    message, _ = ProduceMessage.read(buffer, 0, version)
     by_id = version >= TOPIC_ID_FROM
     return ProduceRequest(
         message.transactional_id,

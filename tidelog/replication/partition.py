@@ -121,7 +121,7 @@ class Partition:
     def read(self, offset: int, max_bytes: int, isolation: Isolation, min_one_batch: bool) -> ReadResult:
         """Whole batches from the one that holds `offset`; none between the bound and the log end.
 
-        Raises OFFSET_OUT_OF_RANGE below the log start or above the log end, and `ColdRead` (see `storage.log`).
+        Raises OFFSET_OUT_OF_RANGE below the log start or above the log end, and `ColdRead` (see `storage.reader`).
         """
         return self.log.read(offset, max_bytes, self.read_bound(isolation), min_one_batch=min_one_batch)
 

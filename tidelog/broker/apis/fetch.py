@@ -21,7 +21,7 @@ from tidelog.protocol.hot import (
 )
 from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.replication.partition import Isolation
-from tidelog.storage.log import ColdRead
+from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
     from tidelog.broker.connection import KafkaConnection
@@ -38,7 +38,7 @@ def serve(
     services: Services, body: memoryview, version: int, correlation_id: int, connection: KafkaConnection
 ) -> Answer:
     """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
-    request = FetchRequest.decode(body, version)
+    request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     try:
         session, answer_all = services.partitions.fetch_sessions.resolve(

@@ -39,7 +39,8 @@ class Joins:
         protocols = {protocol.name: protocol.metadata for protocol in request.protocols}
         refusal = self._refusal(group, request, protocols)
         if refusal is not ErrorCode.NONE:
-            if refusal is ErrorCode.GROUP_MAX_SIZE_REACHED and request.member_id in group.pending_members:
+            if refusal is ErrorCode.GROUP_MAX_SIZE_REACHED and request.member_id:
+                # No seat for it in the next generation either: nobody shall wait for it.
                 self._rebalancer.remove_member(group, request.member_id, outcome)
                 self._rebalancer.maybe_complete_join(group, outcome)
             outcome.reply(caller.token, refused(refusal, request.member_id))
