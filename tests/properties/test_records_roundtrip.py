@@ -31,7 +31,7 @@ def test_a_batch_round_trips(records, codec, base_offset, leader_epoch):
 @given(st.lists(rows, max_size=3), st.binary(max_size=80))
 def test_concatenated_batches_are_read_in_order_whatever_torn_tail_follows(groups, tail):
     buffer = b""
-    expected = []
+    expected: list[Record] = []
     for records in groups:
         buffer += encode_batch(records, base_offset=len(expected))
         expected += [Record(len(expected) + index, *record) for index, record in enumerate(records)]
