@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.broker.coordinators.fakes import Reply, World
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.group import Group
+from tidelog.broker.coordinators.group.offsets import OffsetStore
+from tidelog.broker.coordinators.group.records import OffsetCommit
+from tidelog.broker.coordinators.group.states import GroupState
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.group_records import OffsetCommitValue
+
+E = ErrorCode
+DAY_MS = 24 * 3600 * 1000
+
+
+def errors(reply: Reply) -> list[int]:
+    return [each.error_code for topic in reply.response.topics for each in topic.partitions]
+
+
+def test_a_consumer_without_a_group_commits_and_fetches():
+    world = World()
+    assert errors(world.commit(offsets={("t", 0): 10, ("t", 1): 20})) == [0, 0]
+    assert [world.committed(partition=index) for index in range(3)] == [10, 20, -1]
+    assert world.committed(group="other") == -1
+    world.restart()
+    assert world.committed(partition=1) == 20
+
+
+def test_metadata_and_leader_epoch_come_back():
+    world = World()
+    world.commit(metadata="from row 7")
+    ((_, [entry]),) = world.coordinator().fetch_offsets("g", None, False)
+    assert (entry.partition, entry.offset, entry.metadata, entry.leader_epoch) == (0, 1, "from row 7", -1)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"),
+    [
+        ("x" * 4096, E.NONE),
+        ("x" * 4097, E.OFFSET_METADATA_TOO_LARGE),
+        ("ü" * 4096, E.NONE),
+        ("🛫" * 2048, E.NONE),
+        ("🛫" * 2049, E.OFFSET_METADATA_TOO_LARGE),
+        (None, E.NONE),
+    ],
+)
+def test_metadata_is_limited_as_java_counts_it(metadata, error):
+    world = World()
+    assert errors(world.commit(metadata=metadata)) == [error]
+    assert world.committed() == (1 if error == E.NONE else -1)
+
+
+def test_members_commit_for_their_generation_and_nobody_else_does():
+    world = World()
+    (member,) = world.stable()
+    assert errors(world.commit(member=member, generation=1)) == [0]
+    assert world.commit(member=member, generation=2).error == E.ILLEGAL_GENERATION
+    assert world.commit(member="ghost", generation=1).error == E.UNKNOWN_MEMBER_ID
+    assert world.commit().error == E.UNKNOWN_MEMBER_ID
+    assert world.commit(member=member).error == E.ILLEGAL_GENERATION
+
+
+def test_the_generation_that_ends_may_still_commit_but_not_while_the_next_is_assigned():
+    world = World()
+    leader, follower = world.stable(size=2)
+    again = world.join(member=leader)
+    assert errors(world.commit(member=follower, generation=1)) == [0]
+    world.join(member=follower)
+    assert again.error == E.NONE
+    assert world.commit(member=follower, generation=2).error == E.REBALANCE_IN_PROGRESS
+    assert world.commit(member=follower, generation=1).error == E.ILLEGAL_GENERATION
+
+
+@pytest.mark.parametrize(("version", "error"), [(8, E.ILLEGAL_GENERATION), (9, E.GROUP_ID_NOT_FOUND)])
+def test_a_generation_of_an_unknown_group(version, error):
+    assert World().commit(generation=3, member="m", version=version).error == error
+
+
+def test_a_commit_keeps_the_session_alive():
+    world = World()
+    (member,) = world.stable(session_ms=6000)
+    for _ in range(3):
+        world.advance(5000)
+        assert errors(world.commit(member=member, generation=1)) == [0]
+
+
+def test_a_commit_is_answered_and_seen_once_it_is_committed():
+    world = World(commits_at_once=False)
+    first = world.commit(offsets={("t", 0): 1})
+    second = world.commit(offsets={("t", 0): 2})
+    waiting = world.committed(stable=True)
+    assert (first.is_parked, second.is_parked, waiting.is_parked) == (True, True, True)
+    assert world.committed() == -1
+    world.ports.commit(0, 1)
+    assert (errors(first), second.is_parked, world.committed()) == ([0], True, 1)
+    world.ports.commit(0)
+    assert errors(second) == [0]
+    assert waiting.response[0][1][0].offset == 2
+
+
+def test_a_commit_that_takes_too_long_is_refused_but_counts_when_it_comes():
+    world = World(commits_at_once=False)
+    reply = world.commit()
+    stable = world.committed(stable=True)
+    world.advance(5000)
+    assert reply.error == E.COORDINATOR_NOT_AVAILABLE
+    assert stable.error == E.COORDINATOR_NOT_AVAILABLE
+    world.ports.commit(0)
+    assert world.committed() == 1
+
+
+def test_an_offset_of_a_topic_made_again_under_its_name_is_not_found():
+    world = World()
+    old, new = b"a" * 16, b"b" * 16
+    world.commit(topic_id=old)
+
+    def found(topic_id: bytes) -> int:
+        return world.coordinator().fetch_offsets("g", [("t", topic_id, [0])], False)[0][1][0].offset
+
+    assert (found(old), found(new), found(bytes(16))) == (1, -1, 1)
+    world.service.on_topics_deleted([("t", new)])
+    assert found(old) == 1
+    world.service.on_topics_deleted([("t", old), ("u", old)])
+    assert found(old) == -1
+    world.restart()
+    assert found(old) == -1
+    assert world.coordinator().groups == {}
+
+
+def test_topics_deleted_while_the_partition_loads_are_forgotten_too():
+    world = World()
+    world.commit()
+    world.service.on_partition_elected(0, 2)
+    world.service.on_topics_deleted([("t", bytes(16))])
+    world.advance(0)
+    assert world.committed() == -1
+
+
+class TestExpiry:
+    config = GroupCoordinatorConfig(offsets_retention_ms=DAY_MS)
+
+    def test_offsets_of_a_consumer_without_a_group_expire_a_retention_after_the_commit(self):
+        world = World(self.config)
+        world.commit(offsets={("t", 0): 1})
+        world.advance(DAY_MS // 2)
+        world.commit(offsets={("t", 1): 1})
+        world.advance(DAY_MS // 2 + 600_000)
+        assert (world.committed(partition=0), world.committed(partition=1)) == (-1, 1)
+        world.advance(DAY_MS)
+        assert world.coordinator().groups == {}
+        world.restart()
+        assert world.coordinator().groups == {}
+
+    def test_an_empty_groups_offsets_count_from_when_it_became_empty(self):
+        world = World(self.config)
+        (member,) = world.stable(session_ms=1_800_000)
+        world.commit(member=member, generation=1)
+        for _ in range(100):
+            world.advance(1_000_000)
+            assert world.heartbeat(member=member).error == 0
+        assert world.committed() == 1, "the commit is older than the retention, but the group lives"
+        world.leave("g", member)
+        world.advance(DAY_MS - 600_000)
+        assert world.committed() == 1
+        world.advance(1_300_000)
+        assert world.committed() == -1
+        assert "g" not in world.coordinator().groups
+        world.restart()
+        assert "g" not in world.coordinator().groups
+
+    def test_topics_that_nobody_subscribes_to_any_more_expire_in_a_living_group(self):
+        world = World(self.config)
+        subscription = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\xff\xff\xff\xff"
+        (member,) = world.stable(session_ms=1_800_000, protocols={"range": subscription})
+        world.commit(member=member, generation=1, offsets={("t", 0): 1, ("left", 0): 2})
+        for _ in range(90):
+            world.advance(1_000_000)
+            world.heartbeat(member=member)
+        assert (world.committed(), world.committed(topic="left")) == (1, -1)
+
+    def test_a_commit_that_named_its_retention_is_taken_at_its_word(self):
+        world = World(self.config)
+        world.commit(retention_ms=1000, version=2)
+        world.commit(group="late", retention_ms=3 * DAY_MS, version=2)
+        world.restart()
+        world.advance(600_000)
+        assert world.committed() == -1
+        world.advance(2 * DAY_MS)
+        assert world.committed(group="late") == 1
+
+    def test_a_group_that_comes_back_while_its_deletion_is_stored_lives_on(self):
+        world = World(self.config, commits_at_once=False)
+        (member,) = world.stable()
+        world.leave("g", member)
+        world.ports.commit(0)
+        end_offset = world.ports.end_offsets[0]
+        world.advance(DAY_MS - 1)
+        joined = world.join(version=3, session_ms=1_800_000)
+        world.leave("g", world.coordinator().groups["g"].leader or "")
+        world.advance(3000)
+        assert joined.error == E.UNKNOWN_MEMBER_ID
+        world.ports.commit(0)
+        world.advance(DAY_MS + 600_000)
+        assert world.ports.end_offsets[0] > end_offset + 1
+        back = world.join(version=3)
+        world.ports.commit(0)
+        assert "g" in world.coordinator().groups
+        world.advance(3000)
+        assert back.error == E.NONE
+
+    def test_thousands_of_groups_expire_a_few_at_a_time(self):
+        world = World(self.config)
+        for number in range(1000):
+            world.commit(group=f"g{number}")
+        batches = len(world.ports.logs[0])
+        world.advance(DAY_MS + 600_000 + 100)
+        assert world.coordinator().groups == {}
+        assert len(world.ports.logs[0]) - batches == 1000
+
+
+def committed(offset: int, **options) -> OffsetCommit:
+    values = {"metadata": "", "commit_timestamp": 5, **options}
+    return OffsetCommit("g", "t", 0, OffsetCommitValue(offset=offset, **values))
+
+
+class TestTransactions:
+    def offset(self, store: OffsetStore, stable: bool = False) -> int:
+        return store.fetch("g", [("t", bytes(16), [0])], stable)[0][1][0].offset
+
+    def test_an_offset_counts_when_its_transaction_commits(self):
+        store = OffsetStore()
+        store.replay(0, committed(1), -1)
+        store.replay(1, committed(2), 77)
+        assert self.offset(store) == 1
+        assert store.fetch("g", [("t", bytes(16), [0])], True)[0][1][0].error == E.UNSTABLE_OFFSET_COMMIT
+        assert store.replay_end_transaction(77, True) == ["g"]
+        assert self.offset(store, stable=True) == 2
+
+    def test_an_aborted_one_never_does(self):
+        store = OffsetStore()
+        store.replay(1, committed(2), 77)
+        assert "g" in store
+        store.replay_end_transaction(77, False)
+        assert self.offset(store) == -1
+        assert "g" not in store
+
+    def test_a_later_plain_commit_is_not_overwritten_by_a_transaction_that_ends_afterwards(self):
+        store = OffsetStore()
+        store.replay(0, committed(1), 77)
+        store.replay(1, committed(2), -1)
+        store.replay_end_transaction(77, True)
+        assert self.offset(store) == 2
+
+    def test_a_tombstone_takes_the_pending_one_along(self):
+        store = OffsetStore()
+        store.replay(0, committed(1), 77)
+        store.replay(1, OffsetCommit("g", "t", 0, None), -1)
+        store.replay_end_transaction(77, True)
+        assert self.offset(store) == -1
+
+    def test_a_pending_offset_does_not_expire(self):
+        store = OffsetStore()
+        store.replay(0, committed(1), -1)
+        store.replay(1, committed(2), 77)
+        group = Group("g", 0)
+        assert store.expired(group, DAY_MS, 1) == ([], False)
+        store.replay_end_transaction(77, False)
+        assert store.expired(group, DAY_MS, 1) == ([OffsetCommit("g", "t", 0, None)], True)
+
+
+def test_groups_in_motion_do_not_lose_offsets():
+    store = OffsetStore()
+    store.replay(0, committed(1), -1)
+    group = Group("g", 0)
+    group.protocol_type = "consumer"
+    for state in (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
+        group.state = state
+        assert store.expired(group, DAY_MS, 1) == ([], False)

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.broker.coordinators.fakes import FakePorts, Reply, World
+from tidelog.broker.coordinators import runtime as runtime_module
+from tidelog.broker.coordinators.group.service import GroupCoordinatorService, abs_of_int32, java_hash
+from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
+from tidelog.broker.coordinators.outcome import Outcome
+from tidelog.broker.coordinators.runtime import CoordinatorRuntime
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
+
+E = ErrorCode
+
+
+class Tape:
+    """A coordinator that remembers what is done to it; a record is its own bytes."""
+
+    def __init__(self) -> None:
+        self.replayed: list[tuple[int, bytes, int]] = []
+        self.ended: list[tuple[int, bool]] = []
+        self.events: list[tuple] = []
+        self.deadline_ms: int | None = None
+
+    def encode(self, record: bytes) -> tuple[bytes, bytes | None]:
+        if record == b"unencodable":
+            raise ValueError
+        return record, b"value"
+
+    def decode(self, key: bytes, value: bytes | None) -> bytes | None:
+        return None if key == b"unknown" else key
+
+    def replay(self, offset: int, record: bytes, producer_id: int) -> None:
+        self.replayed.append((offset, record, producer_id))
+
+    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
+        self.ended.append((producer_id, committed))
+
+    def on_loaded(self, now_ms: int) -> Outcome:
+        self.events.append(("loaded",))
+        return Outcome(now_ms)
+
+    def on_committed(self, context: object, now_ms: int) -> Outcome:
+        self.events.append(("committed", context, len(self.replayed)))
+        return Outcome(now_ms)
+
+    def on_failed(self, context: object, error: ErrorCode, now_ms: int) -> Outcome:
+        self.events.append(("failed", context, error))
+        return Outcome(now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        return self.deadline_ms
+
+    def on_deadline(self, now_ms: int) -> Outcome:
+        if self.deadline_ms is not None and self.deadline_ms <= now_ms:
+            self.events.append(("deadline", now_ms))
+            self.deadline_ms = None
+        return Outcome(now_ms)
+
+
+class Bench:
+    def __init__(self, commits_at_once: bool = True) -> None:
+        self.ports = FakePorts(commits_at_once)
+        self.tapes: list[Tape] = []
+        self.runtime: CoordinatorRuntime[Tape] = CoordinatorRuntime(
+            "test", self.ports, self._create, write_timeout_ms=1000
+        )
+
+    def _create(self, partition: int) -> Tape:
+        self.tapes.append(Tape())
+        return self.tapes[-1]
+
+    def elect(self, epoch: int = 1) -> Tape:
+        self.runtime.elected(0, epoch)
+        self.ports.advance(0)
+        return self.tapes[-1]
+
+    def write(self, *records: bytes, context: object = None) -> Reply:
+        def operation(tape: Tape, token: int, now_ms: int) -> Outcome:
+            outcome = Outcome(now_ms)
+            outcome.reply_when_stored(list(records), token, "stored")
+            outcome.writes[0].context = context
+            return outcome
+
+        return Reply(lambda: self.runtime.submit(0, operation))
+
+
+def test_a_write_is_replayed_before_it_is_answered():
+    bench = Bench(commits_at_once=False)
+    tape = bench.elect()
+    first, second = bench.write(b"a", b"b", context=1), bench.write(b"c", context=2)
+    assert (tape.replayed, first.response) == ([], None)
+    bench.ports.commit(0, 2)
+    assert tape.replayed == [(0, b"a", -1), (1, b"b", -1)]
+    assert (first.response, second.response) == ("stored", None)
+    bench.ports.commit(0)
+    assert tape.replayed[2:] == [(2, b"c", -1)]
+    assert tape.events == [("loaded",), ("committed", 1, 2), ("committed", 2, 3)]
+
+
+def test_a_node_alone_answers_in_the_same_call():
+    bench = Bench()
+    bench.elect()
+    assert bench.runtime.submit(0, lambda tape, token, now_ms: _stored(token, now_ms)) == "stored"
+
+
+def _stored(token: int, now_ms: int) -> Outcome:
+    outcome = Outcome(now_ms)
+    outcome.reply_when_stored([b"r"], token, "stored")
+    return outcome
+
+
+def test_a_refused_append_refuses_the_request_and_changes_nothing():
+    bench = Bench()
+    tape = bench.elect()
+    bench.ports.refuse_appends = KafkaError(E.NOT_ENOUGH_REPLICAS)
+    assert bench.write(b"a", context=1).error == E.COORDINATOR_NOT_AVAILABLE
+    assert tape.events[-1] == ("failed", 1, E.COORDINATOR_NOT_AVAILABLE)
+    bench.ports.refuse_appends = None
+    assert bench.write(b"unencodable").error == E.INVALID_REQUEST
+    assert tape.replayed == []
+
+
+def test_a_late_commit_is_replayed_but_not_answered_twice():
+    bench = Bench(commits_at_once=False)
+    tape = bench.elect()
+    reply = bench.write(b"a", context=1)
+    bench.ports.advance(1000)
+    assert reply.error == E.COORDINATOR_NOT_AVAILABLE
+    bench.ports.commit(0)
+    assert tape.replayed == [(0, b"a", -1)]
+    assert tape.events == [("loaded",), ("failed", 1, E.COORDINATOR_NOT_AVAILABLE)]
+
+
+def test_reads_after_what_is_under_way():
+    bench = Bench(commits_at_once=False)
+    bench.elect()
+    bench.write(b"a")
+    later = Reply(lambda: bench.runtime.submit_after_pending(0, lambda tape: [len(tape.replayed)]))
+    assert later.is_parked
+    bench.ports.commit(0)
+    assert later.response == [1]
+    assert bench.runtime.submit_after_pending(0, lambda tape: [len(tape.replayed)]) == [1]
+
+
+def test_who_is_not_served_here():
+    bench = Bench()
+    assert bench.write(b"a").error == E.NOT_COORDINATOR
+    bench.runtime.elected(0, 1)
+    assert bench.write(b"a").error == E.COORDINATOR_LOAD_IN_PROGRESS
+    assert bench.runtime.is_loading()
+    bench.ports.advance(0)
+    assert not bench.runtime.is_loading()
+    assert bench.write(b"a").response == "stored"
+    bench.runtime.resigned(0)
+    assert bench.write(b"a").error == E.NOT_COORDINATOR
+
+
+def test_resigning_answers_everybody_and_a_late_commit_finds_nobody():
+    bench = Bench(commits_at_once=False)
+    tape = bench.elect()
+    reply = bench.write(b"a")
+    bench.runtime.resigned(0)
+    assert reply.error == E.NOT_COORDINATOR
+    bench.ports.commit(0)
+    assert tape.replayed == []
+    tape.deadline_ms = 0
+    bench.ports.advance(10_000)
+    assert tape.events == [("loaded",)]
+
+
+def test_a_new_epoch_loads_again_and_an_old_one_is_ignored():
+    bench = Bench()
+    bench.elect(epoch=5)
+    bench.write(b"a")
+    assert bench.elect(epoch=5).replayed == [(0, b"a", -1)]
+    assert len(bench.tapes) == 1
+    assert bench.elect(epoch=6).replayed == [(0, b"a", -1)]
+    assert len(bench.tapes) == 2
+
+
+def test_a_lost_log_ends_the_service_until_the_next_election():
+    bench = Bench(commits_at_once=False)
+    bench.elect()
+    replies = [bench.write(b"a"), bench.write(b"b")]
+    bench.ports.lose(0, KafkaError(E.NOT_LEADER_OR_FOLLOWER))
+    assert [reply.error for reply in replies] == [E.NOT_COORDINATOR] * 2
+    assert bench.write(b"c").error == E.NOT_COORDINATOR
+    bench.ports.commits_at_once = True
+    bench.ports.commit(0)
+    assert len(bench.elect(epoch=1).replayed) == 2
+
+
+def test_loading_waits_until_the_log_is_committed():
+    bench = Bench(commits_at_once=False)
+    bench.elect()
+    bench.write(b"a")
+    tape = bench.elect(epoch=2)
+    assert bench.write(b"b").error == E.COORDINATOR_LOAD_IN_PROGRESS
+    bench.ports.commit(0)
+    assert tape.events == [("loaded",)]
+    assert bench.write(b"b").is_parked
+
+
+def test_a_log_that_cannot_be_read_is_not_served():
+    bench = Bench()
+    bench.ports.logs[0] = [bytearray(b"\0" * 16 + b"\1" + b"\0" * 60)]
+    bench.elect()
+    assert bench.write(b"a").error == E.NOT_COORDINATOR
+
+
+def test_loading_lets_the_loop_breathe():
+    tape = Tape()
+    batch = memoryview(encode_batch([(0, b"%d" % number, b"", ()) for number in range(2500)]))
+    steps = list(replay_log(tape, [batch, batch]))
+    assert steps == [MORE_TO_COME] * 10 + [2500]
+    assert len(tape.replayed) == 5000
+
+
+def test_loading_follows_transactions_and_passes_over_what_it_does_not_know():
+    tape = Tape()
+    plain = encode_batch([(0, b"unknown", None, ()), (0, b"plain", None, ()), (0, None, b"no key", ())])
+    inside = encode_batch(
+        [(0, b"inside", b"", ())], base_offset=3, producer_id=9, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    value = encode_end_txn_value(0)
+    marker = encode_control_batch(
+        ControlRecordType.COMMIT, value, timestamp=0, base_offset=4, producer_id=9, producer_epoch=0
+    )
+    (*_, end_offset) = replay_log(tape, [memoryview(plain), memoryview(inside), memoryview(marker)])
+    assert tape.replayed == [(1, b"plain", -1), (3, b"inside", 9)]
+    assert (tape.ended, end_offset) == ([(9, True)], 5)
+
+
+def test_deadlines_are_met_with_one_timer():
+    bench = Bench()
+    tape = bench.elect()
+    start = bench.ports.now_ms()
+    tape.deadline_ms = start + 500
+    bench.write(b"a")
+    tape.deadline_ms = start + 200
+    bench.write(b"b")
+    bench.ports.advance(199)
+    assert tape.events[-1][0] != "deadline"
+    bench.ports.advance(1)
+    assert tape.events[-1] == ("deadline", start + 200)
+
+
+def test_too_much_under_way_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runtime_module, "PENDING_WRITES_MAX", 3)
+    bench = Bench(commits_at_once=False)
+    bench.elect()
+    replies = [bench.write(b"a") for _ in range(4)]
+    assert replies[3].error == E.COORDINATOR_NOT_AVAILABLE
+    bench.ports.commit(0)
+    assert [reply.response for reply in replies[:3]] == ["stored"] * 3
+    assert bench.write(b"a").is_parked
+
+
+def test_parked_requests_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runtime_module, "PARKED_REQUESTS_MAX", 2)
+    world = World()
+    joins = [world.join(group=f"g{number}", version=3) for number in range(3)]
+    assert joins[2].error == E.COORDINATOR_NOT_AVAILABLE
+    world.advance(3000)
+    assert [join.error for join in joins[:2]] == [0, 0]
+    assert world.join(group="again", version=3).is_parked
+
+
+def test_a_heartbeat_is_welcome_while_the_partition_loads():
+    world = World()
+    world.stable()
+    world.service.on_partition_elected(0, 9)
+    assert world.heartbeat(member="anybody").error == E.NONE
+    assert world.join().error == E.COORDINATOR_LOAD_IN_PROGRESS
+    assert world.commit().error == E.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_a_restart_keeps_members_and_offsets():
+    world = World(partitions=5)
+    members = {group: world.stable(group, size=2, session_ms=300_000) for group in ("a", "b", "c")}
+    for group, (leader, _) in members.items():
+        world.commit(group, {("t", 0): len(group)}, member=leader, generation=1)
+    world.restart()
+    for group, (leader, follower) in members.items():
+        assert world.heartbeat(group, leader).error == world.heartbeat(group, follower).error == 0
+        assert world.sync(group, follower).response.assignment == follower.encode()
+        assert world.committed(group) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("flights", -771814909),
+        ("日本", 835047),
+        ("🛫", 1773134),
+        ("polygenelubricants", -(2**31)),
+    ],
+)
+def test_groups_are_spread_as_java_hashes_them(text: str, expected: int):
+    assert java_hash(text) == expected
+
+
+def test_the_partition_of_a_group():
+    service = GroupCoordinatorService(World().config, FakePorts(), World().rng, lambda: 50)
+    assert service.partition_for("polygenelubricants") == 0
+    assert service.partition_for("flights") == 771814909 % 50
+    assert abs_of_int32(-5) == 5
+
+
+def test_markers_are_what_the_loader_takes_them_for():
+    assert (ControlRecordType.ABORT, ControlRecordType.COMMIT) == (0, 1)
