@@ -10,7 +10,7 @@ import pytest
 from tidelog.broker.cli.common import key_values
 from tidelog.broker.cli.produce import Shape
 from tidelog.broker.cli.record_format import as_json, compile_template
-from tidelog.broker.main import main, plain_start
+from tidelog.broker.main import main
 from tidelog.client import ConsumerRecord
 
 RECORD = ConsumerRecord("t", 3, 17, 1700000000000, 0, b"k", b"v\xff", (("h", b"1"), ("n", None)), 0)
@@ -60,16 +60,6 @@ def test_key_values():
     for wrong in ("a", "=1"):
         with pytest.raises(click.BadParameter):
             key_values([wrong])
-
-
-def test_plain_forms_of_start_are_read_without_click():
-    assert plain_start([]) == (None, {})
-    assert plain_start(["node.yaml", "-o", "a=1", "--override", "b=x=y"]) == ("node.yaml", {"a": "1", "b": "x=y"})
-
-
-@pytest.mark.parametrize("words", [["--help"], ["-o"], ["-o", "nonsense"], ["a", "b"], ["-oa=1"]])
-def test_other_forms_of_start_are_left_to_click(words: list[str]):
-    assert plain_start(words) is None
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from importlib import import_module
 import click
 
 from tidelog import __version__
+from tidelog.broker.cli.common import HELP, fail, reason
 
 _COMMANDS = {
-    "start": ("tidelog.broker.cli.start_command", "Run a node: broker and controller in one."),
+    "start": ("tidelog.broker.cli.start", "Run a node: broker and controller in one."),
     "topics": ("tidelog.broker.cli.topics", "List, create, describe and delete topics."),
     "produce": ("tidelog.broker.cli.produce", "Send lines of standard input to a topic."),
     "consume": ("tidelog.broker.cli.consume", "Print the records of a topic."),
@@ -39,7 +40,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup, context_settings=HELP)
 @click.version_option(__version__, prog_name="tidelog", message="%(prog)s %(version)s")
 def cli() -> None:
     """A Kafka-compatible broker in pure Python.
@@ -67,16 +68,11 @@ def run(words: list[str]) -> int:
     except click.Abort:
         return 1
     except KafkaError as error:
-        return fail(f"{error.code.name}: {error.message}" if error.message else error.code.name)
+        return fail(str(error))
     except BrokenPipeError:
         # Whoever read our output has seen enough; keep the interpreter from flushing into the closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        return fail(reason(error))
     return outcome if isinstance(outcome, int) else 0
-
-
-def fail(message: str) -> int:
-    click.echo(f"tidelog: {' '.join(message.split())}", err=True)
-    return 1

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 import click
 
-from tidelog.client.config import ConfigError
-
 Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -67,10 +65,23 @@ def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> di
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Runs a command's coroutine; an option no client knows is wrong usage."""
+    from tidelog.client.config import ConfigError
+
     try:
         return asyncio.run(main)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
+
+
+def fail(message: str) -> int:
+    """One line on standard error, and the exit code of a failure."""
+    click.echo(f"tidelog: {' '.join(message.split())}", err=True)
+    return 1
+
+
+def reason(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}" if error.strerror else str(error)
 
 
 def print_json(value: Any) -> None:

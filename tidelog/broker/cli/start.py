@@ -15,23 +15,57 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import click
+
+from tidelog.broker.cli.common import HELP, fail, key_values, reason
 from tidelog.broker.config import ConfigError, NodeConfig
+
+
+@click.command("start", context_settings=HELP)
+@click.argument("file", required=False, type=click.Path(dir_okay=False))
+@click.option(
+    "-o",
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=lambda context, parameter, values: key_values(values),
+    help="One configuration value, by Kafka's name; wins over FILE. May be given many times.",
+)
+def command(file: str | None, overrides: dict[str, str]) -> int:
+    """Run a node until SIGTERM or Ctrl-C.
+
+    Without arguments: broker and controller in one, on 127.0.0.1:9092, data in ./tidelog-data, which is created and
+    formatted when it is not there. FILE is YAML (or Java properties) with Kafka's own configuration names. The first
+    line printed says the address that clients are told.
+
+    \b
+    Examples:
+      tidelog start
+      tidelog start node.yaml -o listeners=PLAINTEXT://127.0.0.1:19092 -o log.dirs=/var/lib/tidelog
+    """
+    return start(file, overrides)
 
 
 def start(file: str | None, overrides: dict[str, str]) -> int:
     """Runs a node until it is told to stop; the exit code."""
+    try:
+        config = NodeConfig.load(Path(file) if file is not None else None, overrides)
+    except ConfigError as error:
+        return fail(str(error))
+    except OSError as error:
+        return fail(reason(error))
     from tidelog.broker.node import run_node
     from tidelog.storage.disk import DirectoryInUse
     from tidelog.storage.log_directory import ForeignDirectory
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        config = NodeConfig.load(Path(file) if file is not None else None, overrides)
         _event_loop_run(_until_told(run_node(config, announce)))
     except (ConfigError, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
     except OSError as error:
-        return fail(_reason(error))
+        return fail(reason(error))
     return 0
 
 
@@ -40,16 +74,6 @@ def announce(line: str) -> None:
     sys.stdout.write(line + "\n")
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-
-
-def fail(message: str) -> int:
-    sys.stderr.write(f"tidelog: {' '.join(message.split())}\n")
-    return 1
-
-
-def _reason(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}" if error.strerror else str(error)
 
 
 def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:
