@@ -48,7 +48,10 @@ def handle(services: Services, context: RequestContext, request: ListOffsetsRequ
                 timestamp, offset, epoch = found
                 answered.append(
                     ListOffsetsPartitionResponse(
-                        partition_index=index, timestamp=timestamp, offset=offset, leader_epoch=epoch
+                        partition_index=index,
+                        timestamp=timestamp,
+                        offset=offset,
+                        leader_epoch=epoch if context.api_version >= 4 else -1,
                     )
                 )
             except KafkaError as error:
