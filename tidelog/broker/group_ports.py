@@ -1,4 +1,4 @@
-"""The coordinators' door to the node (`coordinators.runtime.Ports`): their partitions' logs, the clock, the timers."""
+"""The coordinators' door to the node (`coordinators.ports.Ports`): their partitions' logs, the clock, the timers."""
 
 from __future__ import annotations
 
@@ -58,4 +58,7 @@ class GroupPorts:
         return self._loop.call_later(delay_ms / 1000, callback)
 
     def now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def wall_ms(self) -> int:
         return self._clock_ms()

@@ -14,6 +14,13 @@ from typing import Any, NamedTuple, Protocol
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
+class Now(NamedTuple):
+    """The time, twice: `steady_ms` never jumps and is for deadlines, `wall_ms` is since 1970 and goes into records."""
+
+    steady_ms: int
+    wall_ms: int
+
+
 class Caller(NamedTuple):
     """Who sent a request: the token its answer goes to, and what the request header said."""
 
@@ -39,10 +46,10 @@ class Write:
 class Outcome:
     """What one message, or one deadline, leads to. Replies leave before writes are made."""
 
-    __slots__ = ("notes", "now_ms", "replies", "writes")
+    __slots__ = ("notes", "now_ms", "replies", "wall_ms", "writes")
 
-    def __init__(self, now_ms: int) -> None:
-        self.now_ms = now_ms
+    def __init__(self, now: Now) -> None:
+        self.now_ms, self.wall_ms = now
         self.replies: list[tuple[int, Any]] = []
         self.writes: list[Write] = []
         self.notes: list[str] = []  # for the log: events of a group's life, never one per request
@@ -85,17 +92,17 @@ class Coordinator(Protocol):
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
         """A transaction marker in the log."""
 
-    def on_loaded(self, now_ms: int) -> Outcome:
+    def on_loaded(self, now: Now) -> Outcome:
         """The whole log was replayed; this node serves the partition from now on."""
 
-    def on_committed(self, context: Any, now_ms: int) -> Outcome:
+    def on_committed(self, context: Any, now: Now) -> Outcome:
         """The write that carried this context is committed and replayed."""
 
-    def on_failed(self, context: Any, error: ErrorCode, now_ms: int) -> Outcome:
+    def on_failed(self, context: Any, error: ErrorCode, now: Now) -> Outcome:
         """The write that carried this context failed, or is not committed in time (it may yet be replayed)."""
 
     def next_deadline_ms(self) -> int | None:
-        """When `on_deadline` wants to be called; earlier than needed does no harm."""
+        """When `on_deadline` wants to be called, in steady time; earlier than needed does no harm."""
 
-    def on_deadline(self, now_ms: int) -> Outcome:
+    def on_deadline(self, now: Now) -> Outcome:
         """Do what is due."""

@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tidelog.broker.context import Deferred
 from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
-from tidelog.broker.coordinators.outcome import Coordinator, Outcome, Write
+from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
+from tidelog.broker.coordinators.ports import Ports, TimerHandle
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.records import encode_batch
 
@@ -42,27 +43,6 @@ _APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
-
-
-class TimerHandle(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Ports(Protocol):
-    """What the runtime needs from the node. All calls come from, and all callbacks go to, the loop thread."""
-
-    def append(self, partition: int, batch: bytearray) -> int:
-        """Append as leader; returns the offset after the last record. Raises KafkaError."""
-
-    def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
-        """Call back once everything below `offset` is committed, or with why it never will be from here."""
-
-    def read_log(self, partition: int) -> Iterator[memoryview]:
-        """The partition's log from its start to its end: whole batches, some at a time."""
-
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> TimerHandle: ...
-
-    def now_ms(self) -> int: ...
 
 
 class _State(Enum):
@@ -100,7 +80,7 @@ class _Shard(Generic[C]):
         self.finishers: dict[int, Callable[[Any], Any]] = {}
         self.timer: TimerHandle | None = None
         self.timer_due_ms = 0
-        self.after_load: list[Callable[[C, int], Outcome]] = []
+        self.after_load: list[Callable[[C, Now], Outcome]] = []
 
     def is_active(self) -> bool:
         return self.state is _State.ACTIVE
@@ -132,10 +112,10 @@ class CoordinatorRuntime(Generic[C]):
     def submit(
         self,
         partition: int,
-        operation: Callable[[C, int, int], Outcome],
+        operation: Callable[[C, int, Now], Outcome],
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Run `operation(coordinator, token, now_ms)` and return its answer, or a Deferred that will hold it.
+        """Run `operation(coordinator, token, now)` and return its answer, or a Deferred that will hold it.
 
         The answer is the response passed through `finish`, or a KafkaError (then unchanged). Raises KafkaError where
         the partition is not served (NOT_COORDINATOR), loads (COORDINATOR_LOAD_IN_PROGRESS) or is overloaded
@@ -149,7 +129,7 @@ class CoordinatorRuntime(Generic[C]):
         ):
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many requests are under way")
         token = next(self._tokens)
-        outcome = operation(shard.coordinator, token, self._ports.now_ms())
+        outcome = operation(shard.coordinator, token, self._now())
         if len(outcome.replies) == 1 and not outcome.writes and outcome.replies[0][0] == token:
             # The usual case, a heartbeat say: answered, nothing to wait for.
             answer = outcome.replies[0][1]
@@ -186,11 +166,11 @@ class CoordinatorRuntime(Generic[C]):
         """Run a read of the committed state now; raises as `submit`."""
         return operation(self._active(partition).coordinator)
 
-    def submit_to_all(self, operation: Callable[[C, int], Outcome]) -> None:
-        """Run `operation(coordinator, now_ms)` on every partition served here, or being loaded; nobody waits for it."""
+    def submit_to_all(self, operation: Callable[[C, Now], Outcome]) -> None:
+        """Run `operation(coordinator, now)` on every partition served here, or being loaded; nobody waits for it."""
         for shard in list(self._shards.values()):
             if shard.is_active():
-                self._apply(shard, operation(shard.coordinator, self._ports.now_ms()))
+                self._apply(shard, operation(shard.coordinator, self._now()))
                 self._arm(shard)
             elif shard.state is _State.LOADING:
                 shard.after_load.append(operation)
@@ -231,15 +211,15 @@ class CoordinatorRuntime(Generic[C]):
         for token, response in outcome.replies:
             self._answer(shard, token, response)
         for write in outcome.writes:
-            self._write(shard, write, outcome.now_ms)
+            self._write(shard, write, outcome)
 
     def _log(self, outcome: Outcome) -> None:
         for note in outcome.notes:
             log.info("%s", note)
 
-    def _write(self, shard: _Shard[C], write: Write, now_ms: int) -> None:
+    def _write(self, shard: _Shard[C], write: Write, outcome: Outcome) -> None:
         try:
-            encoded = [(now_ms, *shard.coordinator.encode(record), ()) for record in write.records]
+            encoded = [(outcome.wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]
             batch = encode_batch(encoded, compression=self._compression)
             size_bytes = len(batch)
             next_offset = self._ports.append(shard.partition, batch)
@@ -252,7 +232,7 @@ class CoordinatorRuntime(Generic[C]):
             log.warning("%s: a record for partition %d cannot be encoded: %s", self._name, shard.partition, error)
             self._fail(shard, write, ErrorCode.INVALID_REQUEST)
             return
-        shard.pending.append(_Pending(write, next_offset, now_ms + self._write_timeout_ms, size_bytes))
+        shard.pending.append(_Pending(write, next_offset, outcome.now_ms + self._write_timeout_ms, size_bytes))
         shard.pending_bytes += size_bytes
         self._ports.when_committed(
             shard.partition, next_offset, lambda error: self._on_commit(shard, next_offset, error)
@@ -262,7 +242,7 @@ class CoordinatorRuntime(Generic[C]):
         for token, _ in write.replies:
             self._answer(shard, token, KafkaError(error))
         if write.context is not None:
-            self._apply(shard, shard.coordinator.on_failed(write.context, error, self._ports.now_ms()))
+            self._apply(shard, shard.coordinator.on_failed(write.context, error, self._now()))
 
     def _on_commit(self, shard: _Shard[C], offset: int, error: Exception | None) -> None:
         if not shard.is_active():
@@ -294,7 +274,10 @@ class CoordinatorRuntime(Generic[C]):
         for token, response in write.replies:
             self._answer(shard, token, response)
         if write.context is not None:
-            self._apply(shard, shard.coordinator.on_committed(write.context, self._ports.now_ms()))
+            self._apply(shard, shard.coordinator.on_committed(write.context, self._now()))
+
+    def _now(self) -> Now:
+        return Now(self._ports.now_ms(), self._ports.wall_ms())
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -319,15 +302,15 @@ class CoordinatorRuntime(Generic[C]):
         shard.timer = None
         if not shard.is_active():
             return
-        now_ms = self._ports.now_ms()
+        now = self._now()
         for pending in list(shard.pending):
-            if pending.deadline_ms > now_ms:
+            if pending.deadline_ms > now.steady_ms:
                 break
             if not pending.answered:
                 pending.answered = True
                 assert pending.write is not None
                 self._fail(shard, pending.write, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self._apply(shard, shard.coordinator.on_deadline(now_ms))
+        self._apply(shard, shard.coordinator.on_deadline(now))
         self._arm(shard)
 
     # -- elections ---------------------------------------------------------------------------------------------------
@@ -389,9 +372,9 @@ class CoordinatorRuntime(Generic[C]):
             self._close(shard, _State.FAILED)
             return
         shard.state = _State.ACTIVE
-        now_ms = self._ports.now_ms()
-        self._apply(shard, shard.coordinator.on_loaded(now_ms))
+        now = self._now()
+        self._apply(shard, shard.coordinator.on_loaded(now))
         for operation in shard.after_load:
-            self._apply(shard, operation(shard.coordinator, now_ms))
+            self._apply(shard, operation(shard.coordinator, now))
         shard.after_load.clear()
         self._arm(shard)

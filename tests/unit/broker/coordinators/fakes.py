@@ -45,6 +45,7 @@ class FakePorts:
         self.high_watermarks: dict[int, int] = {}
         self.refuse_appends: KafkaError | None = None
         self.time_ms = 1_000_000
+        self.wall_ahead_ms = 1_700_000_000_000
         self._waiting: dict[int, list[tuple[int, Committed]]] = {}
         self._timers: list[tuple[int, int, Handle]] = []
         self._sequence = 0
@@ -104,6 +105,9 @@ class FakePorts:
 
     def now_ms(self) -> int:
         return self.time_ms
+
+    def wall_ms(self) -> int:
+        return self.time_ms + self.wall_ahead_ms
 
     def advance(self, by_ms: int) -> None:
         """Let time pass, running what comes due at its own moment."""

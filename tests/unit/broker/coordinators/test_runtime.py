@@ -6,7 +6,7 @@ from tests.unit.broker.coordinators.fakes import FakePorts, Reply, World
 from tidelog.broker.coordinators import runtime as runtime_module
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService, abs_of_int32, java_hash
 from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
-from tidelog.broker.coordinators.outcome import Outcome
+from tidelog.broker.coordinators.outcome import Now, Outcome
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
@@ -37,26 +37,26 @@ class Tape:
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
         self.ended.append((producer_id, committed))
 
-    def on_loaded(self, now_ms: int) -> Outcome:
+    def on_loaded(self, now: Now) -> Outcome:
         self.events.append(("loaded",))
-        return Outcome(now_ms)
+        return Outcome(now)
 
-    def on_committed(self, context: object, now_ms: int) -> Outcome:
+    def on_committed(self, context: object, now: Now) -> Outcome:
         self.events.append(("committed", context, len(self.replayed)))
-        return Outcome(now_ms)
+        return Outcome(now)
 
-    def on_failed(self, context: object, error: ErrorCode, now_ms: int) -> Outcome:
+    def on_failed(self, context: object, error: ErrorCode, now: Now) -> Outcome:
         self.events.append(("failed", context, error))
-        return Outcome(now_ms)
+        return Outcome(now)
 
     def next_deadline_ms(self) -> int | None:
         return self.deadline_ms
 
-    def on_deadline(self, now_ms: int) -> Outcome:
-        if self.deadline_ms is not None and self.deadline_ms <= now_ms:
-            self.events.append(("deadline", now_ms))
+    def on_deadline(self, now: Now) -> Outcome:
+        if self.deadline_ms is not None and self.deadline_ms <= now.steady_ms:
+            self.events.append(("deadline", now.steady_ms))
             self.deadline_ms = None
-        return Outcome(now_ms)
+        return Outcome(now)
 
 
 class Bench:
@@ -77,8 +77,8 @@ class Bench:
         return self.tapes[-1]
 
     def write(self, *records: bytes, context: object = None) -> Reply:
-        def operation(tape: Tape, token: int, now_ms: int) -> Outcome:
-            outcome = Outcome(now_ms)
+        def operation(tape: Tape, token: int, now: Now) -> Outcome:
+            outcome = Outcome(now)
             outcome.reply_when_stored(list(records), token, "stored")
             outcome.writes[0].context = context
             return outcome
@@ -102,11 +102,11 @@ def test_a_write_is_replayed_before_it_is_answered():
 def test_a_node_alone_answers_in_the_same_call():
     bench = Bench()
     bench.elect()
-    assert bench.runtime.submit(0, lambda tape, token, now_ms: _stored(token, now_ms)) == "stored"
+    assert bench.runtime.submit(0, _stored) == "stored"
 
 
-def _stored(token: int, now_ms: int) -> Outcome:
-    outcome = Outcome(now_ms)
+def _stored(tape: Tape, token: int, now: Now) -> Outcome:
+    outcome = Outcome(now)
     outcome.reply_when_stored([b"r"], token, "stored")
     return outcome
 
@@ -313,3 +313,14 @@ def test_the_partition_of_a_group():
 
 def test_markers_are_what_the_loader_takes_them_for():
     assert (ControlRecordType.ABORT, ControlRecordType.COMMIT) == (0, 1)
+
+
+def test_a_wall_clock_that_jumps_expires_nobody():
+    world = World()
+    (member,) = world.stable()
+    world.ports.wall_ahead_ms += 3_600_000
+    world.advance(1000)
+    assert world.heartbeat(member=member).error == E.NONE
+    world.ports.wall_ahead_ms -= 7_200_000
+    world.advance(10_000)
+    assert world.heartbeat(member=member).error == E.UNKNOWN_MEMBER_ID

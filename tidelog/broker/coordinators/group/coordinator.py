@@ -18,7 +18,7 @@ from tidelog.broker.coordinators.group.offsets import FetchedTopics, OffsetStore
 from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, synced
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
 from tidelog.broker.coordinators.group.states import HEARTBEAT_ANSWER, GroupState
-from tidelog.broker.coordinators.outcome import Caller, Outcome, RandomBits
+from tidelog.broker.coordinators.outcome import Caller, Now, Outcome, RandomBits
 from tidelog.broker.coordinators.timers import TimerQueue
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -51,20 +51,20 @@ class GroupCoordinator:
 
     # -- membership --------------------------------------------------------------------------------------------------
 
-    def join(self, request: JoinGroupRequest, caller: Caller, now_ms: int) -> Outcome:
-        outcome = Outcome(now_ms)
+    def join(self, request: JoinGroupRequest, caller: Caller, now: Now) -> Outcome:
+        outcome = Outcome(now)
         group = self.groups.get(request.group_id)
         if group is None:
             if request.member_id:
                 outcome.reply(caller.token, refused(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
                 return outcome
-            group = self.groups[request.group_id] = Group(request.group_id, now_ms)
+            group = self.groups[request.group_id] = Group(request.group_id, now.wall_ms)
         self._joins.join(group, request, caller, outcome)
         self._forget_if_traceless(group)
         return outcome
 
-    def sync(self, request: SyncGroupRequest, caller: Caller, now_ms: int) -> Outcome:
-        outcome = Outcome(now_ms)
+    def sync(self, request: SyncGroupRequest, caller: Caller, now: Now) -> Outcome:
+        outcome = Outcome(now)
         group = self.groups.get(request.group_id)
         error = self._sync_refusal(group, request)
         if group is None or error is not ErrorCode.NONE:
@@ -103,8 +103,8 @@ class GroupCoordinator:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
-    def heartbeat(self, request: HeartbeatRequest, caller: Caller, now_ms: int) -> Outcome:
-        outcome = Outcome(now_ms)
+    def heartbeat(self, request: HeartbeatRequest, caller: Caller, now: Now) -> Outcome:
+        outcome = Outcome(now)
         group = self.groups.get(request.group_id)
         if group is None:
             error = ErrorCode.UNKNOWN_MEMBER_ID
@@ -114,12 +114,12 @@ class GroupCoordinator:
                 error = ErrorCode.ILLEGAL_GENERATION
             if error is ErrorCode.NONE:
                 error = HEARTBEAT_ANSWER[group.state]
-                self._rebalancer.extend_session(group, group.members[request.member_id], now_ms)
+                self._rebalancer.extend_session(group, group.members[request.member_id], now.steady_ms)
         outcome.reply(caller.token, HeartbeatResponse(error_code=error))
         return outcome
 
-    def leave(self, group_id: str, members: Iterable[MemberIdentity], caller: Caller, now_ms: int) -> Outcome:
-        outcome = Outcome(now_ms)
+    def leave(self, group_id: str, members: Iterable[MemberIdentity], caller: Caller, now: Now) -> Outcome:
+        outcome = Outcome(now)
         group = self.groups.get(group_id)
         response = LeaveGroupResponse()
         left: list[str] = []
@@ -153,17 +153,17 @@ class GroupCoordinator:
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
-    def commit_offsets(self, request: OffsetCommitRequest, caller: Caller, now_ms: int) -> Outcome:
+    def commit_offsets(self, request: OffsetCommitRequest, caller: Caller, now: Now) -> Outcome:
         """Topics carry their names (and ids where known). A refusal of the whole commit is a KafkaError to send."""
-        outcome = Outcome(now_ms)
+        outcome = Outcome(now)
         group = self.groups.get(request.group_id)
         error = commit_refusal(group, request, caller.api_version)
         if error is not ErrorCode.NONE:
             outcome.refuse(caller.token, error)
             return outcome
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
-            self._rebalancer.extend_session(group, group.members[request.member_id], now_ms)
-        stored, response = commit_records(request, now_ms, self.config.offset_metadata_max_bytes)
+            self._rebalancer.extend_session(group, group.members[request.member_id], now.steady_ms)
+        stored, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
         if stored:
             outcome.reply_when_stored(stored, caller.token, response)
         else:
@@ -176,9 +176,9 @@ class GroupCoordinator:
         """See `OffsetStore.fetch`; what is asked for by name and what by id is the caller's business."""
         return self.offsets.fetch(group_id, topics, require_stable)
 
-    def forget_topics(self, topics: Collection[tuple[str, bytes]], now_ms: int) -> Outcome:
+    def forget_topics(self, topics: Collection[tuple[str, bytes]], now: Now) -> Outcome:
         """Topics, (name, id) each, are deleted: so are the offsets committed for them."""
-        outcome = Outcome(now_ms)
+        outcome = Outcome(now)
         tombstones = self.offsets.tombstones_of_topics(topics)
         for start in range(0, len(tombstones), EXPIRY_RECORDS_PER_TURN):
             outcome.write(list(tombstones[start : start + EXPIRY_RECORDS_PER_TURN]))
@@ -218,9 +218,9 @@ class GroupCoordinator:
             if group is not None and not self._loading:
                 self._forget_if_traceless(group)
 
-    def on_loaded(self, now_ms: int) -> Outcome:
+    def on_loaded(self, now: Now) -> Outcome:
         """Members are taken for alive until their sessions say otherwise."""
-        outcome = Outcome(now_ms)
+        outcome = Outcome(now)
         self._loading = False
         for group in list(self.groups.values()):
             if group.persisted is None:
@@ -228,16 +228,16 @@ class GroupCoordinator:
                 continue
             group.restore(group.persisted)
             for member in group.members.values():
-                self._rebalancer.extend_session(group, member, now_ms)
+                self._rebalancer.extend_session(group, member, now.steady_ms)
             if len(group.members) > self.config.group_max_size:
                 self._rebalancer.prepare(group, "more members than group.max.size allows", outcome)
-        self.timers.set(EXPIRE, now_ms + self.config.offsets_retention_check_interval_ms)
+        self.timers.set(EXPIRE, now.steady_ms + self.config.offsets_retention_check_interval_ms)
         return outcome
 
     # -- what became of a write --------------------------------------------------------------------------------------
 
-    def on_committed(self, context: GroupWrite, now_ms: int) -> Outcome:
-        outcome = Outcome(now_ms)
+    def on_committed(self, context: GroupWrite, now: Now) -> Outcome:
+        outcome = Outcome(now)
         group = context.group
         group.writes_in_flight -= 1
         if context.kind == "assignment" and group.state is GroupState.STABLE and group.generation == context.generation:
@@ -247,8 +247,8 @@ class GroupCoordinator:
         self._forget_if_traceless(group)
         return outcome
 
-    def on_failed(self, context: GroupWrite, error: ErrorCode, now_ms: int) -> Outcome:
-        outcome = Outcome(now_ms)
+    def on_failed(self, context: GroupWrite, error: ErrorCode, now: Now) -> Outcome:
+        outcome = Outcome(now)
         group = context.group
         group.writes_in_flight -= 1
         outcome.note(f"group {group.group_id}: could not store its {context.kind}: {error.name}")
@@ -269,9 +269,9 @@ class GroupCoordinator:
     def next_deadline_ms(self) -> int | None:
         return self.timers.next_deadline_ms()
 
-    def on_deadline(self, now_ms: int) -> Outcome:
-        outcome = Outcome(now_ms)
-        while (key := self.timers.pop_due(now_ms)) is not None:
+    def on_deadline(self, now: Now) -> Outcome:
+        outcome = Outcome(now)
+        while (key := self.timers.pop_due(now.steady_ms)) is not None:
             if key is EXPIRE or key.kind == "expire":
                 self._expire(outcome)
                 continue
@@ -303,7 +303,7 @@ class GroupCoordinator:
 
     def _expire_group(self, group: Group, outcome: Outcome) -> int:
         stored: list[GroupMetadata | OffsetCommit]
-        tombstones, all_expired = self.offsets.expired(group, outcome.now_ms, self.config.offsets_retention_ms)
+        tombstones, all_expired = self.offsets.expired(group, outcome.wall_ms, self.config.offsets_retention_ms)
         stored = list(tombstones)
         is_over = (
             all_expired

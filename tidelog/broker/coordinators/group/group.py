@@ -70,11 +70,11 @@ class Member:
 class Group:
     """`awaiting_join` and `awaiting_sync` map a member to the token of its parked request."""
 
-    def __init__(self, group_id: str, now_ms: int) -> None:
+    def __init__(self, group_id: str, wall_ms: int) -> None:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.previous_state = GroupState.DEAD
-        self.state_since_ms = now_ms  # -1: not known, an old record
+        self.state_since_ms = wall_ms  # -1: not known, an old record
         self.generation = 0
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
@@ -95,9 +95,9 @@ class Group:
 
     # -- state -------------------------------------------------------------------------------------------------------
 
-    def move(self, event: GroupEvent, now_ms: int) -> None:
+    def move(self, event: GroupEvent, wall_ms: int) -> None:
         self.previous_state, self.state = self.state, next_state(self.state, event)
-        self.state_since_ms = now_ms
+        self.state_since_ms = wall_ms
 
     @property
     def can_rebalance(self) -> bool:
@@ -217,17 +217,17 @@ class Group:
             votes[name] = votes.get(name, 0) + 1
         return max(votes, key=votes.__getitem__)
 
-    def start_generation(self, now_ms: int) -> None:
+    def start_generation(self, wall_ms: int) -> None:
         """The join phase is over: the next generation begins, with the members that are left."""
         self.generation += 1
         self.pending_sync.clear()
         self.assignment_in_flight = None
         if self.members:
             self.protocol_name = self.select_protocol()
-            self.move(GroupEvent.JOINED, now_ms)
+            self.move(GroupEvent.JOINED, wall_ms)
         else:
             self.protocol_name = None
-            self.move(GroupEvent.EMPTIED, now_ms)
+            self.move(GroupEvent.EMPTIED, wall_ms)
         self.subscribed_topics = self._subscriptions()
 
     def is_subscribed_to(self, topic: str) -> bool:

@@ -153,7 +153,7 @@ class OffsetStore:
                             found[group_id, topic, index] = None
         return [OffsetCommit(group_id, topic, index, None) for group_id, topic, index in found]
 
-    def expired(self, group: Group, now_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
+    def expired(self, group: Group, wall_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
         """Records that forget what has expired, and whether that leaves the group without offsets.
 
         An empty group's offsets count from when it became empty; a group without members of its own (manual
@@ -177,9 +177,9 @@ class OffsetStore:
             for index, entry in partitions.items():
                 base_ms = entry.commit_timestamp_ms if since_empty < 0 else since_empty
                 if entry.expire_timestamp_ms != -1:
-                    due = now_ms >= entry.expire_timestamp_ms
+                    due = wall_ms >= entry.expire_timestamp_ms
                 else:
-                    due = now_ms - base_ms >= retention_ms
+                    due = wall_ms - base_ms >= retention_ms
                 if due and not self.is_pending(group.group_id, topic, index):
                     records.append(OffsetCommit(group.group_id, topic, index, None))
                 else:
@@ -223,13 +223,13 @@ def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_versio
 
 
 def commit_records(
-    request: OffsetCommitRequest, now_ms: int, max_metadata_bytes: int
+    request: OffsetCommitRequest, wall_ms: int, max_metadata_bytes: int
 ) -> tuple[list[OffsetCommit], OffsetCommitResponse]:
     """What an accepted commit stores, and its answer."""
     records: list[OffsetCommit] = []
     response = OffsetCommitResponse()
     retention_ms = request.retention_time_ms
-    expire_timestamp_ms = -1 if retention_ms == -1 else now_ms + retention_ms
+    expire_timestamp_ms = -1 if retention_ms == -1 else wall_ms + retention_ms
     for topic in request.topics:
         answer = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
         response.topics.append(answer)
@@ -248,7 +248,7 @@ def commit_records(
                 offset=partition.committed_offset,
                 leader_epoch=partition.committed_leader_epoch,
                 metadata=metadata,
-                commit_timestamp=now_ms,
+                commit_timestamp=wall_ms,
                 expire_timestamp=expire_timestamp_ms,
                 topic_id=topic.topic_id,
             )

@@ -60,7 +60,7 @@ class Rebalancer:
         group.pending_sync.clear()
         self._timers.cancel(TimerKey("sync", group.group_id))
         is_initial = group.state is GroupState.EMPTY
-        group.move(GroupEvent.REBALANCE, outcome.now_ms)
+        group.move(GroupEvent.REBALANCE, outcome.wall_ms)
         outcome.note(f"group {group.group_id}: rebalance of generation {group.generation}: {reason}")
         if is_initial:
             # A new group: wait a little, so that members started together need one rebalance and not one each.
@@ -100,7 +100,7 @@ class Rebalancer:
             # Only absent static members are left: wait until one comes back or their sessions end.
             self._await_joins(group, outcome)
             return
-        group.start_generation(outcome.now_ms)
+        group.start_generation(outcome.wall_ms)
         if group.members:
             self._hand_out_generation(group, outcome)
         else:

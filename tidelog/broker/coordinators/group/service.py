@@ -16,7 +16,8 @@ from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.offsets import FetchedTopics
 from tidelog.broker.coordinators.outcome import Caller, RandomBits
-from tidelog.broker.coordinators.runtime import CoordinatorRuntime, Ports
+from tidelog.broker.coordinators.ports import Ports
+from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -67,7 +68,7 @@ class GroupCoordinatorService:
 
     def on_topics_deleted(self, topics: Collection[tuple[str, bytes]]) -> None:
         """(name, topic id) of each; the offsets committed for them are forgotten."""
-        self._runtime.submit_to_all(lambda coordinator, now_ms: coordinator.forget_topics(topics, now_ms))
+        self._runtime.submit_to_all(lambda coordinator, now: coordinator.forget_topics(topics, now))
 
     def is_loading(self) -> bool:
         return self._runtime.is_loading()
@@ -86,7 +87,7 @@ class GroupCoordinatorService:
             request.rebalance_timeout_ms = timeout_ms
         answer: JoinGroupResponse | Deferred = self._submit(
             request.group_id,
-            lambda coordinator, token, now_ms: coordinator.join(request, caller_of(context, token), now_ms),
+            lambda coordinator, token, now: coordinator.join(request, caller_of(context, token), now),
         )
         return answer
 
@@ -96,7 +97,7 @@ class GroupCoordinatorService:
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         answer: SyncGroupResponse | Deferred = self._submit(
             request.group_id,
-            lambda coordinator, token, now_ms: coordinator.sync(request, caller_of(context, token), now_ms),
+            lambda coordinator, token, now: coordinator.sync(request, caller_of(context, token), now),
         )
         return answer
 
@@ -105,7 +106,7 @@ class GroupCoordinatorService:
         try:
             answer: HeartbeatResponse | Deferred = self._submit(
                 request.group_id,
-                lambda coordinator, token, now_ms: coordinator.heartbeat(request, caller_of(context, token), now_ms),
+                lambda coordinator, token, now: coordinator.heartbeat(request, caller_of(context, token), now),
             )
             return answer
         except KafkaError as error:
@@ -122,8 +123,8 @@ class GroupCoordinatorService:
             finish = _leave_of_one
         answer: LeaveGroupResponse | Deferred = self._submit(
             request.group_id,
-            lambda coordinator, token, now_ms: coordinator.leave(
-                request.group_id, members, caller_of(context, token), now_ms
+            lambda coordinator, token, now: coordinator.leave(
+                request.group_id, members, caller_of(context, token), now
             ),
             finish,
         )
@@ -137,7 +138,7 @@ class GroupCoordinatorService:
         """`request` has only topics that exist, by name, with their ids where known."""
         return self._submit(
             request.group_id,
-            lambda coordinator, token, now_ms: coordinator.commit_offsets(request, caller_of(context, token), now_ms),
+            lambda coordinator, token, now: coordinator.commit_offsets(request, caller_of(context, token), now),
             finish,
         )
 

@@ -1,0 +1,35 @@
+"""What the coordinators' runtime needs from the node around it: a log per partition, the time, and timers.
+
+Here lives the contract alone; the node's side of it is `broker/group_ports.py`, tests bring their own. The invariant:
+everything is called from the loop thread, and everything calls back there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Ports(Protocol):
+    """What the runtime needs from the node. All calls come from, and all callbacks go to, the loop thread."""
+
+    def append(self, partition: int, batch: bytearray) -> int:
+        """Append as leader; returns the offset after the last record. Raises KafkaError."""
+
+    def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
+        """Call back once everything below `offset` is committed, or with why it never will be from here."""
+
+    def read_log(self, partition: int) -> Iterator[memoryview]:
+        """The partition's log from its start to its end: whole batches, some at a time."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> TimerHandle: ...
+
+    def now_ms(self) -> int:
+        """Time that never jumps, for deadlines."""
+
+    def wall_ms(self) -> int:
+        """Time since 1970, for records."""
