@@ -39,7 +39,6 @@ PURE = (
     "client/accumulator.py",
     "client/producer_session.py",
     "client/subscription.py",
-    "client/membership.py",
     "client/assignors.py",
     "client/sticky_assignor.py",
     "client/fetch_session.py",
