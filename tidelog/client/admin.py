@@ -1,0 +1,374 @@
+"""The administrator's client: topics, configurations, offsets, the cluster.
+
+Requests go to any broker, the controller's through it, a partition's to its leader, a group's to its coordinator.
+Invariant: what a cluster refuses is a KafkaError naming what was refused; what may pass (a leader that is being elected,
+a connection that broke) is tried again for `default_api_timeout_ms`, unless trying twice could do it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tidelog.client.cluster import Cluster
+from tidelog.client.config import AdminConfig
+from tidelog.client.coordinator import Coordinator
+from tidelog.client.model import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    ClusterDescription,
+    ConfigEntry,
+    NewTopic,
+    Node,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    PartitionDescription,
+    TopicDescription,
+    TopicPartition,
+)
+from tidelog.client.offsets import list_offsets
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tidelog.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from tidelog.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+)
+from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
+
+Outcome = TypeVar("Outcome")
+
+_TOPIC_RESOURCE = 2
+_BROKER_RESOURCE = 4
+_SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
+
+
+class Admin:
+    """Manages a cluster. Options are Kafka's admin configuration with underscores.
+
+    async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:
+        await admin.create_topics([NewTopic("flights", num_partitions=6)])
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._config = AdminConfig.from_options(options)
+        self._cluster: Cluster | None = None
+        self._closed = False
+
+    # -- life
+
+    async def start(self) -> None:
+        """Reach the cluster; every call does it too. Raises KafkaError(NETWORK_EXCEPTION)."""
+        if self._closed:
+            raise RuntimeError("this admin client is closed")
+        if self._cluster is None:
+            cluster = Cluster(self._config)
+            try:
+                await cluster.start()
+            except BaseException:
+                await cluster.close()
+                raise
+            self._cluster = cluster
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._cluster is not None:
+            await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _reach(self) -> Cluster:
+        await self.start()
+        assert self._cluster is not None
+        return self._cluster
+
+    async def _until(self, attempt: Callable[[], Awaitable[Outcome]], *, repeatable: bool = True) -> Outcome:
+        """Attempt until it succeeds or fails for good. A request that cannot be repeated is, after a refusal only."""
+        cluster = await self._reach()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.default_api_timeout_ms / 1000
+        failures = 0
+        while True:
+            try:
+                return await attempt()
+            except KafkaError as error:
+                failures += 1
+                wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
+                unheard = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
+                final = not error.retriable or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if final or (unheard and not repeatable) or loop.time() + wait_s >= deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+
+    async def _controller(self, cluster: Cluster) -> int:
+        """Where CreateTopics and DeleteTopics go: any broker of a KRaft cluster forwards them, but this is the one named."""
+        if cluster.metadata.controller_id in cluster.metadata.nodes:
+            return cluster.metadata.controller_id
+        return next(iter(cluster.metadata.nodes))
+
+    # -- topics
+
+    async def create_topics(
+        self, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
+    ) -> dict[str, bytes]:
+        """Create topics; their ids by name. Raises the KafkaError of the first that was refused, such as
+        TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, INVALID_CONFIG; the others may have been created.
+        """
+        request = CreateTopicsRequest(
+            topics=[_creatable(topic) for topic in topics],
+            timeout_ms=timeout_ms or self._config.request_timeout_ms,
+            validate_only=validate_only,
+        )
+
+        async def attempt() -> CreateTopicsResponse:
+            cluster = await self._reach()
+            response = await cluster.call(await self._controller(cluster), request, CreateTopicsResponse)
+            self._redirect(cluster, (each.error_code for each in response.topics))
+            return response
+
+        response = await self._until(attempt, repeatable=False)
+        for each in response.topics:
+            _check(each.error_code, each.error_message, f"topic {each.name!r}")
+        return {each.name: each.topic_id for each in response.topics}
+
+    async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
+        """Delete topics. Raises the KafkaError of the first that was refused; the others may have been deleted."""
+        wanted = list(names)
+
+        async def attempt() -> DeleteTopicsResponse:
+            cluster = await self._reach()
+            node = await self._controller(cluster)
+            connection = await cluster.connection(node)
+            by_state = connection.version_of(DeleteTopicsRequest) >= 6
+            request = DeleteTopicsRequest(
+                topics=[DeleteTopicState(name=name) for name in wanted] if by_state else [],
+                topic_names=[] if by_state else wanted,
+                timeout_ms=timeout_ms or self._config.request_timeout_ms,
+            )
+            response = await cluster.call(node, request, DeleteTopicsResponse)
+            self._redirect(cluster, (each.error_code for each in response.responses))
+            return response
+
+        response = await self._until(attempt, repeatable=False)
+        for each in response.responses:
+            _check(each.error_code, each.error_message, f"topic {each.name!r}")
+
+    @staticmethod
+    def _redirect(cluster: Cluster, codes: Iterable[int]) -> None:
+        if ErrorCode.NOT_CONTROLLER in set(codes):
+            cluster.request_refresh()
+            raise KafkaError(ErrorCode.NOT_CONTROLLER)
+
+    async def list_topics(self, *, include_internal: bool = False) -> list[str]:
+        """The names of all topics, sorted."""
+        response = await self._metadata(None)
+        return sorted(
+            topic.name for topic in response.topics if topic.name and (include_internal or not topic.is_internal)
+        )
+
+    async def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
+        """Topics by name, all of them without `names`. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        wanted = None if names is None else list(names)
+        response = await self._metadata(wanted)
+        described: dict[str, TopicDescription] = {}
+        for topic in response.topics:
+            if wanted is not None:
+                _check(topic.error_code, None, f"topic {topic.name!r}")
+            if topic.name is not None:
+                described[topic.name] = _described(topic)
+        return described
+
+    async def _metadata(self, topics: list[str] | None) -> MetadataResponse:
+        async def attempt() -> MetadataResponse:
+            return await (await self._reach()).ask_metadata(topics)
+
+        return await self._until(attempt)
+
+    # -- cluster and configuration
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Id, controller and brokers."""
+
+        async def attempt() -> DescribeClusterResponse:
+            return await (await self._reach()).call_any(DescribeClusterRequest(), DescribeClusterResponse)
+
+        response = await self._until(attempt)
+        _check(response.error_code, response.error_message, "the cluster")
+        nodes = tuple(Node(each.broker_id, each.host, each.port, each.rack) for each in response.brokers)
+        return ClusterDescription(response.cluster_id, response.controller_id, nodes)
+
+    async def describe_configs(
+        self,
+        *,
+        topics: Iterable[str] = (),
+        brokers: Iterable[int] = (),
+        keys: Iterable[str] | None = None,
+        documentation: bool = False,
+    ) -> dict[str | int, dict[str, ConfigEntry]]:
+        """Configuration by topic name or broker id, with where each value comes from; only `keys` when given."""
+        wanted = None if keys is None else list(keys)
+        by_node: dict[int | None, list[DescribeConfigsResource]] = {}
+        for name in topics:
+            resource = DescribeConfigsResource(
+                resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=wanted
+            )
+            by_node.setdefault(None, []).append(resource)
+        for broker in brokers:
+            resource = DescribeConfigsResource(
+                resource_type=_BROKER_RESOURCE, resource_name=str(broker), configuration_keys=wanted
+            )
+            by_node.setdefault(broker, []).append(resource)
+        found: dict[str | int, dict[str, ConfigEntry]] = {}
+        for node, resources in by_node.items():
+            found.update(await self._describe_configs(node, resources, documentation))
+        return found
+
+    async def _describe_configs(
+        self, node: int | None, resources: list[DescribeConfigsResource], documentation: bool
+    ) -> dict[str | int, dict[str, ConfigEntry]]:
+        async def attempt() -> DescribeConfigsResponse:
+            cluster = await self._reach()
+            connection = await (cluster.any_connection() if node is None else cluster.connection(node))
+            request = DescribeConfigsRequest(
+                resources=resources,
+                include_synonyms=True,
+                include_documentation=documentation and connection.supports(DescribeConfigsRequest, 3),
+            )
+            return await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
+
+        response = await self._until(attempt)
+        found: dict[str | int, dict[str, ConfigEntry]] = {}
+        for result in response.results:
+            _check(result.error_code, result.error_message, f"configuration of {result.resource_name!r}")
+            name: str | int = result.resource_name if node is None else int(result.resource_name)
+            found[name] = {
+                each.name: ConfigEntry(
+                    each.name,
+                    each.value,
+                    each.config_source,
+                    each.read_only,
+                    each.is_sensitive,
+                    tuple((synonym.name, synonym.value, synonym.source) for synonym in each.synonyms),
+                    each.documentation if documentation else None,
+                )
+                for each in result.configs
+            }
+        return found
+
+    # -- offsets
+
+    async def list_offsets(
+        self,
+        partitions: Mapping[TopicPartition, int | str],
+        *,
+        isolation_level: str = "read_uncommitted",
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Offsets by partition for "earliest", "latest", "max_timestamp", or a time in ms (None: nothing that late)."""
+        timestamps = {}
+        for partition, given in partitions.items():
+            timestamp = _SPECS.get(given) if isinstance(given, str) else given
+            if timestamp is None:
+                raise ValueError(f"{given!r} is none of {', '.join(_SPECS)}, nor a time in ms")
+            timestamps[TopicPartition(*partition)] = timestamp
+        cluster = await self._reach()
+        timeout_ms = self._config.default_api_timeout_ms
+        return await list_offsets(cluster, timestamps, isolation_level=isolation_level, timeout_ms=timeout_ms)
+
+    async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete what is before these offsets (-1: everything); the first offset left, by partition."""
+        cluster = await self._reach()
+        wanted = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+        for topic in {partition.topic for partition in wanted}:
+            await cluster.topic(topic, self._config.default_api_timeout_ms)
+        left: dict[TopicPartition, int] = {}
+
+        async def attempt() -> None:
+            by_leader: dict[int, dict[str, DeleteRecordsTopic]] = {}
+            for (topic, number), offset in wanted.items():
+                partition = TopicPartition(topic, number)
+                if partition in left:
+                    continue
+                leader = cluster.metadata.leader(partition)
+                if leader < 0:
+                    cluster.request_refresh()
+                    raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+                entry = by_leader.setdefault(leader, {}).setdefault(topic, DeleteRecordsTopic(name=topic))
+                entry.partitions.append(DeleteRecordsPartition(partition_index=number, offset=offset))
+            for leader, topics in by_leader.items():
+                request = DeleteRecordsRequest(topics=list(topics.values()), timeout_ms=self._config.request_timeout_ms)
+                response = await cluster.call(leader, request, DeleteRecordsResponse)
+                for answer in response.topics:
+                    for each in answer.partitions:
+                        partition = TopicPartition(answer.name, each.partition_index)
+                        if ErrorCode.of(each.error_code).invalidates_metadata:
+                            cluster.request_refresh()
+                        _check(each.error_code, None, str(partition))
+                        left[partition] = each.low_watermark
+
+        await self._until(attempt)
+        return left
+
+    async def list_consumer_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What a group has committed, everywhere or for these partitions; those without an offset are left out."""
+        coordinator = Coordinator(await self._reach(), group_id)
+        return await coordinator.committed(partitions, self._config.default_api_timeout_ms, require_stable=False)
+
+
+def _creatable(topic: NewTopic) -> CreatableTopic:
+    assigned = bool(topic.replica_assignments)
+    return CreatableTopic(
+        name=topic.name,
+        num_partitions=-1 if assigned else topic.num_partitions,
+        replication_factor=-1 if assigned else topic.replication_factor,
+        assignments=[
+            CreatableReplicaAssignment(partition_index=partition, broker_ids=list(brokers))
+            for partition, brokers in topic.replica_assignments.items()
+        ],
+        configs=[CreatableTopicConfig(name=name, value=str(value)) for name, value in topic.configs.items()],
+    )
+
+
+def _described(topic: MetadataResponseTopic) -> TopicDescription:
+    partitions = tuple(
+        PartitionDescription(
+            each.partition_index,
+            each.leader_id if each.leader_id >= 0 else None,
+            each.leader_epoch,
+            tuple(each.replica_nodes),
+            tuple(each.isr_nodes),
+            tuple(each.offline_replicas),
+        )
+        for each in sorted(topic.partitions, key=lambda partition: partition.partition_index)
+    )
+    return TopicDescription(topic.name or "", topic.topic_id, topic.is_internal, partitions)
+
+
+def _check(code: int, message: str | None, what: str) -> None:
+    if code:
+        raise KafkaError(ErrorCode.of(code), f"{what}: {message}" if message else what)

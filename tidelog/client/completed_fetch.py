@@ -1,0 +1,135 @@
+"""One partition's part of a fetch answer, turned into records a bit at a time.
+
+Pure. Invariants: records come in offset order, none before the offset that was asked for, none of control batches or of
+aborted transactions; a batch is decoded when its first record is due, not before; `position` is always the offset from
+which a later fetch would go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidelog.client.model import ConsumerRecord, TopicPartition
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import Buffer, check_crc, iter_headers
+from tidelog.protocol.records import decode_batch, iter_data_batches
+
+Convert = Callable[[bytes], Any]
+
+
+class CompletedFetch:
+    """Record batches of one partition, and how far they were handed out."""
+
+    __slots__ = (
+        "_batches",
+        "_buffer",
+        "_check_crcs",
+        "_cursor",
+        "_key_convert",
+        "_problem",
+        "_records",
+        "_value_convert",
+        "end_offset",
+        "leader_epoch",
+        "partition",
+        "position",
+        "size_bytes",
+        "start_offset",
+    )
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        start_offset: int,
+        buffer: Buffer,
+        aborted: Iterable[tuple[int, int]] = (),
+        *,
+        check_crcs: bool = True,
+        key_convert: Convert | None = None,
+        value_convert: Convert | None = None,
+    ) -> None:
+        self.partition = partition
+        self.start_offset = start_offset
+        self.position = start_offset
+        self.leader_epoch = -1
+        self.size_bytes = len(buffer)
+        self.end_offset = start_offset
+        """The offset after the last whole batch, skipped ones included."""
+        for _, header in iter_headers(buffer):
+            self.end_offset = max(header.next_offset, start_offset)
+        self._buffer = buffer
+        self._check_crcs = check_crcs
+        self._key_convert = key_convert
+        self._value_convert = value_convert
+        self._batches = iter_data_batches(buffer, aborted)
+        self._records: list[ConsumerRecord] = []
+        self._cursor = 0
+        self._problem: KafkaError | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        return self.position >= self.end_offset
+
+    def take(self, limit: int) -> list[ConsumerRecord]:
+        """Up to `limit` records, and `position` moves behind them; none when nothing is left.
+
+        Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when a broken batch is next, and again every time.
+        """
+        taken: list[ConsumerRecord] = []
+        while len(taken) < limit:
+            if self._cursor >= len(self._records):
+                try:
+                    more = self._problem is None and self._decode_next()
+                except KafkaError as error:
+                    self._problem = error
+                    more = False
+                if self._problem is not None:
+                    if taken:
+                        break
+                    raise self._problem
+                if not more:
+                    self.position = self.end_offset
+                    return taken
+            end = self._cursor + limit - len(taken)
+            taken += self._records[self._cursor : end]
+            self._cursor = min(end, len(self._records))
+            self.leader_epoch = taken[-1].leader_epoch
+            self.position = taken[-1].offset + 1
+        return taken
+
+    def _decode_next(self) -> bool:
+        """Decode the next batch that has a record to hand out; False when there is none."""
+        for at, header in self._batches:
+            if header.next_offset <= self.start_offset:
+                continue
+            if self._check_crcs and not check_crc(self._buffer, at, header):
+                raise KafkaError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"{self.partition}: the batch at offset {header.base_offset} fails its CRC",
+                )
+            topic, partition = self.partition
+            timestamp_type, epoch, new = header.timestamp_type, header.partition_leader_epoch, tuple.__new__
+            records = [
+                new(ConsumerRecord, (topic, partition, offset, timestamp, timestamp_type, key, value, headers, epoch))
+                for offset, timestamp, key, value, headers in decode_batch(self._buffer, at, header)
+                if offset >= self.start_offset
+            ]
+            if records:
+                self._records = self._converted(records)
+                self._cursor = 0
+                return True
+        self._records = []
+        self._cursor = 0
+        self._buffer = b""
+        return False
+
+    def _converted(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        key_convert, value_convert = self._key_convert, self._value_convert
+        if key_convert is not None:
+            records = [each if each.key is None else each._replace(key=key_convert(each.key)) for each in records]
+        if value_convert is not None:
+            records = [
+                each if each.value is None else each._replace(value=value_convert(each.value)) for each in records
+            ]
+        return records

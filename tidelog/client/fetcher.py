@@ -1,0 +1,395 @@
+"""Fetches for a consumer: one request in flight per broker, one answer ahead of what is being read.
+
+Here: fetch requests and sessions, leaders, errors of partitions. Records come out of `CompletedFetch`, positions are
+`Subscription`'s. Invariants: per broker there are at most two answers, unread or on their way, so memory is bounded by
+twice `fetch_max_bytes` per broker; records are handed out only for the position at which they continue, so what was
+fetched before a seek or a rebalance is dropped. All of a broker's partitions are in every request: a quiet one never
+holds up a busy one, as it would if only the quiet ones were asked for and the broker waited for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+
+from tidelog.client.cluster import Cluster
+from tidelog.client.completed_fetch import CompletedFetch
+from tidelog.client.config import ConsumerConfig
+from tidelog.client.connection import Connection
+from tidelog.client.fetch_session import CLOSE_SESSION, FetchPlan, FetchSession, FetchTarget
+from tidelog.client.metadata import NO_TOPIC_ID
+from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ConsumerRecord, TopicPartition
+from tidelog.client.offsets import ISOLATION
+from tidelog.client.subscription import Subscription
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+    PartitionData,
+)
+
+log = logging.getLogger(__name__)
+
+_NEWEST_BY_NAME = 12
+_ANSWERS_PER_NODE = 2
+RESET_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
+
+
+class _NodeFetches:
+    """One broker: the session with it, and the answers not yet read to the end."""
+
+    __slots__ = ("answers", "in_flight", "retry_at_ms", "session")
+
+    def __init__(self) -> None:
+        self.session = FetchSession()
+        self.in_flight = False
+        self.answers: deque[list[CompletedFetch]] = deque()
+        self.retry_at_ms = 0.0
+
+
+class Fetcher:
+    """One per consumer. `pump` sends what can be sent; `on_news` is called when data or an error came."""
+
+    def __init__(
+        self, cluster: Cluster, config: ConsumerConfig, subscription: Subscription, on_news: Callable[[], None]
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._subscription = subscription
+        self._on_news = on_news
+        self._loop = asyncio.get_running_loop()
+        self._nodes: dict[int, _NodeFetches] = {}
+        self._buffered: dict[TopicPartition, deque[CompletedFetch]] = {}
+        self._problems: dict[TopicPartition, KafkaError] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # -- asking
+
+    def pump(self) -> None:
+        """Send a fetch to every broker that leads a fetchable partition and owes nothing."""
+        if self._closed:
+            return
+        now_ms = self._loop.time() * 1000
+        metadata = self._cluster.metadata
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for partition in self._subscription.fetchable(now_ms):
+            if partition not in self._problems:
+                by_leader.setdefault(metadata.leader(partition), []).append(partition)
+        if by_leader.pop(-1, None):
+            self._cluster.request_refresh()
+            self._pump_later(self._config.retry_backoff_ms)
+        for node_id, partitions in by_leader.items():
+            node = self._nodes.setdefault(node_id, _NodeFetches())
+            self._drop_read(node)
+            if node.in_flight or len(node.answers) >= _ANSWERS_PER_NODE:
+                continue
+            if node.retry_at_ms > now_ms:
+                self._pump_later(node.retry_at_ms - now_ms)
+                continue
+            connection = self._cluster.ready(node_id)
+            if connection is None:
+                node.in_flight = True
+                self._cluster.attempt(node_id).add_done_callback(partial(self._connected, node))
+            else:
+                self._fetch(node, connection, partitions)
+
+    def _connected(self, node: _NodeFetches, attempt: asyncio.Task[Connection]) -> None:
+        node.in_flight = False
+        if attempt.cancelled() or attempt.exception() is not None:
+            self._pump_later(self._config.reconnect_backoff_ms)
+        else:
+            self.pump()
+
+    def _pump_later(self, wait_ms: float) -> None:
+        at = self._loop.time() + wait_ms / 1000
+        if self._timer is not None and not self._timer.cancelled() and self._loop.time() < self._timer.when() <= at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self.pump)
+
+    def _fetch(self, node: _NodeFetches, connection: Connection, partitions: list[TopicPartition]) -> None:
+        metadata, config = self._cluster.metadata, self._config
+        targets = {
+            partition: FetchTarget(
+                metadata.topic_id(partition.topic),
+                self._next_offset(partition),
+                metadata.leader_epoch(partition),
+                -1,
+                config.max_partition_fetch_bytes,
+            )
+            for partition in partitions
+        }
+        try:
+            version = connection.version_of(FetchRequest)
+            if version > _NEWEST_BY_NAME and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
+                version = connection.version_of(FetchRequest, _NEWEST_BY_NAME)
+            plan = node.session.plan(targets)
+            request = self._request(plan)
+            timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
+            answer = connection.send(request, FetchResponse, version, timeout_ms)
+        except KafkaError as error:
+            self._failed(node, error)
+            return
+        node.in_flight = True
+        answer.add_done_callback(partial(self._answered, node, targets, version))
+
+    def _next_offset(self, partition: TopicPartition) -> int:
+        waiting = self._buffered.get(partition)
+        return waiting[-1].end_offset if waiting else self._subscription.assigned[partition].position
+
+    def _request(self, plan: FetchPlan) -> FetchRequest:
+        topics: dict[str, FetchTopic] = {}
+        for partition, target in plan.to_send.items():
+            topic = topics.setdefault(partition.topic, FetchTopic(topic=partition.topic, topic_id=target.topic_id))
+            topic.partitions.append(
+                FetchPartition(
+                    partition=partition.partition,
+                    current_leader_epoch=target.leader_epoch,
+                    fetch_offset=target.offset,
+                    last_fetched_epoch=target.last_fetched_epoch,
+                    partition_max_bytes=target.max_bytes,
+                )
+            )
+        forgotten: dict[tuple[str, bytes], ForgottenTopic] = {}
+        for partition, topic_id in plan.to_forget:
+            key = (partition.topic, topic_id)
+            gone = forgotten.setdefault(key, ForgottenTopic(topic=partition.topic, topic_id=topic_id))
+            gone.partitions.append(partition.partition)
+        config = self._config
+        return FetchRequest(
+            max_wait_ms=config.fetch_max_wait_ms,
+            min_bytes=config.fetch_min_bytes,
+            max_bytes=config.fetch_max_bytes,
+            isolation_level=ISOLATION[config.isolation_level],
+            session_id=plan.session_id,
+            session_epoch=plan.epoch,
+            topics=list(topics.values()),
+            forgotten_topics_data=list(forgotten.values()),
+        )
+
+    # -- hearing
+
+    def _answered(
+        self,
+        node: _NodeFetches,
+        targets: dict[TopicPartition, FetchTarget],
+        version: int,
+        answer: asyncio.Future[FetchResponse],
+    ) -> None:
+        node.in_flight = False
+        problem = None if answer.cancelled() else answer.exception()
+        if self._closed or answer.cancelled():
+            return
+        if problem is not None:
+            self._failed(node, problem)
+            return
+        response = answer.result()
+        code = ErrorCode.of(response.error_code)
+        if version >= 7:
+            node.session.answered(code, response.session_id)
+        if code is not ErrorCode.NONE:
+            self._failed(node, KafkaError(code, "the fetch was refused"))
+            return
+        if response.throttle_time_ms > 0:
+            node.retry_at_ms = self._loop.time() * 1000 + response.throttle_time_ms
+        names = {target.topic_id: partition.topic for partition, target in targets.items()}
+        completed = []
+        for topic in response.responses:
+            name = names.get(topic.topic_id, "") if version > _NEWEST_BY_NAME else topic.topic
+            for data in topic.partitions:
+                partition = TopicPartition(name, data.partition_index)
+                if partition in targets:
+                    fetched = self._take_in(partition, targets[partition].offset, data)
+                    if fetched is not None:
+                        completed.append(fetched)
+        if completed:
+            node.answers.append(completed)
+        if completed or self._problems:
+            self._on_news()
+        self.pump()
+
+    def _failed(self, node: _NodeFetches, problem: BaseException) -> None:
+        if not isinstance(problem, KafkaError):
+            raise problem
+        log.debug("a fetch failed: %s", problem)
+        if problem.code is ErrorCode.UNSUPPORTED_VERSION:
+            for partition in self._subscription.assigned:
+                self._problems[partition] = problem
+            self._on_news()
+            return
+        in_session = problem.code in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if not in_session:
+            node.session.failed()
+            self._cluster.request_refresh()
+            node.retry_at_ms = self._loop.time() * 1000 + self._config.retry_backoff_ms
+        self.pump()
+
+    def _take_in(self, partition: TopicPartition, offset: int, data: PartitionData) -> CompletedFetch | None:
+        state = self._subscription.assigned.get(partition)
+        if state is None or state.position < 0 or offset != self._next_offset(partition):
+            return None  # asked for before a seek, a pause or a rebalance
+        code = ErrorCode.of(data.error_code)
+        if code is not ErrorCode.NONE:
+            self._partition_failed(partition, offset, code)
+            return None
+        state.high_watermark = data.high_watermark
+        state.last_stable_offset = data.last_stable_offset
+        state.log_start_offset = data.log_start_offset
+        if not data.records:
+            return None
+        aborted = [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()]
+        config = self._config
+        fetched = CompletedFetch(
+            partition,
+            offset,
+            data.records,
+            aborted if config.isolation_level == "read_committed" else (),
+            check_crcs=config.check_crcs,
+            key_convert=config.key_deserializer,
+            value_convert=config.value_deserializer,
+        )
+        if fetched.exhausted:
+            self._problems[partition] = KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"{partition}: the batch at {offset} is larger than max_partition_fetch_bytes",
+            )
+            return None
+        self._buffered.setdefault(partition, deque()).append(fetched)
+        return fetched
+
+    def _partition_failed(self, partition: TopicPartition, offset: int, code: ErrorCode) -> None:
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            if self._buffered.get(partition):
+                return  # read first what is there; the next fetch says it again
+            timestamp = RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
+            if timestamp is None:
+                self._problems[partition] = KafkaError(
+                    code, f"{partition} has no offset {offset}, auto_offset_reset=none"
+                )
+            else:
+                log.info("%s has no offset %d: reset to %s", partition, offset, self._config.auto_offset_reset)
+                self._subscription.ask_reset(partition, timestamp)
+                self._on_news()
+            return
+        if not code.retriable and code is not ErrorCode.UNKNOWN_SERVER_ERROR:
+            self._problems[partition] = KafkaError(code, f"fetch of {partition}")
+            return
+        if code.invalidates_metadata:
+            self._cluster.request_refresh()
+        wait_ms = self._config.retry_backoff_ms
+        self._subscription.assigned[partition].retry_at_ms = self._loop.time() * 1000 + wait_ms
+        self._pump_later(wait_ms)
+
+    # -- handing out
+
+    def take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """Up to `limit` records by partition, and positions move behind them.
+
+        Raises the KafkaError of a partition that cannot be read, once nothing else is to be handed out.
+        """
+        taken: dict[TopicPartition, list[ConsumerRecord]] = {}
+        room = limit
+        problem: KafkaError | None = None
+        progress = True
+        while progress and room > 0:
+            progress = False
+            for partition in list(self._buffered):
+                try:
+                    records = self._take_from(partition, room)
+                except KafkaError as error:
+                    problem = problem or error
+                    continue
+                if records:
+                    taken.setdefault(partition, []).extend(records)
+                    room -= len(records)
+                    progress = True
+                    if not room:
+                        break
+        if not taken:
+            if problem is not None:
+                raise problem
+            self._raise_problem()
+        return taken
+
+    def _take_from(self, partition: TopicPartition, limit: int) -> list[ConsumerRecord]:
+        waiting = self._buffered[partition]
+        fetched = waiting[0]
+        state = self._subscription.assigned.get(partition)
+        if state is None or state.position != fetched.position:
+            self.discard((partition,))
+            return []
+        if state.paused:
+            return []
+        before = fetched.position
+        records = fetched.take(limit)
+        self._subscription.consumed(partition, before, fetched.position, fetched.leader_epoch)
+        if fetched.exhausted:
+            waiting.popleft()
+            del self._buffered[partition]
+            if waiting:
+                self._buffered[partition] = waiting  # at the end: others have their turn first
+        return records
+
+    def _drop_read(self, node: _NodeFetches) -> None:
+        while node.answers and not any(self._unread(fetched) for fetched in node.answers[0]):
+            node.answers.popleft()
+
+    def _unread(self, fetched: CompletedFetch) -> bool:
+        waiting = self._buffered.get(fetched.partition)
+        if not waiting or fetched not in waiting:
+            return False
+        state = self._subscription.assigned.get(fetched.partition)
+        return state is not None and not state.paused
+
+    def discard(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget what was fetched of these partitions, as after a seek."""
+        for partition in partitions:
+            self._buffered.pop(partition, None)
+            self._problems.pop(partition, None)
+
+    def keep_only(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget everything else, as after a rebalance."""
+        self.discard([partition for partition in [*self._buffered, *self._problems] if partition not in partitions])
+
+    def _raise_problem(self) -> None:
+        for partition, problem in list(self._problems.items()):
+            del self._problems[partition]
+            if partition in self._subscription.assigned:
+                raise problem
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of record batches fetched and not yet read to their end."""
+        return sum(fetched.size_bytes for waiting in self._buffered.values() for fetched in waiting)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Tell the brokers that the sessions are over, without waiting for their answers."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for node_id, node in self._nodes.items():
+            connection = self._cluster.ready(node_id)
+            if node.session.session_id and connection is not None:
+                try:
+                    request = FetchRequest(session_id=node.session.session_id, session_epoch=CLOSE_SESSION)
+                    version = connection.version_of(FetchRequest)
+                    connection.send(request, FetchResponse, version, 1000).add_done_callback(_ignore)
+                except KafkaError:
+                    pass
+        self._nodes.clear()
+        self._buffered.clear()
+
+
+def _ignore(answer: asyncio.Future[FetchResponse]) -> None:
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,136 @@
+"""The values a user of the client holds: partitions, records, offsets, descriptions.
+
+Plain immutable tuples and dataclasses in Kafka's words; nothing here talks to anybody. Timestamps are milliseconds
+since the epoch, offsets are absolute, -1 says "not known" wherever Kafka says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+EARLIEST_TIMESTAMP = -2
+LATEST_TIMESTAMP = -1
+MAX_TIMESTAMP = -3
+
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic, the key of nearly every map in the client."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record landed. `offset` is -1 with acks=0, and when the broker only said that it was a duplicate."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class ConsumerRecord(NamedTuple):
+    """One record as a consumer sees it; `headers` is a tuple of (name, value or None)."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    leader_epoch: int
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A position to commit: the next offset to read, and a free text kept beside it."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The first offset whose timestamp is at or after the one asked for."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create. -1 asks for the broker's own default; `replica_assignments` excludes the two numbers."""
+
+    name: str
+    num_partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str] = field(default_factory=dict)
+    replica_assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker as its clients reach it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """Who holds a partition. `leader` is None while there is none."""
+
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic and its partitions in order. `topic_id` is 16 raw bytes, all zero from brokers that have none."""
+
+    name: str
+    topic_id: bytes
+    internal: bool
+    partitions: tuple[PartitionDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster as one broker described it."""
+
+    cluster_id: str | None
+    controller_id: int
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One configuration value; `source` as in DescribeConfigs: 1 topic, 2 and 3 dynamic, 4 static, 5 default."""
+
+    name: str
+    value: str | None
+    source: int
+    read_only: bool
+    sensitive: bool
+    synonyms: tuple[tuple[str, str | None, int], ...] = ()
+    documentation: str | None = None
+
+    @property
+    def is_default(self) -> bool:
+        return self.source == 5

@@ -1,0 +1,111 @@
+"""Where a consumer starts to read: the committed offset, else what `auto_offset_reset` says.
+
+Invariant: at most one look-up runs; its findings are used only for partitions that still want them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from tidelog.client.cluster import Cluster
+from tidelog.client.config import ConsumerConfig
+from tidelog.client.coordinator import Coordinator
+from tidelog.client.fetcher import RESET_TIMESTAMPS
+from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from tidelog.client.offsets import list_offsets
+from tidelog.client.subscription import Subscription
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+
+class Positions:
+    """One consumer's look-ups. `on_news` is called when one ended."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        subscription: Subscription,
+        coordinator: Coordinator | None,
+        on_news: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._subscription = subscription
+        self._coordinator = coordinator
+        self._on_news = on_news
+        self._loop = asyncio.get_running_loop()
+        self._search: asyncio.Task[None] | None = None
+
+    def search(self) -> None:
+        """Look for what is missing, in the background. Raises the KafkaError of the last search, once."""
+        if self._search is not None:
+            if not self._search.done():
+                return
+            search, self._search = self._search, None
+            search.result()
+        now_ms = self._loop.time() * 1000
+        if self._subscription.without_position() or self._subscription.to_reset(now_ms):
+            self._search = self._loop.create_task(self._look_up())
+
+    async def find(self, partition: TopicPartition) -> int:
+        """The position of an assigned partition. Raises ValueError, KafkaError."""
+        while (state := self._subscription.state(partition)).position < 0:
+            self.search()
+            if self._search is not None:
+                await asyncio.wait([self._search])
+        return state.position
+
+    async def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """ListOffsets under the consumer's isolation level."""
+        return await list_offsets(
+            self._cluster,
+            timestamps,
+            isolation_level=self._config.isolation_level,
+            timeout_ms=self._config.default_api_timeout_ms,
+        )
+
+    async def close(self) -> None:
+        if self._search is not None:
+            self._search.cancel()
+            await asyncio.wait([self._search])
+
+    async def _look_up(self) -> None:
+        failed = False
+        try:
+            await self._from_group(self._subscription.without_position())
+            resets = self._subscription.to_reset(self._loop.time() * 1000)
+            if resets:
+                found = await self.list_offsets(resets)
+                for partition, timestamp in resets.items():
+                    offset = found[partition]
+                    if offset is not None:
+                        self._subscription.finish_reset(partition, timestamp, offset.offset, offset.leader_epoch)
+        except KafkaError as error:
+            failed = True
+            if not error.retriable:
+                raise
+        finally:
+            if failed:
+                # Asked again by the next poll, but not in a tight loop.
+                await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+            self._on_news()
+
+    async def _from_group(self, missing: list[TopicPartition]) -> None:
+        committed: Mapping[TopicPartition, OffsetAndMetadata] = {}
+        if missing and self._coordinator is not None:
+            committed = await self._coordinator.committed(missing, self._config.default_api_timeout_ms)
+        for partition in missing:
+            state = self._subscription.assigned.get(partition)
+            if state is None or state.position >= 0 or state.reset_to is not None:
+                continue
+            if partition in committed:
+                self._subscription.seek(partition, committed[partition].offset, committed[partition].leader_epoch)
+                continue
+            timestamp = RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
+            if timestamp is None:
+                problem = f"{partition} has no committed offset, auto_offset_reset=none"
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
+            self._subscription.ask_reset(partition, timestamp)
