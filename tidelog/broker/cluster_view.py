@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidelog.replication.controller.image import BrokerImage, EndpointImage, MetadataImage
+
+# What Kafka says of a topic that is not there.
+NO_SUCH_TOPIC: Final = "This server does not host this topic-partition."
+NO_SUCH_TOPIC_ID: Final = "This server does not host this topic ID."
 
 
 def reachable_brokers(

@@ -63,8 +63,10 @@ class NodeConfig:
         for name, text in self.explicit.items():
             if name in BROKER:
                 self._typed[name] = BROKER[name].parse(text)
-        if "node.id" not in self.explicit and "broker.id" in self.explicit:
-            self.explicit["node.id"] = self.explicit["broker.id"]
+        # Two names of one thing, as in Kafka.
+        for name, other in (("node.id", "broker.id"), ("broker.id", "node.id")):
+            if name not in self.explicit and other in self.explicit:
+                self.explicit[name] = self.explicit[other]
         self._check_roles()
         self.listeners: list[Listener] = self._parse_listeners("listeners")
         self._check_addresses()

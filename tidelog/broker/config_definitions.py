@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidelog.broker.config_definitions_cluster import CLUSTER
+from tidelog.broker.config_definitions_cluster import CLIENT_METRICS_CONFIGS, CLUSTER
 from tidelog.broker.config_definitions_cluster import DYNAMIC_ONLY as DYNAMIC_ONLY_ROWS
 from tidelog.broker.config_definitions_coordinators import COORDINATORS, GROUP_CONFIGS
 from tidelog.broker.config_definitions_log import LOG, TOPIC_CONFIGS
@@ -18,6 +18,7 @@ from tidelog.broker.config_definitions_types import ConfigDefinition, ConfigErro
 BROKER: dict[str, ConfigDefinition] = table(CLUSTER, NETWORK, LOG, COORDINATORS)
 TOPIC: dict[str, ConfigDefinition] = table(TOPIC_CONFIGS)
 GROUP: dict[str, ConfigDefinition] = table(GROUP_CONFIGS)
+CLIENT_METRICS: dict[str, ConfigDefinition] = table(CLIENT_METRICS_CONFIGS)
 # Set only through AlterConfigs, never in a file (Kafka's DynamicConfig.Broker beyond KafkaConfig).
 DYNAMIC_ONLY: dict[str, ConfigDefinition] = table(DYNAMIC_ONLY_ROWS)
 

@@ -17,10 +17,12 @@ from tidelog.broker.config_definitions_types import (
     INTERNAL,
     LIST,
     LONG,
+    METRICS,
     READ_ONLY,
     STRING,
     Row,
     at_least,
+    between,
     list_of,
 )
 
@@ -195,6 +197,15 @@ CLUSTER: tuple[Row, ...] = (
     ("unstable.api.versions.enable", BOOLEAN, "false", ANY, INTERNAL,
      ""),
     ("unstable.feature.versions.enable", BOOLEAN, "false", ANY, INTERNAL,
+     ""),
+)
+
+CLIENT_METRICS_CONFIGS: tuple[Row, ...] = (
+    ("interval.ms", INT, "300000", between(100, 3600000), METRICS,
+     ""),
+    ("match", LIST, "", DISTINCT, METRICS,
+     ""),
+    ("metrics", LIST, "", DISTINCT, METRICS,
      ""),
 )
 

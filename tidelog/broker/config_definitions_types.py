@@ -20,9 +20,12 @@ PER_BROKER = "per-broker"
 INTERNAL = "internal"
 TOPIC = "topic"
 GROUP = "group"
+METRICS = "metrics subscription"
 
 Validator = Callable[[str, Any], str | None]
-"""(name, typed value) -> what is wrong with it, or None. A message that starts with "Configuration" stands alone."""
+"""(name, typed value) -> what is wrong with it, or None. A text that starts as `_WHOLE` says stands alone."""
+
+_WHOLE = ("Configuration ", "Invalid value ")
 
 Row = tuple[str, int, str | None, Validator, str, str]
 
@@ -61,6 +64,11 @@ def parse_value(name: str, kind: int, text: str) -> Any:
     return trimmed
 
 
+def _printed(value: Any) -> str:
+    """As Java prints it."""
+    return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
+
+
 class ConfigDefinition(NamedTuple):
     """One key. `default` is text, or None where Kafka has none."""
 
@@ -79,9 +87,9 @@ class ConfigDefinition(NamedTuple):
         problem = self.validator(self.name, value)
         if problem is None:
             return value
-        if problem.startswith("Configuration "):
+        if problem.startswith(_WHOLE):
             raise ConfigError(problem)
-        raise ConfigError(f"Invalid value {text.strip()} for configuration {self.name}: {problem}")
+        raise ConfigError(f"Invalid value {_printed(value)} for configuration {self.name}: {problem}")
 
     @property
     def is_sensitive(self) -> bool:
@@ -120,6 +128,8 @@ def between(minimum: float, maximum: float, also: float | None = None) -> Valida
     def check(name: str, value: Any) -> str | None:
         if value == also:
             return None
+        if also is not None and not minimum <= value <= maximum:
+            return f"Value must be between {minimum} and {maximum} or equal to {also}"
         if value < minimum:
             return f"Value must be at least {minimum}"
         return f"Value must be no more than {maximum}" if value > maximum else None
@@ -142,11 +152,9 @@ def one_of(*allowed: str, any_case: bool = False) -> Validator:
 
 def list_of(*allowed: str) -> Validator:
     def check(name: str, value: list[str]) -> str | None:
-        problem = DISTINCT(name, value)
-        if problem is not None:
-            return problem
-        if any(item not in allowed for item in value):
-            return f"String must be one of: {', '.join(allowed)}"
+        for item in value:  # the same one twice is let pass, as Kafka does
+            if item not in allowed:
+                return f"Invalid value {item} for configuration {name}: String must be one of: {', '.join(allowed)}"
         return None
 
     return check

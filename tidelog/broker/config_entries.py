@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.broker.config_definitions import (
     BROKER,
     BROKER_SYNONYMS,
+    CLIENT_METRICS,
     DYNAMIC_ONLY,
     GROUP,
     TOPIC,
@@ -144,6 +145,15 @@ def group_entries(config: NodeConfig, layers: Layers, overrides: Mapping[str, st
         else:
             value = definition.default
         yield _entry(definition, canonical_text(definition, value), synonyms, read_only=False)
+
+
+def client_metrics_entries(overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
+    """Every key of a metrics subscription (KIP-714), set or not."""
+    for name, definition in CLIENT_METRICS.items():
+        text = overrides.get(name)
+        value = canonical_text(definition, definition.default if text is None else text)
+        synonyms = [] if text is None else [Synonym(name, value, CLIENT_METRICS_SOURCE)]
+        yield _entry(definition, value, synonyms, read_only=False)
 
 
 def _broker_entry(config: NodeConfig, layers: Layers, definition: ConfigDefinition) -> ConfigEntry:

@@ -5,6 +5,7 @@ Deviation: results come in the order of the request; Kafka shuffles them to hide
 
 from __future__ import annotations
 
+from tidelog.broker.cluster_view import NO_SUCH_TOPIC, NO_SUCH_TOPIC_ID
 from tidelog.broker.context import RequestContext, Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_topics import (
@@ -25,7 +26,7 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
     if not services.config.flag("delete.topic.enable"):
         if context.api_version < DISABLED_CODE_FROM:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
-        raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED)
+        raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
     results, wanted = _resolve(services, _states(request))
     errors = await services.controller.delete_topics(list(wanted), timeout_ms=request.timeout_ms)
     for topic_id, name in wanted.items():
@@ -55,7 +56,7 @@ def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[D
         if ids.count(topic_id) > 1:
             results.append(_invalid(None, topic_id, "Duplicate topic id."))
         elif topic is None:
-            results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)))
+            results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, NO_SUCH_TOPIC_ID)))
         else:
             wanted[topic_id] = topic.name
     for name in dict.fromkeys(names):
@@ -63,7 +64,7 @@ def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[D
         if names.count(name) > 1:
             results.append(_invalid(name, ZERO_UUID, "Duplicate topic name."))
         elif topic is None:
-            results.append(_result(name, ZERO_UUID, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
+            results.append(_result(name, ZERO_UUID, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)))
         elif topic.topic_id in ids:
             wanted.pop(topic.topic_id, None)
             message = "The provided topic name maps to an ID that was already supplied."

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
+from tidelog.broker.cluster_view import NO_SUCH_TOPIC
 from tidelog.broker.config_definitions_types import STRING
 from tidelog.broker.config_entries import (
     BROKER_LOGGER_SOURCE,
-    CLIENT_METRICS_SOURCE,
     ConfigEntry,
     broker_entries,
+    client_metrics_entries,
     cluster_entries,
     group_entries,
     topic_entries,
@@ -49,7 +50,7 @@ def _describe(
     services: Services, request: DescribeConfigsRequest, resource: DescribeConfigsResource
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(
-        error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
+        error_message="", resource_type=resource.resource_type, resource_name=resource.resource_name
     )
     wanted = set(resource.configuration_keys) if resource.configuration_keys else None
     try:
@@ -70,12 +71,12 @@ def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[
         if problem is not None:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if name not in image.topics_by_name:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)
         return topic_entries(config, layers, image.topic_config(name))
     if kind == BROKER_RESOURCE:
         if not name:
             return cluster_entries(layers)
-        _check_broker(services, name, f"{services.node_id} or empty string")
+        _check_broker(services, name, f"{services.node_id} or empty string,")
         return broker_entries(config, layers)
     if kind == BROKER_LOGGER_RESOURCE:
         if not name:
@@ -89,10 +90,7 @@ def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[
     if kind == CLIENT_METRICS_RESOURCE:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
-        found = image.configs.get((CLIENT_METRICS_RESOURCE, name), {})
-        return (
-            ConfigEntry(key, value, CLIENT_METRICS_SOURCE, False, False, STRING, "", []) for key, value in found.items()
-        )
+        return client_metrics_entries(image.configs.get((CLIENT_METRICS_RESOURCE, name), {}))
     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
 
@@ -103,7 +101,7 @@ def _check_broker(services: Services, name: str, expected: str) -> None:
         message = f"Broker id must be an integer, but it is: {name}"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message) from None
     if broker_id != services.node_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {expected}, but received {name}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {expected} but received {name}")
 
 
 def _loggers() -> Iterator[ConfigEntry]:

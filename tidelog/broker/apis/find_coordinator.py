@@ -22,6 +22,8 @@ TRANSACTION_KEY = 1
 SHARE_KEY = 2
 MANY_KEYS_FROM = 4
 
+_MESSAGES = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): "The coordinator is not available."}
+
 
 def handle(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
@@ -48,7 +50,7 @@ def _answer(services: Services, context: RequestContext, request: FindCoordinato
     found = _find(services, context, request.key_type, request.key)
     return FindCoordinatorResponse(
         error_code=found.error_code,
-        error_message=ErrorCode(found.error_code).name if found.error_code else "NONE",
+        error_message=_MESSAGES.get(found.error_code, ErrorCode(found.error_code).name),
         node_id=found.node_id,
         host=found.host,
         port=found.port,

@@ -103,7 +103,7 @@ def place_replicas(
     elif replication_factor > len(registered):
         problem = (
             f"The target replication factor of {replication_factor} cannot be reached because only "
-            f"{len(registered)} broker(s) are registered."
+            f"{len(registered)} broker(s) are registered or some brokers have all their log directories cordoned."
         )
     if problem is not None:
         message = f"Unable to replicate the partition {replication_factor} time(s): {problem}"
