@@ -1,0 +1,80 @@
+"""`spark.read.format("tidelog")`: the batch source, as Spark's Python data source API wants it.
+
+Thin: options, offsets and ranges are decided on the driver by the modules beside this one, tasks only fetch. What
+travels from driver to tasks is frozen options and offset ranges. Imports here are light, as Spark imports the module to
+find the source by name; the client and Arrow come with the first read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from tidelog.spark_ingest.options import SourceOptions
+    from tidelog.spark_ingest.planning import OffsetRange
+
+
+class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
+    """Reads topics of a Kafka-compatible cluster with the options and columns of Spark's own Kafka source.
+
+    >>> spark.read.format("tidelog").option("kafka.bootstrap.servers", "127.0.0.1:9092").option("subscribe", "t").load()
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog"
+
+    def schema(self) -> str:
+        from tidelog.spark_ingest.schema import source_schema
+
+        return source_schema(_parse(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> TidelogReader:
+        from tidelog.spark_ingest.schema import projection
+
+        return TidelogReader(_parse(self.options), projection(schema))
+
+
+class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
+    """What one task reads."""
+
+    def __init__(self, planned: OffsetRange) -> None:
+        super().__init__(tuple(planned))
+        self.planned = planned
+
+
+class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
+    """One batch read: `partitions` runs on the driver, `read` in the tasks."""
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> Sequence[RangePartition]:
+        """The ranges to read, fixed now; an empty list makes Spark ask for one empty partition."""
+        from tidelog.spark_ingest.offsets import resolve_ranges
+        from tidelog.spark_ingest.planning import plan_ranges
+
+        options = self._options
+        ranges = plan_ranges(resolve_ranges(options), options.min_partitions, options.max_records_per_partition)
+        return [RangePartition(planned) for planned in ranges]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The records of one range as Arrow record batches of the columns asked for."""
+        from tidelog.spark_ingest.fetch import read_range
+
+        if not isinstance(partition, RangePartition):
+            return iter(())  # Spark's stand-in for a read without partitions
+        return read_range(self._options, partition.planned, self._columns)
+
+
+def _parse(options: Mapping[str, str]) -> SourceOptions:
+    from tidelog.spark_ingest.options import SourceOptions
+
+    return SourceOptions.parse(options)
