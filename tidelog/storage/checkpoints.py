@@ -79,7 +79,7 @@ def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
 
 
 def encode_partition_metadata(topic_id: bytes) -> bytes:
-    return f"version: 0\ntopic_id: {uuid_to_text(topic_id)}\n".encode()
+    return f"version: 0\ntopic_id: {uuid_to_text(topic_id)}".encode()
 
 
 def decode_partition_metadata(data: bytes) -> bytes:

@@ -23,7 +23,7 @@ from tidelog.storage.producer_state import EndMarker, SentBatch
 from tidelog.storage.reader import ColdRead, ReadResult, read_from
 from tidelog.storage.recovery import LoadedLog, aborted, read_marker, rebuild_indexes
 from tidelog.storage.retention import segment_jitter_ms
-from tidelog.storage.segment import LOG_SUFFIX, CorruptIndex, Segment
+from tidelog.storage.segment import LOG_SUFFIX, MAX_RELATIVE_OFFSET, CorruptIndex, Segment
 from tidelog.storage.transaction_index import AbortedTransaction, CorruptTransactionIndex
 
 _log = logging.getLogger("tidelog.storage")
@@ -234,10 +234,9 @@ class PartitionLog:
             raise KafkaError(
                 ErrorCode.RECORD_LIST_TOO_LARGE, f"{size_bytes} bytes do not fit a segment of {self._segment_bytes}"
             )
-        active = self.segments.active
-        if active.size_bytes or last_offset > active.max_offset:
-            return self.roll(now_ms, first_offset)
-        return active
+        # Named by the log end even where a replicated log goes on later: a start can then tell a lost tail from a gap.
+        is_too_far = last_offset - self.log_end_offset > MAX_RELATIVE_OFFSET
+        return self.roll(now_ms, first_offset if is_too_far else self.log_end_offset)
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
         """Begin a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
@@ -361,7 +360,7 @@ class PartitionLog:
     # Shortening (the work is in shortening.py)
 
     def truncate_to(self, offset: int) -> None:
-        """Make the log end at `offset`, durably; nothing when it already ends at or before it."""
+        """Cut the batch that holds `offset` and all after it, durably; the log then ends where the last batch does."""
         shortening.truncate_to(self, offset)
         self._flush_at = self.durability.flush_at
 

@@ -157,6 +157,8 @@ def _whole_batches(segment: Segment, start: int, end: int, max_bytes: int, min_o
     from_position = row[1] if row is not None and row[1] > start else start
     found, next_offset = start, -1
     for position, base_offset, last_offset, batch_end in walk(segment, from_position):
+        if row is not None and position == row[1] and last_offset != row[0]:
+            raise CorruptIndex(segment.path, f"the index has offset {row[0]} at {position}, there is {base_offset}")
         if position > start and position <= bound and found < position:
             found, next_offset = position, base_offset
         if batch_end > bound:

@@ -224,9 +224,11 @@ class _Loader:
         return max(0, sum(1 for segment in segments if segment.base_offset <= point) - 1)
 
     def _check_indexes(self, segments: list[Segment]) -> None:
-        for segment in segments:
+        for number, segment in enumerate(segments):
             try:
                 segment.load_indexes()
+                if number + 1 < len(segments):
+                    segment.check_indexes_end_below(segments[number + 1].base_offset)
                 _ = segment.transaction_index.rows
             except (CorruptIndex, CorruptTransactionIndex) as error:
                 _log.warning("an index is rebuilt: %s", error)
@@ -264,14 +266,19 @@ class _Loader:
             if index > first_unflushed:
                 self.producers.end_offset = segment.base_offset
                 self.snapshots.take(self.producers, sync=False)
-            lost = recover_segment(segment, self.producers, self.epochs)
+            end = scan_segment(segment, self.producers, self.epochs)
             next_offset = segment.next_offset
-            if lost:
-                _log.warning(
-                    "%s: %d bytes behind offset %d are no valid batches and were cut", segment.path, lost, next_offset
-                )
-                self._remove(segments[index + 1 :])
+            lost = segment.size_bytes - end
+            later = segments[index + 1 :]
+            is_short = bool(later) and next_offset < later[0].base_offset
+            if lost or (is_short and not self.config.is_compacted):
+                _log.warning("%s: cut at offset %d, %d bytes behind it are no batches", segment.path, next_offset, lost)
+                self._remove(later)  # first, or a crash in between would leave them behind a gap
+                if lost:
+                    segment.cut(end)
+                segment.seal()
                 return segments[: index + 1], next_offset
+            segment.seal()
             if index + 1 < len(segments):
                 segment.forget_indexes()
         return segments, next_offset
@@ -302,6 +309,7 @@ def find_end(segment: Segment) -> None:
     try:
         for _, header in headers(segment, row[1] if row else 0):
             segment.next_offset = header.next_offset
+        segment.check_indexes_end_below(segment.next_offset)
     except CorruptIndex as error:
         _log.warning("an index is rebuilt: %s", error)
         rebuild_indexes(segment)
@@ -328,10 +336,10 @@ def rebuild_indexes(segment: Segment) -> None:
     segment.seal()
 
 
-def recover_segment(segment: Segment, producers: ProducerState, epochs: LeaderEpochs) -> int:
-    """Check every batch, index it, and cut the file before the first bad one; the number of bytes cut.
+def scan_segment(segment: Segment, producers: ProducerState, epochs: LeaderEpochs) -> int:
+    """Check every batch and index it; the position before the first bad one, the size when there is none.
 
-    `producers` must stand at the segment's base offset and is brought to its end.
+    `producers` must stand at the segment's base offset and is brought to the end found.
     """
     segment.reset_indexes()
     segment.transaction_index.reset()
@@ -349,11 +357,7 @@ def recover_segment(segment: Segment, producers: ProducerState, epochs: LeaderEp
             segment.transaction_index.append(aborted(completed))
         segment.next_offset = header.next_offset
         end = position + header.size_bytes
-    lost = segment.size_bytes - end
-    if lost:
-        segment.cut(end)
-    segment.seal()
-    return lost
+    return end
 
 
 def verified_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, memoryview]]:

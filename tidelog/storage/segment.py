@@ -281,6 +281,15 @@ class Segment:
             self.max_timestamp = times.last_key
             self.offset_of_max_timestamp = times.last_value if times.count else self.base_offset
 
+    def check_indexes_end_below(self, end_offset: int) -> None:
+        """Raises CorruptIndex when a row speaks of an offset that the segment does not have."""
+        for index, offset in (
+            (self.offset_index, self.offset_index.last_key),
+            (self.time_index, self.time_index.last_value),
+        ):
+            if index.count and offset >= end_offset:
+                raise CorruptIndex(index.path, f"ends in offset {offset}, the segment before {end_offset}")
+
     def note_fullness(self) -> None:
         assert self._offset_index is not None
         assert self._time_index is not None

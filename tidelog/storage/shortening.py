@@ -42,6 +42,7 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
         log.segments.drop_last(later, log.clock_ms + log.config.file_delete_delay_ms)
     log.snapshots.delete_where(offset + 1, log.log_end_offset + 1)
     _cut_segment(log.segments.active, offset)
+    offset = log.segments.active.next_offset
     log.disk.sync_directory(log.directory)
     log.leader_epochs.truncate_from_end(offset)
     log.log_end_offset = offset
@@ -53,12 +54,12 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
 
 def _cut_segment(segment: Segment, offset: int) -> None:
     """Cut the batch that holds `offset` and everything after it, in the file and in the indexes."""
-    position = _position_waiting(segment, offset)
+    position, end_offset = _end_before(segment, offset)
     segment.offset_index.truncate(_rows_below(segment.offset_index.rows(), 0, offset))
     segment.time_index.truncate(_rows_below(segment.time_index.rows(), 1, offset))
     segment.transaction_index.truncate_to(offset)
     segment.cut(position)
-    segment.next_offset = offset
+    segment.next_offset = end_offset
     segment.bytes_since_index_row = 0
     segment.note_fullness()
     if position == 0:
@@ -66,12 +67,15 @@ def _cut_segment(segment: Segment, offset: int) -> None:
     refresh_max_timestamp(segment)
 
 
-def _position_waiting(segment: Segment, offset: int) -> int:
-    row = segment.offset_index.floor(offset)
+def _end_before(segment: Segment, offset: int) -> tuple[int, int]:
+    """(position of the batch that holds `offset` or comes after it, the offset at which the one before it ends)."""
+    row = segment.offset_index.floor(offset - 1)
+    end_offset = segment.base_offset
     for position, _, last_offset, _ in walk(segment, row[1] if row is not None else 0, wait=True):
         if last_offset >= offset:
-            return position
-    return segment.size_bytes
+            return position, end_offset
+        end_offset = last_offset + 1
+    return segment.size_bytes, end_offset
 
 
 def _rows_below(rows: list[tuple[int, int]], column: int, offset: int) -> int:
