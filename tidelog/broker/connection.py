@@ -198,6 +198,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._pending.append(slot)
         elif type(answer) is list:
             self._out += answer
+            if len(answer) > 1:
+                # Large: let the transport count it now, so that a client that does not read is noticed at once.
+                self._flush()
         else:
             self._out.append(cast("Buffer", answer))
 

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.hosting")
 
 TOPIC_RESOURCE = 2
-# Logs looked after in one turn of the loop, so that ten thousand of them do not hold up a request.
-UPKEEP_SLICE = 100
-
 RoleChange = Callable[["Partition", bool], None]
 
 
@@ -214,20 +211,14 @@ class Hosting:
             directory.write_checkpoints()
 
     def _look_after(self) -> None:
-        """Retention and what else a log wants done from time to time, a slice of the logs at each turn of the loop."""
+        """Retention, flushes by time and what else the logs want done from time to time."""
         now_ms = self._clock_ms()
+        hosted = list(self._partitions.hosted())
+        log_starts = [partition.log.log_start_offset for partition in hosted]
         for directory in self._directories:
             directory.maintain(now_ms)
-        self._look_after_some(list(self._partitions.hosted()))
-
-    def _look_after_some(self, todo: list[Partition]) -> None:
-        now_ms = self._clock_ms()
-        for partition in todo[:UPKEEP_SLICE]:
-            if partition.offline or self._directory_of.get(partition) is None:
-                continue
-            start_offset = partition.log.log_start_offset
-            partition.log.maintain(now_ms)
-            if partition.log.log_start_offset != start_offset:
+        for partition, log_start_offset in zip(hosted, log_starts):
+            if partition.log.log_start_offset != log_start_offset:
                 self._partitions.touch(partition)
-        if len(todo) > UPKEEP_SLICE:
-            self._loop.call_soon(self._look_after_some, todo[UPKEEP_SLICE:])
+            if partition.log.flush_due:
+                self._partitions.flush(partition)

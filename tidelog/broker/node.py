@@ -118,6 +118,7 @@ class Node:
         self._directories: list[LogDirectory] = []
         self._hosting: Hosting | None = None
         self._controller: Controller | None = None
+        self._partitions: Partitions | None = None
         self._groups: GroupCoordinatorService | None = None
         self._dispatcher: Dispatcher | None = None
         self._server: Server | None = None
@@ -132,7 +133,7 @@ class Node:
             self._sockets.append((listener.name, bind(listener.host, listener.port)))
         self._open_directories()
         controller = self._controller = self._make_controller()
-        partitions = self._make_partitions(controller)
+        partitions = self._partitions = self._make_partitions(controller)
         hosting = self._hosting = Hosting(
             config.node_id, config, self._directories, partitions, self._loop, wall_clock_ms, self._on_role
         )
@@ -207,6 +208,7 @@ class Node:
         return Partitions(
             self._loop,
             self._executor,
+            wall_clock_ms,
             self._rng,
             known,
             fetch_session_slots_max=self.config.integer("max.incremental.fetch.session.cache.slots"),
@@ -279,6 +281,8 @@ class Node:
             await self._controller.close()
         if self._hosting is not None:
             self._hosting.close()
+        if self._partitions is not None:
+            await self._partitions.close()
         self._executor.shutdown(wait=True)
         for directory in self._directories:
             directory.close()

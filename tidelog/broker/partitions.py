@@ -33,12 +33,11 @@ Committed = Callable[[Exception | None], None]
 class _Watch:
     """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
 
-    __slots__ = ("fetches", "flushing", "produces")
+    __slots__ = ("fetches", "produces")
 
     def __init__(self) -> None:
         self.fetches: dict[SessionPartition, None] = {}
         self.produces = OffsetWaiters()
-        self.flushing = False
 
     def watch(self, entry: SessionPartition) -> None:
         self.fetches[entry] = None
@@ -52,6 +51,7 @@ class Partitions:
         self,
         loop: asyncio.AbstractEventLoop,
         executor: Executor,
+        clock_ms: Callable[[], int],
         rng: random.Random,
         known_elsewhere: Callable[[str | bytes, int], bool],
         *,
@@ -63,11 +63,14 @@ class Partitions:
         self.fetch_bytes_max = fetch_bytes_max
         self._loop = loop
         self._executor = executor
+        self._clock_ms = clock_ms
         # By topic name and by topic id: a handler looks up whichever its version carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
         self._watches: dict[Partition, _Watch] = {}
         self._known_elsewhere = known_elsewhere
         self._woken: dict[Callable[[], None], None] = {}
+        self._flushes: set[asyncio.Future[None]] = set()
+        self._closing = False
 
     # ------------------------------------------------------------------------------------------------------ look-up
 
@@ -105,31 +108,38 @@ class Partitions:
             self._fail(partition, error)
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR) from None
         if partition.log.flush_due:
-            self._flush(partition)
+            self.flush(partition)
         return info
 
-    def _flush(self, partition: Partition) -> None:
+    def flush(self, partition: Partition) -> None:
         """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
-        watch = self._watches[partition]
-        if watch.flushing:
+        if self._closing:
             return
-        watch.flushing = True
         task = partition.log.begin_flush()
+        future = self._loop.run_in_executor(self._executor, task.run)
+        self._flushes.add(future)
 
-        def flushed(future: asyncio.Future[None]) -> None:
-            watch.flushing = False
-            error = None if future.cancelled() else future.exception()
-            if future.cancelled() or partition.offline:
-                return
-            if error is not None:
+        def flushed(done: asyncio.Future[None]) -> None:
+            self._flushes.discard(done)
+            try:
+                done.result()
+                partition.log.finish_flush(task, self._clock_ms())
+            except (OSError, CorruptLog) as error:
                 self._fail(partition, error)
+            if partition.offline or partition not in self._watches:
                 return
-            partition.log.finish_flush(task)
             partition.advance_high_watermark()
             if partition.log.flush_due:
-                self._flush(partition)
+                self.flush(partition)
 
-        self._loop.run_in_executor(self._executor, task.run).add_done_callback(flushed)
+        future.add_done_callback(flushed)
+
+    async def close(self) -> None:
+        """Wait for the flushes under way; no more is begun."""
+        self._closing = True
+        self.deadlines.close()
+        while self._flushes:
+            await asyncio.wait(self._flushes)
 
     def run_cold(self, read: Callable[[], object], done: Callable[[], None]) -> None:
         """Run a blocking read on a thread, then `done` on the loop, whether it succeeded or not."""
@@ -221,4 +231,5 @@ class Partitions:
         if not partition.offline:
             log.error("partition %s-%d goes offline: %s", partition.topic, partition.index, error)
             partition.offline = True
+        if partition in self._watches:
             self.give_up(partition, ErrorCode.KAFKA_STORAGE_ERROR)

@@ -30,7 +30,7 @@ from tidelog.storage.checkpoints import (
     read_if_exists,
     replace_file,
 )
-from tidelog.storage.disk import Disk, Lock
+from tidelog.storage.disk import DirectoryInUse, Disk, Lock
 from tidelog.storage.log import CorruptLog, PartitionLog
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.recovery import Checkpoints, load_log
@@ -84,7 +84,10 @@ class LogDirectory:
                 raise ForeignDirectory(
                     f"{path} is not empty and has no {META_PROPERTIES_FILE}: it holds {strangers[0]}"
                 )
-        lock = disk.lock(f"{path}/{LOCK_FILE}")
+        try:
+            lock = disk.lock(f"{path}/{LOCK_FILE}")
+        except DirectoryInUse:
+            raise DirectoryInUse(f"{path} is in use by another node, which holds its {LOCK_FILE} file") from None
         try:
             if data is None:
                 properties = _format(disk, path, node_id, cluster_id)
