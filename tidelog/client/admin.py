@@ -1,8 +1,8 @@
 """The administrator's client: topics, configurations, offsets, the cluster.
 
 Requests go to any broker, the controller's through it, a partition's to its leader, a group's to its coordinator.
-Invariant: what a cluster refuses is a KafkaError naming what was refused; what may pass (a leader that is being elected,
-a connection that broke) is tried again for `default_api_timeout_ms`, unless trying twice could do it twice.
+Invariant: what a cluster refuses is a KafkaError naming what was refused; what may pass (a leader being elected, a
+connection that broke) is tried again for `default_api_timeout_ms`, unless trying twice could do it twice.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ class Admin:
                     raise
                 await asyncio.sleep(wait_s)
 
-    async def _controller(self, cluster: Cluster) -> int:
-        """Where CreateTopics and DeleteTopics go: any broker of a KRaft cluster forwards them, but this is the one named."""
+    @staticmethod
+    def _controller(cluster: Cluster) -> int:
+        """Where CreateTopics and DeleteTopics go. KRaft brokers forward them, and name any of themselves."""
         if cluster.metadata.controller_id in cluster.metadata.nodes:
             return cluster.metadata.controller_id
         return next(iter(cluster.metadata.nodes))
@@ -146,7 +147,7 @@ class Admin:
 
         async def attempt() -> CreateTopicsResponse:
             cluster = await self._reach()
-            response = await cluster.call(await self._controller(cluster), request, CreateTopicsResponse)
+            response = await cluster.call(self._controller(cluster), request, CreateTopicsResponse)
             self._redirect(cluster, (each.error_code for each in response.topics))
             return response
 
@@ -161,7 +162,7 @@ class Admin:
 
         async def attempt() -> DeleteTopicsResponse:
             cluster = await self._reach()
-            node = await self._controller(cluster)
+            node = self._controller(cluster)
             connection = await cluster.connection(node)
             by_state = connection.version_of(DeleteTopicsRequest) >= 6
             request = DeleteTopicsRequest(

@@ -1,8 +1,8 @@
 """The asynchronous consumer: `poll` or `async for`, alone or in a group.
 
 This is the face and the poll loop. Positions are in `Subscription` and found by `Positions`, fetching is `Fetcher`'s,
-the group is `Rebalancer`'s. Invariants: everything that changes the assignment of a group happens inside `poll`; a record
-that an `async for` has not handed out yet counts as not consumed, for commits and positions alike.
+the group is `Rebalancer`'s. Invariants: everything that changes the assignment of a group happens inside `poll`; a
+record that an `async for` has not handed out yet counts as not consumed, for commits and positions alike.
 """
 
 from __future__ import annotations
@@ -235,15 +235,26 @@ class Consumer:
 
     async def __anext__(self) -> ConsumerRecord:
         """The next record, however long it takes."""
-        waiting = self._handing_out
-        if not waiting:
-            while not (polled := await self.poll(60_000)):
-                pass
-            for records in polled.values():
-                waiting.extend(records)
-        elif self._group is not None:
+        if self._handing_out:
+            self.alive()
+        else:
+            await self.refill()
+        return self._handing_out.popleft()
+
+    def alive(self) -> None:
+        """The application is at work: as good as a poll for `max_poll_interval_ms`. Callable from any thread."""
+        if self._group is not None:
             self._group.membership.polled()
-        return waiting.popleft()
+
+    async def refill(self) -> deque[ConsumerRecord]:
+        """Wait for records to iterate over; the caller takes them from the left of what is returned, as `async for`
+        does. For the blocking twin, which iterates in another thread.
+        """
+        while not (polled := await self.poll(60_000)):
+            pass
+        for records in polled.values():
+            self._handing_out.extend(records)
+        return self._handing_out
 
     def _rewind(self) -> None:
         """What an `async for` has not handed out is not consumed."""

@@ -145,12 +145,13 @@ class Producer:
         headers: Headers = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
+        ticket: Any = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Hand over one record; the future ends with its RecordMetadata or a KafkaError.
 
-        `value` and `key` are bytes or None, or whatever the serializer takes; headers are (name, bytes or None).
-        Raises KafkaError: REQUEST_TIMED_OUT when there is no room or no metadata within `max_block_ms`,
-        MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError for what is not bytes.
+        `value` and `key` are bytes or None, or whatever the serializer takes; headers are (name, bytes or None);
+        `ticket` is a future to use instead of a new one. Raises KafkaError: REQUEST_TIMED_OUT when there is no room or
+        no metadata within `max_block_ms`, MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError unless bytes.
         """
         config = self._config
         if config.value_serializer is not None:
@@ -180,7 +181,8 @@ class Producer:
                 route.spread.sent((0 if value is None else len(value)) + (0 if key is None else len(key)) + 16)
         accumulator = self._accumulator
         loop = asyncio.get_running_loop()
-        ticket: Ticket = loop.create_future()
+        if ticket is None:
+            ticket = loop.create_future()
         queue = route.queues[partition]
         if not accumulator.append(queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000):
             await self._append_when_room(queue, timestamp_ms, key, value, headers, ticket)
@@ -191,7 +193,7 @@ class Producer:
             if self._opened_seen - self._opened_yielded >= _BATCHES_PER_YIELD:
                 self._opened_yielded = self._opened_seen
                 await asyncio.sleep(0)
-        return ticket
+        return ticket  # type: ignore[no-any-return]
 
     async def send_and_wait(
         self,

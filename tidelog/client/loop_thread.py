@@ -1,0 +1,93 @@
+"""An event loop in a thread of its own, and what the blocking clients of `sync` share.
+
+Invariant: a client's thread is made by `start` or the first call and ended by `close`. None of it survives a fork: make
+clients in the process that uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+Outcome = TypeVar("Outcome")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def run(self, call: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Run it in the thread and wait; an interrupt here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(call, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+
+class Twin:
+    """What the twins share: the thread, and `with`."""
+
+    def __init__(self) -> None:
+        self._thread: LoopThread | None = None
+        self._closed = False
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        if self._thread is None:
+            self._thread = LoopThread()
+        return self._thread.run(call())
+
+    def _end(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                thread.run(call())
+            finally:
+                thread.stop()
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,363 @@
+"""The blocking twins of producer, consumer and admin, and a blocking raw reader, each on an event loop in a thread.
+
+No second implementation: every call is one of the asynchronous client's, waited for. Two hot paths differ, so that a
+record does not cost a change of threads: records to send are queued and taken over in bulk, and iteration takes from
+what one poll brought. A consumer is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from tidelog.client import admin, consumer, producer
+from tidelog.client.accumulator import Headers
+from tidelog.client.cluster import Cluster
+from tidelog.client.config import ClientConfig
+from tidelog.client.consumer import Offsets
+from tidelog.client.loop_thread import Twin
+from tidelog.client.model import (
+    ClusterDescription,
+    ConfigEntry,
+    ConsumerRecord,
+    NewTopic,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    PartitionDescription,
+    RecordMetadata,
+    TopicDescription,
+    TopicPartition,
+)
+from tidelog.client.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
+from tidelog.client.subscription import RebalanceListener
+
+_MAX_QUEUED = 4096
+
+
+class Producer(Twin):
+    """`tidelog.Producer`, blocking. `send` may be called from several threads."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._producer = producer.Producer(**options)
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._room = threading.Event()
+        self._draining = False
+        self._drained: asyncio.Event | None = None
+
+    def start(self) -> None:
+        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
+        self._run(self._producer.start)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        *,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Future[RecordMetadata]:
+        """Hand over one record; the future ends with its metadata or with what went wrong. Blocks while the queue to
+        the loop is full, which it is when the producer's memory is.
+        """
+        if self._closed or self._thread is None:
+            self.start()
+        assert self._thread is not None
+        while len(self._queue) >= _MAX_QUEUED:
+            self._room.clear()
+            if len(self._queue) >= _MAX_QUEUED:
+                self._room.wait(0.05)
+        future: Future[RecordMetadata] = Future()
+        self._queue.append((future, topic, value, key, headers, partition, timestamp_ms))
+        if not self._draining:
+            self._draining = True
+            self._thread.loop.call_soon_threadsafe(self._start_draining)
+        return future
+
+    def _start_draining(self) -> None:
+        asyncio.ensure_future(self._drain())  # noqa: RUF006 - it ends by itself, and flush waits for the queue
+
+    async def _drain(self) -> None:
+        queue, send = self._queue, self._producer.send
+        self._drained = self._drained or asyncio.Event()
+        self._drained.clear()
+        while True:
+            while queue:
+                future, topic, value, key, headers, partition, timestamp_ms = queue.popleft()
+                try:
+                    await send(
+                        topic,
+                        value,
+                        key,
+                        headers=headers,
+                        partition=partition,
+                        timestamp_ms=timestamp_ms,
+                        ticket=future,
+                    )
+                except Exception as error:
+                    future.set_exception(error)
+                if not queue or len(queue) == _MAX_QUEUED // 2:
+                    self._room.set()
+            # First say that nobody drains, then look again: a sender that saw the flag before has queued by then.
+            self._draining = False
+            if not queue:
+                self._drained.set()
+                return
+            self._draining = True
+
+    def send_and_wait(self, topic: str, value: Any = None, key: Any = None, **how: Any) -> RecordMetadata:
+        """Send one record and wait until it is acknowledged. Raises KafkaError when it is not."""
+        return self._run(lambda: self._producer.send_and_wait(topic, value, key, **how))
+
+    def flush(self) -> None:
+        """Send everything and wait until all of it is delivered or has failed."""
+        self._run(self._flush)
+
+    async def _flush(self) -> None:
+        while self._queue or (self._drained is not None and not self._drained.is_set()):
+            if self._drained is None or self._drained.is_set():
+                await asyncio.sleep(0)
+            else:
+                await self._drained.wait()
+        await self._producer.flush()
+
+    def partitions_for(self, topic: str) -> list[PartitionDescription]:
+        return self._run(lambda: self._producer.partitions_for(topic))
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Deliver what was sent, within `timeout_ms`, and end the thread."""
+
+        async def end() -> None:
+            try:
+                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    await self._flush()
+            except TimeoutError:
+                pass
+            await self._producer.close(timeout_ms)
+
+        self._end(end)
+
+
+class Consumer(Twin):
+    """`tidelog.Consumer`, blocking. Listeners run in the loop's thread."""
+
+    def __init__(self, *topics: str, **options: Any) -> None:
+        super().__init__()
+        self._consumer = consumer.Consumer(*topics, **options)
+        self._records: deque[ConsumerRecord] = deque()
+
+    def start(self) -> None:
+        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
+        self._run(self._consumer.start)
+
+    def close(self) -> None:
+        self._end(self._consumer.close)
+
+    def subscribe(
+        self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
+    ) -> None:
+        async def call() -> None:
+            self._consumer.subscribe(topics, pattern=pattern, listener=listener)
+
+        self._run(call)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        async def call() -> None:
+            self._consumer.assign(partitions)
+
+        self._run(call)
+
+    def unsubscribe(self) -> None:
+        self._run(self._consumer.unsubscribe)
+
+    def subscription(self) -> set[str]:
+        return self._consumer.subscription()
+
+    def assignment(self) -> set[TopicPartition]:
+        return self._consumer.assignment()
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
+        return self._run(lambda: self._consumer.poll(timeout_ms, max_records))
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """The next record, however long it takes."""
+        if not self._records:
+            self._records = self._run(self._consumer.refill)
+        self._consumer.alive()
+        return self._records.popleft()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        async def call() -> None:
+            self._consumer.seek(partition, offset)
+
+        self._run(call)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        self._run(lambda: self._consumer.seek_to_beginning(*partitions))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        self._run(lambda: self._consumer.seek_to_end(*partitions))
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._run(lambda: self._consumer.position(partition))
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        async def call() -> None:
+            self._consumer.pause(*partitions)
+
+        self._run(call)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        async def call() -> None:
+            self._consumer.resume(*partitions)
+
+        self._run(call)
+
+    def paused(self) -> set[TopicPartition]:
+        return self._consumer.paused()
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        self._run(lambda: self._consumer.commit(offsets))
+
+    def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        return self._run(lambda: self._consumer.committed(*partitions))
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._consumer.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._consumer.end_offsets(partitions))
+
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return self._run(lambda: self._consumer.offsets_for_times(timestamps))
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return self._run(lambda: self._consumer.partitions_for_topic(topic))
+
+    def topics(self) -> set[str]:
+        return self._run(self._consumer.topics)
+
+
+class Admin(Twin):
+    """`tidelog.Admin`, blocking."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._admin = admin.Admin(**options)
+
+    def start(self) -> None:
+        self._run(self._admin.start)
+
+    def close(self) -> None:
+        self._end(self._admin.close)
+
+    def create_topics(self, topics: Iterable[NewTopic], **how: Any) -> dict[str, bytes]:
+        return self._run(lambda: self._admin.create_topics(topics, **how))
+
+    def delete_topics(self, names: Iterable[str], **how: Any) -> None:
+        self._run(lambda: self._admin.delete_topics(names, **how))
+
+    def list_topics(self, *, include_internal: bool = False) -> list[str]:
+        return self._run(lambda: self._admin.list_topics(include_internal=include_internal))
+
+    def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
+        return self._run(lambda: self._admin.describe_topics(names))
+
+    def describe_cluster(self) -> ClusterDescription:
+        return self._run(self._admin.describe_cluster)
+
+    def describe_configs(self, **what: Any) -> dict[str | int, dict[str, ConfigEntry]]:
+        return self._run(lambda: self._admin.describe_configs(**what))
+
+    def list_offsets(
+        self, partitions: Mapping[TopicPartition, int | str], *, isolation_level: str = "read_uncommitted"
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return self._run(lambda: self._admin.list_offsets(partitions, isolation_level=isolation_level))
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._admin.delete_records(offsets))
+
+    def list_consumer_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self._run(lambda: self._admin.list_consumer_group_offsets(group_id, partitions))
+
+
+class RawReader(Twin):
+    """Whole record batches as bytes, for readers that decode by themselves; see `raw_fetch`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._config = ClientConfig.from_options(options)
+        self._cluster: Cluster | None = None
+
+    def start(self) -> None:
+        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
+        self._run(self._reach)
+
+    async def _reach(self) -> Cluster:
+        if self._cluster is None:
+            cluster = Cluster(self._config)
+            try:
+                await cluster.start()
+            except BaseException:
+                await cluster.close()
+                raise
+            self._cluster = cluster
+        return self._cluster
+
+    def fetch(
+        self,
+        partition: TopicPartition,
+        start_offset: int,
+        end_offset: int,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        isolation_level: str = "read_uncommitted",
+        stall_timeout_ms: float = 60_000,
+    ) -> Iterator[RawBatches]:
+        """The batches that hold [start_offset, end_offset); the next chunk is on its way while this one is read."""
+
+        async def begin() -> AsyncIterator[RawBatches]:
+            return fetch_raw(
+                await self._reach(),
+                TopicPartition(*partition),
+                start_offset,
+                end_offset,
+                chunk_bytes=chunk_bytes,
+                isolation_level=isolation_level,
+                stall_timeout_ms=stall_timeout_ms,
+            )
+
+        chunks = self._run(begin)
+
+        async def advance() -> RawBatches | None:
+            return await anext(chunks, None)
+
+        async def end() -> None:
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+        try:
+            while (chunk := self._run(advance)) is not None:
+                yield chunk
+        finally:
+            if not self._closed:
+                self._run(end)
+
+    def close(self) -> None:
+        async def end() -> None:
+            if self._cluster is not None:
+                await self._cluster.close()
+
+        self._end(end)
