@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from tidelog.broker.purgatory import DEADLINE_RESOLUTION_MS, Deadlines, OffsetWaiters
 
 
+def _note(called: list[int], number: int, error: Exception | None) -> None:
+    called.append(number)
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50))))
 def test_a_waiter_leaves_when_the_high_watermark_reaches_its_offset_and_not_before(
     steps: list[tuple[int, int]],
@@ -25,7 +29,7 @@ def test_a_waiter_leaves_when_the_high_watermark_reaches_its_offset_and_not_befo
             callback(None)
         if offset > high_watermark:
             asked[number] = offset
-            waiters.add(offset, lambda error, number=number: called.append(number))
+            waiters.add(offset, partial(_note, called, number))
         assert all(asked[n] <= high_watermark for n in called), "answered before it was committed"
     for callback in waiters.reached(50):
         callback(None)
@@ -73,7 +77,7 @@ def test_deadlines_are_never_early_at_most_one_bucket_late_and_never_after_a_dis
     open_items: dict[Callable[[], None], tuple[int, int]] = {}  # item -> (due_ms, bucket)
     for verb, argument in steps:
         if verb == "add":
-            item: Callable[[], None] = partial(int, len(open_items))
+            item: Callable[[], None] = partial(_note, [], len(open_items), None)
             open_items[item] = (now_ms + argument, deadlines.add(now_ms + argument, item))
         elif verb == "discard" and open_items:
             item = list(open_items)[argument % len(open_items)]

@@ -43,9 +43,9 @@ def produce_requests(draw: st.DrawFn) -> tuple[int, Any, list[Any]]:
     version = draw(st.sampled_from(PRODUCE_VERSIONS))
     single = draw(st.booleans())
     records = st.none() | st.binary(max_size=300) | st.sampled_from([b"", b"r" * 127, b"r" * 16383, b"r" * 70000])
-    sizes = {"min_size": 1, "max_size": 1} if single else {"max_size": 3}
-    batches = st.lists(st.tuples(int32s, records), **sizes)
-    topics = draw(st.lists(st.tuples(topics_of(version), batches), **sizes))
+    least, most = (1, 1) if single else (0, 3)
+    batches = st.lists(st.tuples(int32s, records), min_size=least, max_size=most)
+    topics = draw(st.lists(st.tuples(topics_of(version), batches), min_size=least, max_size=most))
     message = produce_messages.ProduceRequest(
         transactional_id=None if single else draw(st.none() | names),
         acks=draw(st.integers(-1, 1)),
