@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')")
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition  # noqa: E402
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: E402
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 GROUP = "filled-group"
@@ -59,7 +59,7 @@ def _produce(bootstrap: str, name: str, codec: str, count: int, choice: random.R
     for number in range(count):
         key = f"{name}-{number % 50}".encode()
         value = choice.randbytes(3500) + b"abc" * 500 if number % 7 else None
-        headers = [("number", str(number).encode())] if number % 3 else None
+        headers: Any = [("number", str(number).encode())] if number % 3 else None
         # Times that go back now and then, so that the time index has something to get wrong.
         timestamp_ms = now_ms + number * 10 - (500 if number % 11 == 0 else 0)
         partition = number % 2
@@ -82,7 +82,9 @@ def _produce(bootstrap: str, name: str, codec: str, count: int, choice: random.R
 
 
 def _commit(bootstrap: str, filling: Filling) -> None:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": GROUP, "enable.auto.commit": False, "log_level": 0})
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": GROUP, "enable.auto.commit": False, "log_level": 0}
+    )
     for number, (topic, partition) in enumerate(filling.records):
         filling.committed[topic, partition] = (10 + number, f"note-{number}")
     offsets = [
@@ -113,7 +115,9 @@ def patiently(call: Any, timeout_s: float = 20.0) -> Any:
 def read_back(bootstrap: str, filling: Filling) -> dict[tuple[str, int], list[Kept]]:
     """What a consumer finds in every partition of the filling, in order; offsets must run from 0 without a gap."""
     found: dict[tuple[str, int], list[Kept]] = {where: [] for where in filling.records}
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, "log_level": 0})
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, "log_level": 0}
+    )
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in found])
         left = sum(map(len, filling.records.values()))
@@ -122,7 +126,7 @@ def read_back(bootstrap: str, filling: Filling) -> dict[tuple[str, int], list[Ke
             assert time.monotonic() < deadline, f"{left} records are missing"
             for message in consumer.consume(min(left, 1000), 0.5):
                 assert message.error() is None, message.error()
-                where = message.topic(), message.partition()
+                where = str(message.topic()), int(message.partition() or 0)
                 assert message.offset() == len(found[where])
                 found[where].append((message.key(), message.value(), message.headers(), message.timestamp()[1]))
                 left -= 1
@@ -133,7 +137,9 @@ def read_back(bootstrap: str, filling: Filling) -> dict[tuple[str, int], list[Ke
 
 def read_committed_offsets(bootstrap: str, filling: Filling) -> dict[tuple[str, int], tuple[int, str]]:
     """The group's offsets and their metadata as the coordinator answers them."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": GROUP, "enable.auto.commit": False, "log_level": 0})
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": GROUP, "enable.auto.commit": False, "log_level": 0}
+    )
     try:
         wanted = [TopicPartition(topic, partition) for topic, partition in filling.committed]
         answered = patiently(lambda: consumer.committed(wanted, timeout=10))
