@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.controller.image import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from tidelog.storage.log import AppendInfo, PartitionLog, ReadResult
@@ -30,7 +31,7 @@ ACKS_ALL = -1
 
 class Partition:
     __slots__ = (
-        "_on_advance", "index", "isr", "leader_epoch", "leader_id", "leads", "log", "min_insync_replicas",
+        "_on_advance", "index", "is_internal", "isr", "leader_epoch", "leader_id", "leads", "log", "min_insync_replicas",
         "offline", "topic", "topic_id",
     )  # fmt: skip
 
@@ -41,6 +42,7 @@ class Partition:
         self.index = index
         self.topic_id = topic_id
         self.log = log
+        self.is_internal = topic in INTERNAL_TOPICS
         self.leads = False
         self.offline = False
         self.leader_id = -1

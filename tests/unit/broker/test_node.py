@@ -145,6 +145,24 @@ async def test_errors_name_the_partition_that_failed(wire: Any, make_batch: Make
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == []
 
 
+async def test_zstd_is_kept_from_clients_too_old_for_it(wire: Any, make_batch: MakeBatch) -> None:
+    await wire.create_topic("t", compression_type="zstd")
+    zstd = make_batch(b"a" * 100, compression=4)
+    assert produced(await wire.call(produce("t", zstd), 6, ProduceResponse)) == [
+        (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, -1)
+    ]
+    assert produced(await wire.call(produce("t", zstd), 7, ProduceResponse)) == [(0, 0)]
+    answer = await wire.call(fetch("t"), 9, FetchResponse)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert fetched(await wire.call(fetch("t"), 10, FetchResponse)) == [b"a" * 100]
+
+
+async def test_clients_may_not_write_to_internal_topics(wire: Any, make_batch: MakeBatch) -> None:
+    await wire.create_topic("__consumer_offsets")
+    answer = await wire.call(produce("__consumer_offsets", make_batch(b"a")), 9, ProduceResponse)
+    assert produced(answer) == [(ErrorCode.INVALID_TOPIC_EXCEPTION, -1)]
+
+
 async def test_a_topic_can_be_named_by_its_id(wire: Any, make_batch: MakeBatch) -> None:
     topic_id = await wire.create_topic("t")
     request = produce("", make_batch(b"a"))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 API_KEY = 1
 VERSIONS = range(4, 19)
+ZSTD_FROM = 10
 
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 WAIT_MS_MAX = 300_000
@@ -187,6 +188,8 @@ class _Fetch:
             partition = self._services.partitions.leader(topic, index)
             partition.require_leader(asked.current_leader_epoch)
             log = partition.log
+            if self._version < ZSTD_FROM and log.config.compression_type == "zstd":
+                raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
             offset = asked.fetch_offset
             aborted = None
             if asked.last_fetched_epoch >= 0:

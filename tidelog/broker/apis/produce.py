@@ -12,8 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.context import Deferred, Services
+from tidelog.protocol.compression import ZSTD
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import ProducedPartition, ProduceRequest, decode_produce, encode_produce_response
+from tidelog.protocol.record_batch import read_header
 
 if TYPE_CHECKING:
     from tidelog.broker.connection import KafkaConnection
@@ -24,6 +26,7 @@ log = logging.getLogger("tidelog.produce")
 
 API_KEY = 0
 VERSIONS = range(3, 14)
+ZSTD_FROM = 7
 
 # From these versions on a client may be told of the errors on the left; older ones get the one on the right.
 _SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
@@ -54,8 +57,9 @@ def serve(
         for index, records in batches:
             try:
                 partition = partitions.leader(topic, index)
-                if records is None:
-                    raise KafkaError(ErrorCode.INVALID_RECORD, "Record batch is null")
+                if records is None or partition.is_internal or version < ZSTD_FROM:
+                    _refuse_what_the_log_would_take(partition, records, version)
+                assert records is not None
                 info = partitions.append(partition, records, now_ms, acks)
             except KafkaError as error:
                 failed = True
@@ -124,6 +128,15 @@ class _Parked(Deferred):
 
     def _finish(self) -> None:
         self.complete(encode_produce_response(self._correlation_id, self._version, self._topics))
+
+
+def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int) -> None:
+    if records is None:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"no records for {partition.topic}-{partition.index}")
+    if partition.is_internal:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by its coordinator alone")
+    if version < ZSTD_FROM and read_header(records).compression == ZSTD:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
 
 
 def _refused(index: int, error: KafkaError, version: int) -> ProducedPartition:
