@@ -29,25 +29,28 @@ class EmbeddedBroker:
 
     def __init__(self, directory: str | Path | None = None, config: Mapping[str, str] | None = None) -> None:
         self.bootstrap_servers = ""
-        self._given = directory
+        self.directory = Path(directory) if directory is not None else Path()
+        self._is_temporary = directory is None
         self._config = dict(config or {})
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._temporary: str | None = None
 
     def start(self) -> EmbeddedBroker:
-        if self._given is None:
-            self._temporary = tempfile.mkdtemp(prefix="tidelog-")
-        directory = self._temporary or str(self._given)
+        if self._is_temporary:
+            self.directory = Path(tempfile.mkdtemp(prefix="tidelog-"))
         defaults = {
             "listeners": "PLAINTEXT://127.0.0.1:0",
-            "log.dirs": directory,
+            "log.dirs": str(self.directory),
             "group.initial.rebalance.delay.ms": "0",
         }
-        config = NodeConfig(defaults | self._config)
+        try:
+            config = NodeConfig(defaults | self._config)
+        except BaseException:
+            self.stop()
+            raise
         self._thread = threading.Thread(target=self._run, args=(config,), name="tidelog-embedded", daemon=True)
         self._thread.start()
         if not self._ready.wait(START_TIMEOUT_S):
@@ -66,9 +69,8 @@ class EmbeddedBroker:
         if self._thread is not None:
             self._thread.join(STOP_TIMEOUT_S)
             self._thread = None
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = None
+        if self._is_temporary and self.directory != Path():
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> EmbeddedBroker:
         return self.start()

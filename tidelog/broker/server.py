@@ -24,6 +24,7 @@ log = logging.getLogger("tidelog.server")
 
 BACKLOG = 1024
 SWEEP_INTERVAL_S = 30.0
+ACCEPT_TURNS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,9 @@ class Server:
             server.close()
         if self._sweep is not None:
             self._sweep.cancel()
+        # A connection just accepted becomes one of ours some turns of the loop later.
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.close()
         # Closing transports finish on the next turns of the loop; those that do not drain are cut.
