@@ -123,14 +123,14 @@ class GroupCoordinator:
         group = self.groups.get(group_id)
         response = LeaveGroupResponse()
         left: list[str] = []
-        pending_left = False
         for identity in members:
             member_id, instance_id = identity.member_id, identity.group_instance_id
             if group is None:
                 error = ErrorCode.UNKNOWN_MEMBER_ID
             elif member_id in group.pending_members and member_id:
                 self._rebalancer.remove_member(group, member_id, outcome)
-                error, pending_left = ErrorCode.NONE, True
+                left.append(member_id)
+                error = ErrorCode.NONE
             else:
                 if not member_id and instance_id is not None:
                     # An operator removes a static member by its instance id alone.
@@ -145,8 +145,6 @@ class GroupCoordinator:
         outcome.reply(caller.token, response)
         if group is not None and left:
             self._rebalancer.members_left(group, f"{', '.join(left)} left", outcome)
-        elif group is not None and pending_left:
-            self._rebalancer.maybe_complete_join(group, outcome)
         if group is not None:
             self._forget_if_traceless(group)
         return outcome
