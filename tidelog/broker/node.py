@@ -197,6 +197,7 @@ class Node:
             run_in_executor=run_in_executor,
             clock_ms=wall_clock_ms,
             on_image=self._on_image,
+            snapshot_bytes_min=config.integer("metadata.log.max.record.bytes.between.snapshots"),
         )
 
     def _make_partitions(self, controller: Controller) -> Partitions:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import AbortTransactionRecord
 from tidelog.replication.controller.image import METADATA_VERSION, EndpointImage, MetadataDelta, MetadataImage
+from tidelog.replication.controller.image_records import image_records
 from tidelog.replication.controller.leaders import elect_returning_broker
 from tidelog.replication.controller.loader import MetadataLoader
 from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, decode_record, encode_record
@@ -31,6 +32,7 @@ from tidelog.replication.controller.registration import (
 )
 from tidelog.replication.controller.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
 from tidelog.replication.quorum.single import QuorumOfOne
+from tidelog.replication.quorum.snapshot import SnapshotId
 
 log = logging.getLogger("tidelog.controller")
 
@@ -52,7 +54,8 @@ class Controller:
     """`load`, then `activate`, then commands; `image` is the newest committed one.
 
     `run_in_executor(callable)` runs a sync on another thread and awaits it; `on_image` gets each committed image and
-    what changed in it, on the loop thread, before the command that caused it is answered.
+    what changed in it, on the loop thread, before the command that caused it is answered. A snapshot is written after
+    every `snapshot_bytes_min` bytes of records (metadata.log.max.record.bytes.between.snapshots).
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Controller:
         run_in_executor: RunInExecutor,
         clock_ms: Callable[[], int],
         on_image: OnImage,
+        snapshot_bytes_min: int = 20 * 1024 * 1024,
     ) -> None:
         self.image = state.image
         self._quorum = quorum
@@ -73,6 +77,9 @@ class Controller:
         self._pending: deque[_Appended] = deque()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._syncing: asyncio.Task[None] | None = None
+        self._snapshot_bytes_min = snapshot_bytes_min
+        self._bytes_since_snapshot = 0
+        self._snapshotting: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._was_in_transaction = False
         self._node_id = -1
@@ -87,6 +94,7 @@ class Controller:
         loader = MetadataLoader()
         for batch in self._quorum.replay():
             loader.feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
+            self._bytes_since_snapshot += 0 if batch.is_snapshot else sum(map(len, batch.values))
         for kind, count in loader.unknown_kinds.items():
             log.warning("metadata log holds %d records of unknown kind %d: kept, not acted upon", count, kind)
         self._was_in_transaction = loader.in_transaction
@@ -137,8 +145,9 @@ class Controller:
 
     async def close(self) -> None:
         """Wait for what was appended. The log itself is its directory's to close."""
-        if self._syncing is not None:
-            await self._syncing
+        for task in (self._syncing, self._snapshotting):
+            if task is not None:
+                await task
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -181,11 +190,13 @@ class Controller:
         builder = ImageBuilder(self._state.image)
         builder.replay_all(record for record in records if not isinstance(record, AbortTransactionRecord))
         metadata_version = builder.feature_level(METADATA_VERSION) or LATEST_METADATA_VERSION
+        values = [encode_record(record, metadata_version) for record in records]
         try:
-            last_offset = self._quorum.append([encode_record(record, metadata_version) for record in records], now_ms)
+            last_offset = self._quorum.append(values, now_ms)
         except OSError as error:
             self._fail(error)
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the metadata log failed: {error}") from error
+        self._bytes_since_snapshot += sum(map(len, values))
         image, delta = builder.build(last_offset, self._quorum.epoch, now_ms, self._node_id)
         self._state.adopt(image, delta)
         self._pending.append(_Appended(image, delta))
@@ -224,6 +235,29 @@ class Controller:
             _, future = self._waiting.popleft()
             if not future.done():
                 future.set_result(None)
+
+        if self._bytes_since_snapshot >= self._snapshot_bytes_min and self._snapshotting is None:
+            self._bytes_since_snapshot = 0
+            self._snapshotting = asyncio.get_running_loop().create_task(self._snapshot(self.image), name="snapshot")
+
+    async def _snapshot(self, image: MetadataImage) -> None:
+        """The image as a file beside the log, made on another thread: images do not change."""
+        identity = SnapshotId(image.offset + 1, image.epoch)
+        metadata_version = image.feature_level(METADATA_VERSION)
+        now_ms = self._clock_ms()
+
+        def write() -> None:
+            values = (encode_record(record, metadata_version) for record in image_records(image))
+            self._quorum.write_snapshot(values, identity, image.timestamp_ms, now_ms)
+
+        try:
+            await self._run_in_executor(write)
+            self._quorum.forget_before(identity, now_ms)
+        except OSError as error:
+            # The log has it all; the next one may succeed.
+            log.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)
+        finally:
+            self._snapshotting = None
 
     def _fail(self, error: Exception) -> None:
         """The metadata log cannot be written any more: refuse whatever comes, keep serving what is known."""

@@ -8,7 +8,7 @@ caller decides on which thread a sync runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidelog.protocol.messages.control_records import (
@@ -54,6 +54,7 @@ class ReplayedBatch(NamedTuple):
     epoch: int
     timestamp_ms: int
     values: list[bytes]
+    is_snapshot: bool = False
 
 
 class QuorumOfOne:
@@ -84,13 +85,18 @@ class QuorumOfOne:
         Raises `CorruptSnapshot`, `CorruptLog`, `NotAlone`.
         """
         start = self.log.log_start_offset
-        identity = self.newest_snapshot()
+        identity = max(self.snapshots(), default=None)
         if identity is not None:
+            if identity.end_offset > self.end_offset:
+                # A snapshot fetched from a leader, and the log not yet moved to it (Kafka does the same).
+                self.log.truncate_fully_and_start_at(identity.end_offset)
             snapshot = decode_snapshot(self._disk.read_file(f"{self._directory}/{snapshot_name(identity)}"))
             self._kraft_version = snapshot.kraft_version
             self._last_epoch = identity.epoch
             start = max(start, identity.end_offset)
-            yield ReplayedBatch(identity.end_offset - 1, identity.epoch, snapshot.last_timestamp_ms, snapshot.values)
+            yield ReplayedBatch(
+                identity.end_offset - 1, identity.epoch, snapshot.last_timestamp_ms, snapshot.values, True
+            )
         elif start > 0:
             raise NotAlone(f"the metadata log starts at offset {start} and there is no snapshot of what came before")
         for header, records in self._read(start):
@@ -108,12 +114,10 @@ class QuorumOfOne:
         path = f"{self._root}/{BOOTSTRAP_NAME}"
         return decode_snapshot(self._disk.read_file(path)).values if self._disk.exists(path) else []
 
-    def newest_snapshot(self) -> SnapshotId | None:
-        return max(self.snapshots(), default=None)
-
     def snapshots(self) -> list[SnapshotId]:
+        """Complete ones, in no order."""
         found = (parse_snapshot_name(entry.name) for entry in self._disk.list_directory(self._directory))
-        return [identity for identity in found if identity is not None and identity.end_offset <= self.end_offset]
+        return [identity for identity in found if identity is not None]
 
     def _read(self, offset: int) -> Iterator[tuple[BatchHeader, list[Record]]]:
         while offset < self.end_offset:
@@ -176,10 +180,20 @@ class QuorumOfOne:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def write_snapshot(
-        self, values: Sequence[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
+        self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
     ) -> None:
-        """Beside the log, complete or not at all. May run on any thread."""
+        """Beside the log, complete or not at all. May run on any thread: touches nothing but its own file."""
         path = f"{self._directory}/{snapshot_name(identity)}"
         self._disk.write_file(f"{path}.part", encode_snapshot(values, identity, last_timestamp_ms, now_ms), sync=True)
         self._disk.rename(f"{path}.part", path)
         self._disk.sync_directory(self._directory)
+
+    def forget_before(self, identity: SnapshotId, now_ms: int) -> None:
+        """Remove what a snapshot on disk makes superfluous: older snapshots, whole segments below its end."""
+        for older in self.snapshots():
+            if older < identity:
+                self._disk.remove(f"{self._directory}/{snapshot_name(older)}")
+        if self.log.segment_count > 1:
+            self.log.delete_records(identity.end_offset)
+            self.log.segments.rename_condemned(self.log.log_start_offset, now_ms + self.log.config.file_delete_delay_ms)
+        self.log.segments.remove_doomed(now_ms)

@@ -1,0 +1,57 @@
+"""Small clusters made by hand, for tests of the controller's pure parts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidelog.replication.controller.image import EndpointImage, MetadataImage
+from tidelog.replication.controller.records import ImageBuilder
+from tidelog.replication.controller.registration import BrokerRegistration, register_broker, unfence_broker
+from tidelog.replication.controller.state import ControllerSettings, ControllerState
+
+
+def broker_records(node_id: int, *, rack: str | None = None, fenced: bool = False, directories: int = 1) -> list[Any]:
+    """A registration and, unless `fenced`, what unfences it. Broker epoch = 100 + id."""
+    registration = BrokerRegistration(
+        node_id=node_id,
+        incarnation_id=bytes([node_id]) * 16,
+        endpoints=[EndpointImage("PLAINTEXT", f"host{node_id}", 9092)],
+        rack=rack,
+        log_dirs=[directory_id(node_id, index) for index in range(directories)],
+    )
+    records: list[Any] = [register_broker(registration, 100 + node_id)]
+    if not fenced:
+        records.append(unfence_broker(node_id, 100 + node_id))
+    return records
+
+
+def directory_id(node_id: int, index: int = 0) -> bytes:
+    return bytes([0xD0, node_id, index]) + bytes(13)
+
+
+def replay(image: MetadataImage, records: Sequence[Any]) -> MetadataImage:
+    builder = ImageBuilder(image)
+    builder.replay_all(records)
+    return builder.build(image.offset + len(records), 1, 0, -1)[0]
+
+
+def apply(state: ControllerState, records: Sequence[Any]) -> None:
+    """What the controller does after appending."""
+    builder = ImageBuilder(state.image)
+    builder.replay_all(records)
+    state.adopt(*builder.build(state.image.offset + len(records), 1, 0, -1))
+
+
+def cluster_state(
+    broker_ids: Sequence[int] = (1,),
+    *,
+    fenced: Sequence[int] = (),
+    racks: Mapping[int, str] | None = None,
+    **settings: Any,
+) -> ControllerState:
+    state = ControllerState(ControllerSettings(**settings), random.Random(7))
+    for node_id in broker_ids:
+        apply(state, broker_records(node_id, fenced=node_id in fenced, rack=(racks or {}).get(node_id)))
+    return state

@@ -1,0 +1,279 @@
+"""The asynchronous shell: what is synced together, in which order things are told, what a failing disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
+from tidelog.replication.controller.controller import Controller
+from tidelog.replication.controller.image import EndpointImage, MetadataDelta, MetadataImage
+from tidelog.replication.controller.image_records import image_records
+from tidelog.replication.controller.record_codec import encode_record
+from tidelog.replication.controller.records import MetadataError
+from tidelog.replication.controller.registration import BrokerRegistration
+from tidelog.replication.controller.state import ControllerSettings, ControllerState, CreatedTopic, NewTopic
+from tidelog.replication.quorum.single import NotAlone, QuorumOfOne
+from tidelog.replication.quorum.snapshot import SnapshotId, snapshot_name
+from tidelog.replication.quorum.vote_store import QuorumState, VoteStore
+from tidelog.storage.disk import OsDisk
+from tidelog.storage.flush import FlushTask
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log_directory import LogDirectory
+
+
+class Node:
+    """A controller over a real directory; `syncs` counts, `gate` holds them up."""
+
+    def __init__(self, path: Path, *, node_id: int = 1, snapshot_bytes_min: int = 1 << 30) -> None:
+        disk = OsDisk()
+        self.directory = LogDirectory.open(disk, str(path), node_id=node_id, cluster_id=None)
+        log = self.directory.open_metadata_log(LogConfig(max_message_bytes=1 << 23), 0)
+        self.quorum = QuorumOfOne(disk, str(path), log, node_id, self.directory.directory_id)
+        self.told: list[tuple[MetadataImage, MetadataDelta]] = []
+        self.syncs = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: OSError | None = None
+        self.now_ms = 1_700_000_000_000
+        self.node_id = node_id
+        self.controller = Controller(
+            self.quorum,
+            ControllerState(ControllerSettings(), random.Random(node_id)),
+            run_in_executor=self._run,
+            clock_ms=lambda: self.now_ms,
+            on_image=lambda image, delta: self.told.append((image, delta)),
+            snapshot_bytes_min=snapshot_bytes_min,
+        )
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        self.syncs += 1
+        await self.gate.wait()
+        if self.failure is not None:
+            task: FlushTask = cast(Any, work).__self__
+            task.error = self.failure  # as its `run` keeps it for `finish_flush`
+            return
+        await asyncio.get_running_loop().run_in_executor(None, work)
+
+    async def start(self, *, unclean: bool = False) -> MetadataImage:
+        self.controller.load()
+        registration = BrokerRegistration(
+            self.node_id,
+            random.randbytes(16),
+            [EndpointImage("PLAINTEXT", "localhost", 9092)],
+            log_dirs=[self.directory.directory_id],
+        )
+        await self.controller.activate(registration, new_leader_epochs=unclean)
+        return self.controller.image
+
+    async def stop(self) -> None:
+        await self.controller.close()
+        self.directory.close()
+
+    async def create(self, *names: str) -> dict[str, CreatedTopic | KafkaError]:
+        return await self.controller.create_topics([NewTopic(name, 1, 1) for name in names])
+
+
+@pytest.fixture
+async def node(tmp_path):
+    node = Node(tmp_path)
+    await node.start()
+    yield node
+    await node.stop()
+
+
+async def test_a_new_cluster_starts_with_features_and_one_unfenced_broker(tmp_path):
+    node = Node(tmp_path)
+    image = await node.start()
+    assert image.features == {"metadata.version": 30}
+    assert image.brokers[1].is_active
+    assert image.brokers[1].epoch == 3
+    assert image.controller_id == 1
+    assert [record.offset for record, _ in node.told] == [4]
+    assert node.syncs == 1
+    assert node.quorum.log.high_watermark == 5
+    await node.stop()
+
+
+async def test_a_restart_brings_everything_back_in_a_new_epoch(tmp_path):
+    node = Node(tmp_path)
+    await node.start()
+    await node.create("a", "b")
+    await node.controller.delete_topics([node.controller.image.topics_by_name["a"].topic_id])
+    await node.controller.allocate_producer_ids(1)
+    before = node.controller.image
+    await node.stop()
+
+    again = Node(tmp_path)
+    after = await again.start()
+    assert after.topics_by_name == before.topics_by_name
+    assert after.next_producer_id == 1000
+    assert after.epoch == before.epoch + 1
+    assert after.brokers[1].epoch > before.brokers[1].epoch
+    # Whoever is told first is told everything, as one change from nothing.
+    ((_, delta),) = again.told
+    assert {topic.name for topic in delta.created_topics.values()} == {"b"}
+    await again.stop()
+
+
+async def test_after_an_unclean_stop_leaders_start_new_epochs(tmp_path):
+    node = Node(tmp_path)
+    await node.start()
+    await node.create("t")
+    await node.stop()
+    again = Node(tmp_path)
+    image = await again.start(unclean=True)
+    assert image.topics_by_name["t"].partitions[0].leader_epoch == 1
+    await again.stop()
+
+
+async def test_nothing_is_told_or_answered_before_it_is_synced(node):
+    node.gate.clear()
+    told = len(node.told)
+    creating = asyncio.create_task(node.create("t"))
+    await asyncio.sleep(0.02)
+    assert not creating.done()
+    assert len(node.told) == told
+    assert "t" not in node.controller.image.topics_by_name
+    node.gate.set()
+    assert isinstance((await creating)["t"], CreatedTopic)
+    assert "t" in node.controller.image.topics_by_name
+    assert len(node.told) == told + 1
+
+
+async def test_commands_that_wait_share_one_sync_and_are_told_in_order(node):
+    node.gate.clear()
+    syncs, told = node.syncs, len(node.told)
+    creating = [asyncio.create_task(node.create(f"t{index}")) for index in range(20)]
+    await asyncio.sleep(0.02)
+    node.gate.set()
+    await asyncio.gather(*creating)
+    assert node.syncs <= syncs + 2
+    offsets = [image.offset for image, _ in node.told[told:]]
+    assert len(offsets) == 20
+    assert offsets == sorted(offsets)
+
+
+async def test_a_refusal_that_rests_on_an_uncommitted_topic_waits_for_it(node):
+    node.gate.clear()
+    first = asyncio.create_task(node.create("t"))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(node.create("t"))
+    await asyncio.sleep(0.02)
+    assert not second.done()
+    node.gate.set()
+    outcome = (await second)["t"]
+    assert isinstance(outcome, KafkaError)
+    assert outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS
+    await first
+
+
+async def test_validating_only_writes_nothing(node):
+    end = node.quorum.end_offset
+    outcome = await node.controller.create_topics([NewTopic("t", 1, 1)], validate_only=True)
+    assert isinstance(outcome["t"], CreatedTopic)
+    assert node.quorum.end_offset == end
+
+
+async def test_a_command_can_time_out_and_still_happen(node):
+    node.gate.clear()
+    with pytest.raises(KafkaError) as caught:
+        await node.controller.create_topics([NewTopic("t", 1, 1)], timeout_ms=10)
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    node.gate.set()
+    await node.create("u")
+    assert set(node.controller.image.topics_by_name) == {"t", "u"}
+
+
+async def test_a_failed_sync_refuses_those_who_wait_and_all_who_come(node):
+    node.failure = OSError("no space left on device")
+    for _ in range(2):
+        with pytest.raises(KafkaError) as caught:
+            await node.create("t")
+        assert caught.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert "no space left" in str(caught.value.message)
+    assert "t" not in node.controller.image.topics_by_name
+
+
+async def test_snapshots_are_taken_and_started_from(tmp_path):
+    node = Node(tmp_path, snapshot_bytes_min=2000)
+    await node.start()
+    for index in range(60):
+        await node.create(f"t{index}")
+    before = node.controller.image
+    await node.stop()
+    found = [path.name for path in (tmp_path / "__cluster_metadata-0").glob("*.checkpoint")]
+    assert len(found) == 1
+
+    again = Node(tmp_path)
+    batches = list(again.quorum.replay())
+    assert batches[0].is_snapshot
+    assert len(batches[0].values) > 60
+    assert batches[1].last_offset > batches[0].last_offset
+    await again.start()
+    assert again.controller.image.topics_by_name == before.topics_by_name
+    await again.stop()
+
+
+async def test_an_epoch_is_never_used_twice_whatever_is_lost(tmp_path):
+    epochs = []
+    for loss in (None, "quorum-state", None):
+        node = Node(tmp_path)
+        await node.start()
+        epochs.append(node.quorum.epoch)
+        await node.stop()
+        if loss:
+            (tmp_path / "__cluster_metadata-0" / loss).unlink()
+    assert epochs == [1, 2, 3]
+
+
+async def test_a_vote_file_ahead_of_the_log_counts(tmp_path):
+    node = Node(tmp_path)
+    store = VoteStore(OsDisk(), str(tmp_path / "__cluster_metadata-0"))
+    store.write(QuorumState(leader_id=1, leader_epoch=41, voter_ids=(1,)), sync=True)
+    await node.start()
+    assert node.quorum.epoch == 42
+    await node.stop()
+
+
+async def test_a_log_of_several_voters_is_not_taken_over(tmp_path):
+    node = Node(tmp_path)
+    store = VoteStore(OsDisk(), str(tmp_path / "__cluster_metadata-0"))
+    store.write(QuorumState(leader_id=2, leader_epoch=4, voter_ids=(1, 2, 3)), sync=True)
+    with pytest.raises(NotAlone, match="voters"):
+        await node.start()
+    node.directory.close()
+
+
+async def test_a_newer_metadata_version_is_refused(tmp_path):
+    node = Node(tmp_path)
+    node.quorum.lead(0)
+    node.quorum.append([encode_record(FeatureLevelRecord(name="metadata.version", feature_level=31), 31)], 0)
+    node.directory.close()
+    again = Node(tmp_path)
+    with pytest.raises(MetadataError, match="31"):
+        again.controller.load()
+    again.directory.close()
+
+
+async def test_a_snapshot_ahead_of_the_log_is_where_the_log_goes_on(tmp_path):
+    node = Node(tmp_path)
+    await node.start()
+    await node.create("t")
+    image = node.controller.image
+    identity = SnapshotId(1000, 3)
+    node.quorum.write_snapshot([encode_record(record, 30) for record in image_records(image)], identity, 5, 5)
+    await node.stop()
+    assert (tmp_path / "__cluster_metadata-0" / snapshot_name(identity)).exists()
+    again = Node(tmp_path)
+    after = await again.start()
+    assert set(after.topics_by_name) == {"t"}
+    assert again.quorum.log.log_start_offset == 1000
+    assert again.quorum.epoch == 4
+    await again.stop()

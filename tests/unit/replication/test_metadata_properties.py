@@ -1,0 +1,135 @@
+"""Random histories of commands: the live image, the replay of the log and the replay of a snapshot are one."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from tests.unit.replication.clusters import broker_records
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages import metadata_records as kafka
+from tidelog.replication.controller.image import MetadataImage
+from tidelog.replication.controller.image_records import image_records
+from tidelog.replication.controller.leaders import elect_returning_broker
+from tidelog.replication.controller.loader import MetadataLoader
+from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
+from tidelog.replication.controller.records import ImageBuilder
+from tidelog.replication.controller.registration import bootstrap_records, unfence_broker
+from tidelog.replication.controller.state import ControllerSettings, ControllerState, CreatedTopic, NewTopic
+
+NAMES = st.sampled_from(["a", "b", "a.b", "a_b", "bad name", "__consumer_offsets", "x-1"])
+CONFIGS = st.lists(
+    st.tuples(st.sampled_from(["retention.ms", "cleanup.policy"]), st.sampled_from(["1", "2"])), max_size=2
+)
+
+
+class Cluster(RuleBasedStateMachine):
+    topics = Bundle("topics")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = ControllerState(ControllerSettings(2, 1), random.Random(1))
+        self.log: list[bytes] = []
+
+    def append(self, records: list) -> None:
+        self.log += [encode_record(record, LATEST_METADATA_VERSION) for record in records]
+        builder = ImageBuilder(self.state.image)
+        builder.replay_all(records)
+        self.state.adopt(*builder.build(len(self.log) - 1, 1, 5, -1))
+
+    @initialize()
+    def start(self) -> None:
+        self.append(bootstrap_records({"metadata.version": LATEST_METADATA_VERSION, "group.version": 1}))
+        self.append(broker_records(1))
+
+    @rule(node_id=st.integers(1, 4), fenced=st.booleans(), rack=st.sampled_from([None, "r1", "r2"]))
+    def register(self, node_id: int, fenced: bool, rack: str | None) -> None:
+        self.append(broker_records(node_id, fenced=fenced, rack=rack))
+
+    @rule(node_id=st.integers(1, 4), new_epochs=st.booleans())
+    def broker_returns(self, node_id: int, new_epochs: bool) -> None:
+        if node_id in self.state.image.brokers:
+            self.append(
+                [
+                    unfence_broker(node_id, 100 + node_id),
+                    *elect_returning_broker(self.state.image, node_id, new_epochs=new_epochs),
+                ]
+            )
+
+    @rule(target=topics, name=NAMES, partitions=st.integers(-2, 5), factor=st.integers(-2, 4), configs=CONFIGS)
+    def create_topic(self, name: str, partitions: int, factor: int, configs: list) -> str:
+        existed = name in self.state.image.topics_by_name
+        records, results = self.state.create_topics([NewTopic(name, partitions, factor, configs=configs)])
+        self.append(records)
+        outcome = results[name]
+        assert isinstance(outcome, CreatedTopic) != bool(isinstance(outcome, KafkaError))
+        assert bool(records) is isinstance(outcome, CreatedTopic)
+        assert not (existed and records)
+        return name
+
+    @rule(name=consumes(topics))
+    def delete_topic(self, name: str) -> None:
+        topic = self.state.image.topics_by_name.get(name)
+        topic_id = topic.topic_id if topic else b"?" * 16
+        records, results = self.state.delete_topics([topic_id])
+        self.append(records)
+        assert (results[topic_id] is None) is (topic is not None)
+        assert name not in self.state.image.topics_by_name
+
+    @rule(name=topics, leader=st.integers(1, 4))
+    def lose_leaders(self, name: str, leader: int) -> None:
+        topic = self.state.image.topics_by_name.get(name)
+        if topic is not None:
+            self.append(
+                [
+                    kafka.PartitionChangeRecord(partition_id=index, topic_id=topic.topic_id, leader=-1)
+                    for index, partition in topic.partitions.items()
+                    if partition.leader == leader
+                ]
+            )
+
+    @rule()
+    def allocate_producer_ids(self) -> None:
+        before = self.state.image.next_producer_id
+        records, block = self.state.allocate_producer_ids(1)
+        self.append(records)
+        assert block.first == before
+        assert self.state.image.next_producer_id == block.first + block.size
+
+    @rule(begin=st.booleans())
+    def idle(self, begin: bool) -> None:
+        self.append([kafka.NoOpRecord()])
+
+    @invariant()
+    def replaying_the_log_gives_the_same_image(self) -> None:
+        loader = MetadataLoader()
+        loader.feed(self.log, len(self.log) - 1, 1, 5)
+        assert loader.finish()[0] == self.state.image
+
+    @invariant()
+    def replaying_a_snapshot_gives_the_same_image(self) -> None:
+        loader = MetadataLoader()
+        values = [encode_record(record, LATEST_METADATA_VERSION) for record in image_records(self.state.image)]
+        loader.feed(values, len(self.log) - 1, 1, 5)
+        assert loader.finish()[0] == self.state.image
+
+    @invariant()
+    def every_leader_is_in_sync_and_every_partition_has_distinct_replicas(self) -> None:
+        for topic in self.state.image.topics_by_name.values():
+            assert self.state.image.topics_by_id[topic.topic_id] is topic
+            assert sorted(topic.partitions) == list(range(len(topic.partitions)))
+            for partition in topic.partitions.values():
+                assert partition.leader == -1 or partition.leader in partition.isr
+                assert set(partition.isr) <= set(partition.replicas)
+                assert len(set(partition.replicas)) == len(partition.replicas) == len(partition.directories)
+
+
+TestRandomHistories = Cluster.TestCase
+TestRandomHistories.settings = settings(stateful_step_count=25)
+
+
+def test_an_empty_image_needs_no_records():
+    assert list(image_records(MetadataImage())) == []

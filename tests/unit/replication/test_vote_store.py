@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from tidelog.replication.quorum.vote_store import (
+    CorruptQuorumState,
+    QuorumState,
+    VoteStore,
+    decode_quorum_state,
+    encode_quorum_state,
+)
+from tidelog.storage.disk import OsDisk
+
+# What Kafka 4.3.1 writes with static voters, and with dynamic ones.
+STATIC = (
+    b'{"clusterId":"","leaderId":1,"leaderEpoch":2,"votedId":-1,"appliedOffset":0,'
+    b'"currentVoters":[{"voterId":1}],"data_version":0}'
+)
+DYNAMIC = b'{"leaderId":-1,"leaderEpoch":7,"votedId":3,"votedDirectoryId":"AAAAAAAAAAAAAAAAAAAAZQ","data_version":1}'
+
+
+@pytest.mark.parametrize("content", [STATIC, DYNAMIC])
+def test_kafkas_file_is_read_and_written_to_the_byte(content):
+    assert encode_quorum_state(decode_quorum_state(content)) == content
+
+
+def test_what_it_says():
+    assert decode_quorum_state(STATIC) == QuorumState(leader_id=1, leader_epoch=2, voter_ids=(1,))
+    dynamic = decode_quorum_state(DYNAMIC)
+    assert (dynamic.leader_epoch, dynamic.voted_id, dynamic.voted_directory_id[-1]) == (7, 3, 0x65)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"data_version":2}', STATIC.replace(b"2", b'"x"'), DYNAMIC.replace(b"Q", b"")],
+)
+def test_anything_else_is_refused(content):
+    with pytest.raises(CorruptQuorumState):
+        decode_quorum_state(content)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_store_replaces_the_file(tmp_path, sync):
+    store = VoteStore(OsDisk(), str(tmp_path))
+    assert store.read() is None
+    for epoch in (1, 2):
+        store.write(QuorumState(leader_id=1, leader_epoch=epoch, voter_ids=(1,)), sync=sync)
+    found = store.read()
+    assert found is not None
+    assert found.leader_epoch == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["quorum-state"]
