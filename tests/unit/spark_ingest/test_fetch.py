@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+
+from tidelog.client import offsets, raw_fetch
+from tidelog.client.model import EARLIEST_TIMESTAMP, OffsetAndTimestamp
+from tidelog.protocol.columnar import COLUMNS
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest import fetch
+from tidelog.spark_ingest.fetch import read_range
+from tidelog.spark_ingest.offsets import DataLoss
+from tidelog.spark_ingest.planning import OffsetRange
+
+pa = pytest.importorskip("pyarrow")
+
+TIME = 1_700_000_000_000
+
+
+def read(node, topic, start, end, *, partition=0, columns=COLUMNS, **options):
+    """All rows of a range as one table."""
+    planned = OffsetRange(topic, partition, start, end)
+    batches = list(read_range(node.options(subscribe=topic, **options), planned, columns))
+    return pa.Table.from_batches(batches) if batches else None
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_record_of_the_range_comes_once_and_in_order(node, new_topic, codec):
+    topic = new_topic(0, 500, compression_type=codec, batch_size=2_000)
+    table = read(node, topic, 0, 500, partition=1)
+    assert table["offset"].to_pylist() == list(range(500))
+    assert table["value"].to_pylist() == [b"value %d" % offset for offset in range(500)]
+    assert table["key"].to_pylist() == [b"key %d" % offset for offset in range(500)]
+    assert set(table["topic"].to_pylist()) == {topic}
+    assert set(table["partition"].to_pylist()) == {1}
+    assert table["timestamp"].cast(pa.int64()).to_pylist()[:2] == [TIME * 1000, (TIME + 1) * 1000]
+
+
+def test_a_range_inside_a_batch_is_cut_out_of_it(node, new_topic):
+    topic = new_topic(300)
+    assert read(node, topic, 17, 23)["offset"].to_pylist() == list(range(17, 23))
+    assert read(node, topic, 299, 300)["offset"].to_pylist() == [299]
+    assert read(node, topic, 5, 5) is None
+
+
+def test_many_small_fetches_lose_and_repeat_nothing(node, new_topic):
+    topic = new_topic(1000, batch_size=500)
+    table = read(node, topic, 3, 997, **{"kafka.max.partition.fetch.bytes": "2000"})
+    assert table["offset"].to_pylist() == list(range(3, 997))
+
+
+def test_only_the_columns_asked_for(node, new_topic):
+    table = read(node, new_topic(3), 0, 3, columns=("value", "offset"))
+    assert table.schema.names == ["value", "offset"]
+
+
+def test_a_reader_that_stops_early_leaves_nothing_open(node, new_topic):
+    topic = new_topic(2000, batch_size=500)
+    options = node.options(subscribe=topic, **{"kafka.max.partition.fetch.bytes": "2000"})
+    reading = read_range(options, OffsetRange(topic, 0, 0, 2000), ("offset",))
+    assert next(reading).num_rows > 0
+    reading.close()  # warnings are errors here: an unclosed loop or transport would fail the test
+
+
+def test_waiting_for_records_that_do_not_come_ends_in_a_clear_error(node, new_topic):
+    options = {"kafkaConsumer.pollTimeoutMs": "300", "kafka.fetch.max.wait.ms": "50"}
+    with pytest.raises(KafkaError) as failure:
+        read(node, new_topic(5), 5, 6, **options)
+    assert failure.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_a_log_that_ends_before_the_range_is_data_loss(node, new_topic):
+    topic = new_topic(5)
+    with pytest.raises(DataLoss, match=rf"offsets 50 to 59 of {topic}-0 are gone.*ends at 5.*failOnDataLoss"):
+        read(node, topic, 50, 60)
+    assert read(node, topic, 50, 60, failOnDataLoss="false") is None
+
+
+def test_a_log_that_begins_after_the_range_is_read_from_where_it_begins(node, new_topic, monkeypatch):
+    """As after retention: fetches below 30 are out of range, and the log is said to begin at 30."""
+    topic = new_topic(50)
+    real_fetch, real_offsets = raw_fetch.fetch_raw, offsets.list_offsets
+
+    def fetch_raw(cluster, partition, start, end, **options):
+        if start >= 30:
+            return real_fetch(cluster, partition, start, end, **options)
+
+        async def refused():
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+            yield
+
+        return refused()
+
+    async def list_offsets(cluster, timestamps, **options):
+        found = await real_offsets(cluster, timestamps, **options)
+        for partition, timestamp in timestamps.items():
+            if timestamp == EARLIEST_TIMESTAMP:
+                found[partition] = OffsetAndTimestamp(30, -1)
+        return found
+
+    monkeypatch.setattr(fetch, "fetch_raw", fetch_raw)
+    monkeypatch.setattr(fetch, "list_offsets", list_offsets)
+    with pytest.raises(DataLoss, match=f"offsets 10 to 29 of {topic}-0 are gone: its log begins at 30"):
+        read(node, topic, 10, 50)
+    assert read(node, topic, 10, 50, failOnDataLoss="false")["offset"].to_pylist() == list(range(30, 50))
+    assert read(node, topic, 10, 20, failOnDataLoss="false") is None
+
+
+def test_other_errors_pass_up(node):
+    with pytest.raises(KafkaError) as failure:
+        read(node, "nowhere", 0, 1, **{"kafkaConsumer.pollTimeoutMs": "200"})
+    assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize(("rows", "size", "pieces"), [(25_000, 1, 3), (100, 400_000, 5), (3, 20_000_000, 3), (0, 0, 0)])
+def test_batches_for_spark_are_bounded_in_rows_and_bytes(rows, size, pieces):
+    values = pa.array([bytes(size)] * rows, pa.binary())
+    whole = pa.RecordBatch.from_arrays([values, pa.array(range(rows), pa.int64())], names=["value", "offset"])
+    parts = list(fetch.slices(whole))
+    assert len(parts) == pieces
+    assert [offset for part in parts for offset in part["offset"].to_pylist()] == list(range(rows))
+    assert all(part.num_rows <= fetch.MAX_ROWS for part in parts)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tidelog.client.config import ConfigError
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest.offsets import DataLoss, resolve_ranges
+from tidelog.spark_ingest.planning import OffsetRange
+
+TIME = 1_700_000_000_000
+
+
+def by_partition(topic: str, *values: int) -> str:
+    """The JSON that gives partition 0 the first value, and so on."""
+    return json.dumps({topic: {str(partition): value for partition, value in enumerate(values)}})
+
+
+def ranges(node, **options: str):
+    return [tuple(each) for each in resolve_ranges(node.options(**options))]
+
+
+def test_everything_there_is_by_default(node, new_topic):
+    topic = new_topic(5, 0, 3)
+    assert ranges(node, subscribe=topic) == [(topic, 0, 0, 5), (topic, 1, 0, 0), (topic, 2, 0, 3)]
+    assert isinstance(resolve_ranges(node.options(subscribe=topic))[0], OffsetRange)
+
+
+def test_several_topics_by_name_and_by_pattern(node):
+    for name in ("flights-1", "flights-2", "other"):
+        node.topic(name, 1)
+    expected = [("flights-1", 0, 0, 1), ("flights-2", 0, 0, 1)]
+    assert ranges(node, subscribe="flights-2,flights-1") == expected
+    assert ranges(node, subscribePattern="flights-.") == expected
+    assert ranges(node, subscribePattern="flights") == []  # the whole name must match
+    assert ranges(node, subscribePattern="__.*") == []  # internal topics are nobody's data
+
+
+def test_assigned_partitions_only(node, new_topic):
+    topic = new_topic(5, 6, 7)
+    assert ranges(node, assign=f'{{"{topic}":[2,0]}}') == [(topic, 0, 0, 5), (topic, 2, 0, 7)]
+    with pytest.raises(KafkaError, match=f"{topic}-3, which does not exist") as failure:
+        ranges(node, assign=f'{{"{topic}":[3]}}')
+    assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_topic_that_is_not_there_is_an_error_and_is_not_created(node):
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="'nowhere' does not exist"):
+            ranges(node, subscribe="nowhere")
+
+
+def test_offsets_by_partition_with_earliest_and_latest_among_them(node, new_topic):
+    topic = new_topic(5, 6)
+    starting = by_partition(topic, 2, -2)
+    ending = by_partition(topic, 4, -1)
+    found = ranges(node, subscribe=topic, startingOffsets=starting, endingOffsets=ending)
+    assert found == [(topic, 0, 2, 4), (topic, 1, 0, 6)]
+
+
+def test_offsets_must_name_exactly_the_partitions_read(node, new_topic):
+    topic = new_topic(5, 6)
+    one = by_partition(topic, 2)
+    three = by_partition(topic, 0, 0, 0)
+    with pytest.raises(ConfigError, match=f"{topic}-1 is missing; use -2 for earliest"):
+        ranges(node, subscribe=topic, startingOffsets=one)
+    with pytest.raises(ConfigError, match=f"{topic}-1 is missing; use -1 for latest"):
+        ranges(node, subscribe=topic, endingOffsets=one)
+    with pytest.raises(ConfigError, match=f"{topic}-2, which is not read"):
+        ranges(node, subscribe=topic, startingOffsets=three)
+
+
+def test_timestamps_become_the_first_offset_at_or_after_them(node, new_topic):
+    topic = new_topic(10, 20)
+    assert ranges(node, subscribe=topic, startingTimestamp=str(TIME + 4)) == [(topic, 0, 4, 10), (topic, 1, 4, 20)]
+    times = by_partition(topic, TIME + 1, TIME + 9)
+    assert ranges(node, subscribe=topic, startingOffsetsByTimestamp=times) == [(topic, 0, 1, 10), (topic, 1, 9, 20)]
+    assert ranges(node, subscribe=topic, endingOffsetsByTimestamp=times) == [(topic, 0, 0, 1), (topic, 1, 0, 9)]
+
+
+def test_a_timestamp_after_the_last_record(node, new_topic):
+    topic = new_topic(10, 20)
+    late = str(TIME + 15)
+    assert ranges(node, subscribe=topic, endingTimestamp=late) == [(topic, 0, 0, 10), (topic, 1, 0, 15)]
+    with pytest.raises(ConfigError, match=f"{topic}-0 has no record at or after {late}"):
+        ranges(node, subscribe=topic, startingTimestamp=late)
+    found = ranges(node, subscribe=topic, startingTimestamp=late, startingOffsetsByTimestampStrategy="latest")
+    assert found == [(topic, 0, 10, 10), (topic, 1, 15, 20)]
+
+
+@pytest.mark.parametrize("bound", ["startingOffsets", "endingOffsets"])
+def test_offsets_beyond_the_log_are_data_loss_or_cut(node, new_topic, bound):
+    topic = new_topic(5)
+    beyond = {bound: by_partition(topic, 50)}
+    with pytest.raises(DataLoss, match=f"{bound} of {topic}-0 is 50, but its log ends at 5.*failOnDataLoss"):
+        ranges(node, subscribe=topic, **beyond)
+    cut = (topic, 0, 5, 5) if bound == "startingOffsets" else (topic, 0, 0, 5)
+    assert ranges(node, subscribe=topic, failOnDataLoss="false", **beyond) == [cut]
+
+
+def test_an_end_before_the_start_is_an_empty_range(node, new_topic):
+    topic = new_topic(9)
+    starting, ending = by_partition(topic, 7), by_partition(topic, 3)
+    assert ranges(node, subscribe=topic, startingOffsets=starting, endingOffsets=ending) == [(topic, 0, 7, 7)]

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.client.config import ConfigError
+from tidelog.client.model import TopicPartition
+from tidelog.spark_ingest.options import (
+    EARLIEST,
+    LATEST,
+    SourceOptions,
+    format_partition_values,
+    parse_partition_values,
+)
+
+SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+
+
+def parsed(**options: str) -> SourceOptions:
+    return SourceOptions.parse({**SERVERS, **{name.replace("__", "."): value for name, value in options.items()}})
+
+
+def refusal(**options: str) -> str:
+    with pytest.raises(ConfigError) as failure:
+        parsed(**options)
+    message = str(failure.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_defaults_are_those_of_sparks_batch_source():
+    options = parsed(subscribe="t")
+    assert (options.topics, options.pattern, options.partitions) == (("t",), "", ())
+    assert (options.starting.value, options.starting.by_time) == (EARLIEST, False)
+    assert (options.ending.value, options.ending.by_time) == (LATEST, False)
+    assert (options.min_partitions, options.max_records_per_partition) == (None, None)
+    assert (options.fail_on_data_loss, options.include_headers) == (True, False)
+    assert options.consumer.isolation_level == "read_uncommitted"
+    assert options.consumer.check_crcs
+
+
+def test_names_are_matched_without_regard_to_case():
+    options = parsed(SUBSCRIBE="t", startingoffsets="Earliest", MinPartitions="7", INCLUDEHEADERS="TRUE")
+    assert (options.min_partitions, options.include_headers) == (7, True)
+
+
+def test_topics_are_split_at_commas_and_named_once():
+    assert parsed(subscribe=" a, b ,a,,").topics == ("a", "b")
+    assert "no topic" in refusal(subscribe=" , ")
+
+
+def test_a_pattern_must_be_one():
+    assert parsed(subscribePattern="flights-.*").pattern == "flights-.*"
+    assert "regular expression" in refusal(subscribePattern="(")
+    assert "empty" in refusal(subscribePattern="")
+
+
+def test_partitions_are_assigned_by_json():
+    assert parsed(assign='{"b":[1,0],"a":[2]}').partitions == (("a", 2), ("b", 0), ("b", 1))
+    for text in ("", "[]", '{"a":1}', '{"a":["0"]}', '{"a":[-1]}', '{"a":[true]}', "{}", '{"a":[]}', "nonsense"):
+        assert "assign must be JSON" in refusal(assign=text)
+
+
+def test_exactly_one_way_of_saying_what_to_read():
+    assert "none is given" in refusal()
+    assert "not subscribe and assign" in refusal(subscribe="t", assign='{"t":[0]}')
+    assert "subscribePattern" in refusal(subscribe="t", subscribePattern="t")
+
+
+def test_offsets_by_partition():
+    options = parsed(subscribe="t", startingOffsets='{"t":{"0":5,"1":-2}}', endingOffsets='{"t":{"0":9,"1":-1}}')
+    assert options.starting.value == {("t", 0): 5, ("t", 1): EARLIEST}
+    assert options.ending.value == {("t", 0): 9, ("t", 1): LATEST}
+
+
+def test_timestamps_go_before_offsets_and_one_for_all_before_many():
+    options = parsed(
+        subscribe="t",
+        startingTimestamp="5",
+        startingOffsetsByTimestamp='{"t":{"0":7}}',
+        startingOffsets='{"t":{"0":9}}',
+        endingOffsetsByTimestamp='{"t":{"0":8}}',
+        endingOffsets="latest",
+    )
+    assert (options.starting.value, options.starting.by_time, options.starting.option) == (5, True, "startingTimestamp")
+    assert (options.ending.value, options.ending.by_time) == ({("t", 0): 8}, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"startingOffsets": "latest"}, "cannot be latest"),
+        ({"endingOffsets": "earliest"}, "cannot be earliest"),
+        ({"startingOffsets": '{"t":{"0":-1}}'}, "-2 (earliest) or an offset"),
+        ({"endingOffsets": '{"t":{"0":-2}}'}, "-1 (latest) or an offset"),
+        ({"startingOffsets": '{"t":{"0":-3}}'}, "cannot be -3"),
+        ({"startingOffsets": "soon"}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"x":1}}'}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"0":"1"}}'}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":[0]}'}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"0":99999999999999999999}}'}, "startingOffsets must be JSON"),
+        ({"startingTimestamp": "yesterday"}, "milliseconds"),
+        ({"startingOffsetsByTimestamp": '{"t":{"0":-5}}'}, "negative"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),
+        ({"minPartitions": "0"}, "at least 1"),
+        ({"minPartitions": "few"}, "whole number"),
+        ({"maxRecordsPerPartition": "-4"}, "whole number"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"startingOffset": "earliest"}, "did you mean startingOffsets?"),
+        ({"zzz": "1"}, "no option 'zzz'"),
+        ({"kafka.auto.offset.reset": "earliest"}, "startingOffsets"),
+        ({"kafka.enable.auto.commit": "true"}, "commits nothing"),
+        ({"kafka.key.deserializer": "X"}, "binary"),
+        ({"kafka.value.deserializer": "X"}, "binary"),
+        ({"kafka.interceptor.classes": "X"}, "JVM"),
+        ({"kafka.sasl.mechanism": "PLAIN"}, "PLAINTEXT"),
+        ({"kafka.ssl.truststore.location": "x"}, "PLAINTEXT"),
+        ({"kafka.security.protocol": "SSL"}, "PLAINTEXT"),
+        ({"kafka.isolation.level": "chaos"}, "isolation_level"),
+        ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers"),
+        ({"kafka.bootstrap.servers": "nowhere"}, "host:port"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(options, says):
+    assert says in refusal(subscribe="t", **options)
+
+
+def test_a_deeply_nested_json_is_refused():
+    assert "startingOffsets must be JSON" in refusal(subscribe="t", startingOffsets="[" * 100_000)
+
+
+def test_kafka_options_reach_the_consumer_and_unknown_ones_are_ignored_as_kafka_does():
+    options = parsed(
+        subscribe="t",
+        **{
+            "kafka.isolation.level": "read_committed",
+            "kafka.request.timeout.ms": "5000",
+            "kafka.max.partition.fetch.bytes": "1000",
+            "kafka.check.crcs": "false",
+            "kafka.group.id": "mine",
+            "kafka.some.future.option": "x",
+        },
+    )
+    assert options.consumer.isolation_level == "read_committed"
+    assert options.consumer.request_timeout_ms == 5000
+    assert options.consumer.max_partition_fetch_bytes == 1000
+    assert not options.consumer.check_crcs
+    assert options.consumer.group_id is None
+
+
+def test_options_of_streams_and_groups_are_taken_and_ignored():
+    parsed(subscribe="t", groupIdPrefix="x", maxOffsetsPerTrigger="5", minOffsetsPerTrigger="1", maxTriggerDelay="15m")
+
+
+def test_options_travel_to_the_tasks():
+    import pickle
+
+    options = parsed(subscribe="t", startingOffsets='{"t":{"0":5}}')
+    assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301
+
+
+topics = st.text(st.sampled_from("abc.-_Ü"), min_size=1, max_size=5)
+values = st.dictionaries(st.tuples(topics, st.integers(0, 2**31 - 1)), st.integers(-2, 2**62), max_size=6)
+
+
+@given(values)
+def test_offsets_survive_their_json(values):
+    offsets = {TopicPartition(*partition): offset for partition, offset in values.items()}
+    text = format_partition_values(offsets)
+    assert parse_partition_values("startingOffsets", text) == offsets
+    assert format_partition_values(parse_partition_values("startingOffsets", text)) == text
