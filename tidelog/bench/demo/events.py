@@ -7,8 +7,10 @@ parent is gone, so that no child outlives the demo whatever happens to it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -58,6 +60,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=descriptor,
                 env=_ENVIRONMENT,
+                start_new_session=True,
                 limit=_LINE_LIMIT_BYTES,
             )
         finally:
@@ -79,20 +82,28 @@ class Child:
         if self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(word.encode() + b"\n")
 
-    async def end(self, timeout_s: float = 10.0) -> None:
-        """Makes sure it is gone: politely, then not."""
-        if self._process.returncode is not None:
-            return
+    async def end(self, patience_s: float = 5.0) -> None:
+        """Makes sure that it and everything it started is gone: asked first, then told, then forced."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        try:
-            self._process.terminate()
-            await asyncio.wait_for(self._process.wait(), timeout_s)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        except ProcessLookupError:
-            pass
+        for word in (None, signal.SIGTERM, signal.SIGKILL):
+            if word is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, word)
+            if await self._gone(patience_s):
+                return
+
+    async def _gone(self, patience_s: float) -> bool:
+        """Whether no process of the child's group is left, after waiting for it for a while."""
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while asyncio.get_running_loop().time() < deadline:
+            if self._process.returncode is not None:
+                try:
+                    os.killpg(self._process.pid, 0)
+                except ProcessLookupError:
+                    return True
+            await asyncio.sleep(0.02)
+        return False
 
     def _last_words(self) -> str:
         lines = self._errors.read_text(errors="replace").strip().splitlines()

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tidelog import Admin, NewTopic, Producer
+from tidelog import Admin, NewTopic, Producer, TopicPartition
 from tidelog.bench.demo import chart, report, source
 from tidelog.bench.demo.display import Display
 from tidelog.bench.demo.events import Child
@@ -76,7 +76,8 @@ async def run(rows: int, out: Path) -> int:
     good = report.print_checks(console, outcome)
     console.print(f"\nChart: {image}")
     seconds = time.monotonic() - began
-    console.print(f"Demo {'finished' if good else 'failed'} in {seconds:.1f} s ({report.timings(outcome)})")
+    result = f"Demo {'finished' if good else 'failed'} in {seconds:.1f} s ({report.timings(outcome)})"
+    console.print(result, soft_wrap=True)
     return 0 if good else 1
 
 
@@ -115,8 +116,7 @@ class Demo:
         for member in members:
             member.child.tell("stop")
         await self._until(lambda: all("done" in member.said for member in members), "the consumers to leave")
-        async with Admin(bootstrap_servers=node.bootstrap) as admin:
-            ends = await admin.list_offsets({(TOPIC, number): -1 for number in range(PARTITIONS)})
+        ends, committed = await self._offsets(node.bootstrap)
 
         await self._until(lambda: "session" in spark.said, "Spark to start")
         spark.child.tell("read")
@@ -125,7 +125,8 @@ class Demo:
             rows=self._rows,
             source=self._tallies,
             members=[member.said["done"] for member in members],
-            ends={partition.partition: end for partition, end in ends.items()},
+            ends=ends,
+            committed=committed,
             spark=from_json(spark.said["done"]["tallies"]),
             seconds={
                 "node ready": ready_s,
@@ -136,11 +137,25 @@ class Demo:
             },
         )
 
+    @staticmethod
+    async def _offsets(bootstrap: str) -> tuple[dict[int, int], dict[int, int]]:
+        """Where each partition ends, and where the group has committed to."""
+        partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+        async with Admin(bootstrap_servers=bootstrap) as admin:
+            ends = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+            committed = await admin.list_consumer_group_offsets(GROUP)
+        return (
+            {each.partition: end.offset for each, end in ends.items() if end is not None},
+            {each.partition: position.offset for each, position in committed.items()},
+        )
+
     async def _follow(self, name: str, module: str, arguments: list[str]) -> Follower:
         child = await Child.start(name, f"tidelog.bench.demo.{module}", arguments, self._directory)
         self._stack.push_async_callback(child.end)
         follower = Follower(child)
-        self._followers.append(asyncio.create_task(follower.listen(self._show)))
+        task = asyncio.create_task(follower.listen(self._show))
+        self._stack.callback(task.cancel)
+        self._followers.append(task)
         return follower
 
     def _show(self, follower: Follower) -> None:

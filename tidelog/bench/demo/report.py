@@ -14,12 +14,13 @@ from tidelog.bench.demo.tally import LATE_AFTER_MINUTES, Tallies, Tally, differe
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What each side saw: `members` are the consumers' last reports, `ends` the end offset of each partition."""
+    """What each side saw: the consumers' last reports, where each partition ends, where the group committed to."""
 
     rows: int
     source: Tallies
     members: list[dict[str, Any]]
     ends: dict[int, int]
+    committed: dict[int, int]
     spark: Tallies
     seconds: dict[str, float]
 
@@ -65,6 +66,7 @@ def checks(outcome: Outcome) -> Iterator[tuple[str, list[str]]]:
         _unequal(rows, sum(outcome.ends.values())),
     )
     yield "two consumers together read every offset exactly once", offset_faults(outcome.members, outcome.ends)
+    yield "the group's committed offsets are the ends of the partitions", _uncommitted(outcome)
     carriers = len(outcome.source)
     yield (
         f"the group's counts and sums equal the source's, {carriers} carriers",
@@ -75,6 +77,14 @@ def checks(outcome: Outcome) -> Iterator[tuple[str, list[str]]]:
 
 def _unequal(want: int, got: int) -> list[str]:
     return [] if want == got else [f"expected {want:,}, got {got:,}"]
+
+
+def _uncommitted(outcome: Outcome) -> list[str]:
+    return [
+        f"partition {partition}: committed {outcome.committed.get(partition)}, its end is {end}"
+        for partition, end in sorted(outcome.ends.items())
+        if outcome.committed.get(partition, 0) != end
+    ]
 
 
 def offset_faults(members: list[dict[str, Any]], ends: Mapping[int, int]) -> list[str]:

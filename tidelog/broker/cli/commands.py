@@ -5,7 +5,6 @@ Each command's file defines one click command named `command`. Nothing here know
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 
@@ -69,10 +68,6 @@ def run(words: list[str]) -> int:
         return 1
     except KafkaError as error:
         return fail(str(error))
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; keep the interpreter from flushing into the closed pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         return fail(reason(error))
     return outcome if isinstance(outcome, int) else 0

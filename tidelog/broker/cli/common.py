@@ -16,6 +16,8 @@ import click
 Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+# Somebody sits and waits: give up sooner than a service would.
+_PATIENCE_MS = 5_000
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _BOOTSTRAP = click.option(
@@ -60,7 +62,8 @@ def connecting(function: Decorated) -> Decorated:
 def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> dict[str, Any]:
     """Keyword arguments of a client; what the user gave by `-X` wins over the command's own choice."""
     given = {key.replace(".", "_"): value for key, value in properties.items()}
-    return {"bootstrap_servers": bootstrap, "client_id": "tidelog-cli", **own, **given}
+    patience = {"default_api_timeout_ms": _PATIENCE_MS, "socket_connection_setup_timeout_ms": _PATIENCE_MS}
+    return {"bootstrap_servers": bootstrap, "client_id": "tidelog-cli", **patience, **own, **given}
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
@@ -82,6 +85,11 @@ def fail(message: str) -> int:
 def reason(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}" if error.strerror else str(error)
+
+
+def say_count(count: int) -> None:
+    """On standard error, beside the data."""
+    click.echo(f"{count:,} record{'' if count == 1 else 's'}", err=True)
 
 
 def print_json(value: Any) -> None:

@@ -11,10 +11,11 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from tidelog.broker.cli.common import HELP, client_options, connecting, run
+from tidelog.broker.cli.common import HELP, client_options, connecting, run, say_count
 from tidelog.broker.cli.record_format import as_json, compile_template
 from tidelog.client import Consumer, ConsumerRecord, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -94,19 +95,23 @@ def command(
         raise click.UsageError("a group shares out the partitions: --group takes no --partition, --until-end or number")
     wanted = Wanted(topic, partition, start, group, max_messages, until_end, timeout_ms)
     options = client_options(
-        bootstrap, properties, group_id=group, auto_offset_reset=start if start == "latest" else "earliest"
+        bootstrap,
+        properties,
+        group_id=group,
+        auto_offset_reset=start if start == "latest" else "earliest",
+        allow_auto_create_topics=False,
     )
     render = as_json if json_wanted else template
-    count = run(_consume(Consumer(**options), wanted, render))
-    click.echo(f"{count} records", err=True)
+    count = run(_consume(options, wanted, render))
+    say_count(count)
 
 
-async def _consume(consumer: Consumer, wanted: Wanted, render: Callable[[ConsumerRecord], bytes]) -> int:
+async def _consume(options: dict[str, Any], wanted: Wanted, render: Callable[[ConsumerRecord], bytes]) -> int:
     """Prints until told to stop; how many records."""
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    async with consumer:
+    async with Consumer(**options) as consumer:
         stops = await _prepare(consumer, wanted)
         return await _print(consumer, wanted, render, stops, told)
 
@@ -116,13 +121,13 @@ async def _prepare(consumer: Consumer, wanted: Wanted) -> dict[TopicPartition, i
     if wanted.group is not None:
         consumer.subscribe([wanted.topic])
         return {}
-    partitions = await consumer.partitions_for_topic(wanted.topic)
+    found = await consumer.partitions_for_topic(wanted.topic) or set()
     if wanted.partition is not None:
-        partitions = {wanted.partition} & set(partitions or ())
-    if not partitions:
+        found &= {wanted.partition}
+    if not found:
         what = wanted.topic if wanted.partition is None else f"{wanted.topic}-{wanted.partition}"
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {what}")
-    chosen = [TopicPartition(wanted.topic, number) for number in sorted(partitions)]
+    chosen = [TopicPartition(wanted.topic, number) for number in sorted(found)]
     consumer.assign(chosen)
     ends = await consumer.end_offsets(chosen)
     if wanted.offset == "earliest":

@@ -11,10 +11,11 @@ import os
 import sys
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Any
 
 import click
 
-from tidelog.broker.cli.common import HELP, client_options, connecting, key_values, run
+from tidelog.broker.cli.common import HELP, client_options, connecting, key_values, run, say_count
 from tidelog.client import Producer, RecordMetadata
 from tidelog.protocol.compression import CODECS
 
@@ -56,9 +57,9 @@ def command(
         raise click.UsageError("--key-separator is empty")
     shape = Shape(key_separator, null_marker, headers)
     options = client_options(bootstrap, properties, compression_type=compression, acks=acks)
-    count = run(_produce(Producer(**options), topic, partition, shape))
+    count = run(_produce(options, topic, partition, shape))
     if not quiet:
-        click.echo(f"{count} records", err=True)
+        say_count(count)
 
 
 class Shape:
@@ -83,11 +84,11 @@ class Shape:
         return None if data == self._null else data
 
 
-async def _produce(producer: Producer, topic: str, partition: int | None, shape: Shape) -> int:
+async def _produce(options: dict[str, Any], topic: str, partition: int | None, shape: Shape) -> int:
     """Sends until the input ends; how many records were acknowledged."""
     pending: deque[asyncio.Future[RecordMetadata]] = deque()
     count = 0
-    async with producer:
+    async with Producer(**options) as producer:
         async for line in _lines(sys.stdin.fileno()):
             key, value = shape.split(line)
             pending.append(await producer.send(topic, value, key, partition=partition, headers=shape.headers))

@@ -17,8 +17,10 @@ from tidelog.broker.cli.common import (
     run,
 )
 from tidelog.client import Admin, NewTopic
-from tidelog.client.model import PartitionDescription, TopicDescription
+from tidelog.client.model import ConfigEntry, PartitionDescription, TopicDescription
 from tidelog.protocol.uuids import uuid_to_text
+
+_TOPIC_CONFIG = 1  # DescribeConfigs' source of a value set for the topic
 
 
 @click.group("topics", context_settings=HELP)
@@ -44,12 +46,11 @@ def list_topics(bootstrap: str, properties: dict[str, str], exclude_internal: bo
       tidelog topics list -b 127.0.0.1:9092
     """
 
-    async def ask() -> list[TopicDescription]:
+    async def ask() -> list[str]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            return list((await admin.describe_topics()).values())
+            return await admin.list_topics(include_internal=not exclude_internal)
 
-    topics = run(ask())
-    names = sorted(topic.name for topic in topics if not (exclude_internal and topic.internal))
+    names = run(ask())
     if json_wanted:
         print_json(names)
     else:
@@ -112,20 +113,21 @@ def describe(
       tidelog topics describe flights --json
     """
 
-    async def ask() -> list[TopicDescription]:
+    async def ask() -> tuple[list[TopicDescription], dict[str, dict[str, str | None]]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             found = await admin.describe_topics(list(names) or None)
-            return [found[name] for name in sorted(found)]
+            entries = await admin.describe_configs(topics=found)
+            return [found[name] for name in sorted(found)], {name: _set_here(entries[name]) for name in found}
 
-    topics = run(ask())
+    topics, configs = run(ask())
     chosen = {
         topic.name: [each for each in topic.partitions if not under_replicated or set(each.isr) != set(each.replicas)]
         for topic in topics
     }
+    if under_replicated:
+        topics = [topic for topic in topics if chosen[topic.name]]
     if json_wanted:
-        print_json(
-            [_as_dict(topic, chosen[topic.name]) for topic in topics if chosen[topic.name] or not under_replicated]
-        )
+        print_json([{**_as_dict(topic, chosen[topic.name]), "configs": configs[topic.name]} for topic in topics])
         return
     rows = [
         (topic.name, part.partition, "none" if part.leader is None else part.leader, part.leader_epoch)
@@ -134,6 +136,10 @@ def describe(
         for part in chosen[topic.name]
     ]
     print_table(("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE"), rows)
+    settings = [(topic.name, key, value) for topic in topics for key, value in sorted(configs[topic.name].items())]
+    if settings:
+        click.echo()
+        print_table(("TOPIC", "CONFIG", "VALUE"), settings)
 
 
 @command.command("delete")
@@ -154,6 +160,11 @@ def delete(names: tuple[str, ...], bootstrap: str, properties: dict[str, str]) -
     run(ask())
     for name in names:
         click.echo(f"Deleted topic {name}.")
+
+
+def _set_here(entries: dict[str, ConfigEntry]) -> dict[str, str | None]:
+    """What was set for the topic itself, not what it has from its broker."""
+    return {name: entry.value for name, entry in entries.items() if entry.source == _TOPIC_CONFIG}
 
 
 def _ids(nodes: tuple[int, ...]) -> str:

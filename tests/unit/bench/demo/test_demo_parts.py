@@ -101,6 +101,7 @@ def outcome(**changed: object) -> report.Outcome:
         "source": tallies,
         "members": [{"tallies": to_json(tallies), "ranges": {"0": [0, 2, 2]}}],
         "ends": {0: 2},
+        "committed": {0: 2},
         "spark": tallies,
         "seconds": {},
         **changed,
@@ -109,13 +110,13 @@ def outcome(**changed: object) -> report.Outcome:
 
 
 def test_the_checks_hold_when_everything_agrees():
-    assert [faults for _, faults in report.checks(outcome())] == [[], [], [], [], []]
+    assert [faults for _, faults in report.checks(outcome())] == [[], [], [], [], [], []]
 
 
 @pytest.mark.parametrize(
     ("changed", "which"),
-    [({"rows": 3}, 0), ({"ends": {0: 3}}, 1), ({"ends": {0: 3}}, 2), ({"source": {"DL": tally(1, 3)}}, 3)]
-    + [({"spark": {}}, 4)],
+    [({"rows": 3}, 0), ({"ends": {0: 3}}, 1), ({"ends": {0: 3}}, 2), ({"committed": {}}, 3)]
+    + [({"source": {"DL": tally(1, 3)}}, 4), ({"spark": {}}, 5)],
 )
 def test_a_check_fails_for_its_own_reason(changed: dict[str, object], which: int):
     assert list(report.checks(outcome(**changed)))[which][1]

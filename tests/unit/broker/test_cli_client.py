@@ -1,0 +1,152 @@
+"""The client commands against a real node: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tidelog import EmbeddedBroker
+from tidelog.broker.main import main
+
+Cli = Callable[..., tuple[int, bytes, str]]
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with EmbeddedBroker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture
+def cli(bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Runs a command against the node: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("TIDELOG_BOOTSTRAP_SERVER", bootstrap)
+
+    def run(*words: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
+        reading, writing = os.pipe()
+        feeder = threading.Thread(target=_feed, args=(writing, stdin))
+        feeder.start()
+        with open(reading, "rb") as source:
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(source))
+            capfdbinary.readouterr()
+            status = main(list(words))
+        feeder.join()
+        out, err = capfdbinary.readouterr()
+        return status, out, err.decode()
+
+    return run
+
+
+def _feed(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb") as pipe:
+        try:
+            pipe.write(data)
+        except BrokenPipeError:
+            return
+
+
+def test_topics_come_and_go(cli: Cli):
+    assert cli("topics", "create", "coming", "-p", "2", "-c", "retention.ms=5000")[:2] == (
+        0,
+        b"Created topic coming.\n",
+    )
+    assert b"coming\n" in cli("topics", "list")[1]
+    assert "coming" in json.loads(cli("topics", "list", "--json")[1])
+    ((described,), shown) = json.loads(cli("topics", "describe", "coming", "--json")[1]), cli("topics", "describe")[1]
+    assert [part["leader"] for part in described["partitions"]] == [1, 1]
+    assert described["configs"] == {"retention.ms": "5000"}
+    assert shown.splitlines()[0].split() == b"TOPIC PARTITION LEADER EPOCH REPLICAS ISR OFFLINE".split()
+    assert json.loads(cli("topics", "describe", "--under-replicated", "--json")[1]) == []
+    assert cli("topics", "delete", "coming")[:2] == (0, b"Deleted topic coming.\n")
+    assert b"coming\n" not in cli("topics", "list")[1]
+
+
+def test_a_topic_that_is_there_already(cli: Cli):
+    cli("topics", "create", "twice")
+    status, out, err = cli("topics", "create", "twice")
+    assert (status, out) == (1, b"")
+    assert err.startswith("tidelog: TOPIC_ALREADY_EXISTS")
+    assert err.count("\n") == 1
+    assert cli("topics", "create", "twice", "--if-not-exists")[0] == 0
+
+
+@pytest.mark.parametrize("words", [["describe", "nothing"], ["delete", "nothing"], ["create", "a/b"]])
+def test_what_the_cluster_refuses_is_one_line(cli: Cli, words: list[str]):
+    status, out, err = cli("topics", *words)
+    assert (status, out) == (1, b"")
+    assert err.startswith("tidelog: ")
+    assert err.count("\n") == 1
+
+
+def test_lines_go_in_and_come_out(cli: Cli):
+    assert cli("produce", "lines", stdin=b"one\ntwo\n\nlast without newline")[2] == "4 records\n"
+    status, out, err = cli("consume", "lines", "--from-beginning", "--until-end")
+    assert (status, out, err) == (0, b"one\ntwo\n\nlast without newline\n", "4 records\n")
+
+
+def test_keys_headers_nulls_and_bytes(cli: Cli):
+    data = b"a:1\n\xff:\xfe\nn:NULL\n"
+    words = ["-k", ":", "--null", "NULL", "-H", "h=v", "-z", "lz4", "-q"]
+    assert cli("produce", "keyed", *words, stdin=data) == (0, b"", "")
+    out = cli("consume", "keyed", "-o", "0", "-e", "-f", r"{offset}\t{key}\t{value}\t{headers}")[1]
+    assert out == b"0\ta\t1\th=v\n1\t\xff\t\xfe\th=v\n2\tn\tnull\th=v\n"
+    shown = [json.loads(line) for line in cli("consume", "keyed", "--from-beginning", "-e", "--json")[1].splitlines()]
+    assert shown[2]["value"] is None
+    assert shown[1]["key_base64"] == "/w=="
+
+
+def test_more_lines_than_fit_a_read(cli: Cli):
+    data = b"".join(b"%d %s\n" % (number, b"x" * (number % 300)) for number in range(5000))
+    assert cli("produce", "many", "-X", "linger.ms=20", stdin=data)[2] == "5,000 records\n"
+    assert cli("consume", "many", "--from-beginning", "-e")[1] == data
+    assert cli("consume", "many", "-o", "-2", "-e")[1] == b"".join(data.splitlines(keepends=True)[-2:])
+    assert cli("consume", "many", "-o", "4999", "-n", "1")[1] == data.splitlines(keepends=True)[-1]
+    assert len(cli("consume", "many", "--from-beginning", "-n", "7")[1].splitlines()) == 7
+
+
+def test_a_group_goes_on_where_it_was(cli: Cli):
+    cli("produce", "grouped", stdin=b"1\n2\n3\n")
+    assert cli("consume", "grouped", "-g", "readers", "--from-beginning", "-n", "2")[1] == b"1\n2\n"
+    assert cli("consume", "grouped", "-g", "readers", "--from-beginning", "-n", "1")[1] == b"3\n"
+    assert cli("consume", "grouped", "-g", "readers", "--timeout-ms", "300")[1] == b""
+
+
+def test_a_partition_that_is_not_there(cli: Cli):
+    cli("topics", "create", "small", "-p", "1")
+    assert cli("consume", "small", "-p", "3", "-e")[2] == "tidelog: UNKNOWN_TOPIC_OR_PARTITION: there is no small-3\n"
+    assert cli("consume", "not-there", "-e")[2] == "tidelog: UNKNOWN_TOPIC_OR_PARTITION: there is no not-there\n"
+    assert b"not-there" not in cli("topics", "list")[1]
+
+
+def test_a_line_without_its_key_fails(cli: Cli):
+    status, _, err = cli("produce", "keyed", "-k", ":", stdin=b"keyless\n")
+    assert (status, err) == (1, "tidelog: no key separator ':' in the line 'keyless'\n")
+
+
+def test_a_record_that_is_too_large_fails(cli: Cli):
+    status, _, err = cli("produce", "large", stdin=b"x" * 2_000_000 + b"\n")
+    assert status == 1
+    assert "MESSAGE_TOO_LARGE" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_consuming_ends_with_a_signal(cli: Cli, number: signal.Signals):
+    cli("produce", "endless", stdin=b"1\n")
+    timer = threading.Timer(0.7, os.kill, (os.getpid(), number))
+    timer.start()
+    status, _, err = cli("consume", "endless")
+    timer.join()
+    assert (status, err) == (0, "0 records\n")
+
+
+def test_nobody_at_the_address(cli: Cli):
+    status, out, err = cli("topics", "list", "-b", "127.0.0.1:1", "-X", "socket.connection.setup.timeout.ms=300")
+    assert (status, out) == (1, b"")
+    assert "127.0.0.1:1" in err
+    assert err.count("\n") == 1
