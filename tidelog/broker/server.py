@@ -87,13 +87,13 @@ class Server:
 
     async def close(self) -> None:
         """Stop accepting, send what is already answered, close every connection."""
+        # asyncio gives an accepted connection its transport some turns later, and loses it when closed in between.
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
         for server in self._servers:
             server.close()
         if self._sweep is not None:
             self._sweep.cancel()
-        # A connection just accepted becomes one of ours some turns of the loop later.
-        for _ in range(ACCEPT_TURNS):
-            await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.close()
         # Closing transports finish on the next turns of the loop; those that do not drain are cut.
