@@ -88,7 +88,8 @@ class Cluster:
                 wait = self._reconnect_backoff.wait_ms(failures) / 1000
                 if loop.time() + wait >= deadline:
                     servers = ", ".join(f"{host}:{port}" for host, port in self._addresses)
-                    raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"no broker reached at {servers}: {error.message or error}") from None
+                    reason = f"no broker reached at {servers}: {error.message or error}"
+                    raise KafkaError(ErrorCode.NETWORK_EXCEPTION, reason) from None
                 await asyncio.sleep(wait)
         self._refresher = loop.create_task(self._keep_fresh())
 
