@@ -62,6 +62,9 @@ class Hosting:
         now_ms = self._clock_ms()
         for directory in self._directories:
             for key, found in directory.load(self._log_config, now_ms).items():
+                if found.flush_due:
+                    # What a kill left behind was readable before it: sync it now, or it waits for the next append.
+                    found.flush()
                 self._loaded[key] = (directory, found)
 
     def start(self) -> None:
