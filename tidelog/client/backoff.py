@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
+
 
 _JITTER = 0.2
 _LARGEST_EXPONENT = 30

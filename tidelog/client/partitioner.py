@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from random import Random
 from struct import unpack_from
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from random import Random
 
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995

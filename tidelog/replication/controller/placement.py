@@ -6,11 +6,14 @@ rack's brokers shift by one; leaders only on brokers that are not fenced. Random
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.image import BrokerImage
+
+if TYPE_CHECKING:
+    import random
 
 
 class _Ring:

@@ -7,10 +7,9 @@ Nodes come and go in `registration.py`, leaders in `leaders.py`.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import (
@@ -24,6 +23,9 @@ from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.image import TOPIC_RESOURCE, MetadataDelta, MetadataImage
 from tidelog.replication.controller.placement import place_replicas
 from tidelog.replication.controller.topic_names import may_collide, topic_name_problem, unified
+
+if TYPE_CHECKING:
+    import random
 
 PRODUCER_ID_BLOCK = 1000
 MAX_PARTITIONS_PER_REQUEST = 10_000
