@@ -28,26 +28,23 @@ class OffsetRange(NamedTuple):
 def plan_ranges(
     ranges: Sequence[OffsetRange], min_partitions: int | None = None, max_records_per_partition: int | None = None
 ) -> list[OffsetRange]:
-    """Drop the empty ranges, halve those above `max_records_per_partition`, then divide the large for `min_partitions`.
+    """Drop the empty ranges, and divide the others so that none is above `max_records_per_partition` offsets.
 
-    With `min_partitions` a range gets parts in proportion to its size, at least one; a result somewhat above or below
-    the number is possible through rounding, as in Spark.
+    When that gives fewer than `min_partitions`, each range gets parts in proportion to its size, at least one; through
+    rounding the result may miss the number by some, as in Spark.
     """
     planned = [each for each in ranges if each.size > 0]
-    if max_records_per_partition is not None:
-        planned = [part for each in planned for part in divide(each, -(-each.size // max_records_per_partition))]
-    if min_partitions is None or min_partitions <= len(planned):
-        return planned
-    total = sum(each.size for each in planned)
-    # The small ones stay whole, and the parts they do not need go to the large ones.
-    whole = {each for each in planned if _share(each.size, total, min_partitions) == 1}
-    divisible = total - sum(each.size for each in whole)
-    parts = max(min_partitions - len(whole), 1)
-    return [
-        part
-        for each in planned
-        for part in (divide(each, _share(each.size, divisible, parts)) if each not in whole else [each])
-    ]
+    parts = [-(-each.size // (max_records_per_partition or each.size)) for each in planned]
+    if min_partitions is not None and min_partitions > sum(parts):
+        total = sum(each.size for each in planned)
+        # The small ones stay whole, and the parts they do not need go to the large ones.
+        large = [each.size for each in planned if _share(each.size, total, min_partitions) > 1]
+        left = max(min_partitions - (len(planned) - len(large)), 1)
+        parts = [
+            max(least, _share(each.size, sum(large), left) if _share(each.size, total, min_partitions) > 1 else 1)
+            for each, least in zip(planned, parts)
+        ]
+    return [part for each, count in zip(planned, parts) for part in divide(each, count)]
 
 
 def divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
@@ -58,4 +55,5 @@ def divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
 
 
 def _share(size: int, total: int, parts: int) -> int:
-    return max(round(size * parts / total), 1)
+    # Half rounds up, as in Java, where Python's round() would take the even neighbour.
+    return max((2 * size * parts + total) // (2 * total), 1)

@@ -34,6 +34,7 @@ def test_more_tasks_are_given_in_proportion_to_size():
     assert sizes(plan_ranges(ranges, min_partitions=4)) == [100, 100, 100, 100]
     assert sizes(plan_ranges(ranges, min_partitions=8)) == [50] * 8
     assert plan_ranges(ranges, min_partitions=2) == ranges
+    assert len(plan_ranges([whole(number, 0, 100) for number in range(4)], min_partitions=10)) == 12  # 2.5 each
 
 
 def test_small_ranges_stay_whole_and_the_large_get_the_rest():

@@ -1,0 +1,175 @@
+"""`spark.read.format("tidelog")` against a running node, in a real Spark session."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tidelog.client.model import NewTopic
+from tidelog.client.sync import Admin, Producer
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+TIME = 1_700_000_000_123
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.fixture(scope="module")
+def topics(node):
+    """`every`: 3 partitions, every codec, nulls and headers. `many`: 4 partitions of 25,000. `empty`: nothing."""
+    with Admin(bootstrap_servers=node.bootstrap) as admin:
+        admin.create_topics([NewTopic("every", 3), NewTopic("many", 4), NewTopic("empty", 2)])
+    expected = []
+    for number, codec in enumerate(CODECS):
+        with Producer(bootstrap_servers=node.bootstrap, compression_type=codec) as producer:
+            for index in range(60):
+                row = (
+                    None if index % 5 == 0 else b"key %d" % index,
+                    None if index % 7 == 0 else b"%s %d" % (codec.encode(), index),
+                    index % 3,
+                    number * 20 + index // 3,
+                    TIME + index,
+                    [("name", b"1"), ("none", None)] if index % 2 else None,
+                )
+                key, value, partition, _, timestamp, headers = row
+                producer.send("every", value, key, partition=partition, timestamp_ms=timestamp, headers=headers or ())
+                expected.append(row)
+            producer.flush()
+    with Producer(bootstrap_servers=node.bootstrap, linger_ms=20, batch_size=100_000) as producer:
+        for index in range(100_000):
+            producer.send("many", b"%d" % index, partition=index % 4)
+        producer.flush()
+    return expected
+
+
+@pytest.fixture
+def load(spark, node, topics):
+    def load(schema=None, **options):
+        reader = spark.read.format("tidelog").option("kafka.bootstrap.servers", node.bootstrap).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return load
+
+
+def test_the_schema_is_that_of_sparks_own_kafka_source(load):
+    from pyspark.sql.types import (
+        ArrayType,
+        BinaryType,
+        IntegerType,
+        LongType,
+        StringType,
+        StructType,
+        TimestampType,
+    )
+
+    expected = (
+        StructType()
+        .add("key", BinaryType())
+        .add("value", BinaryType())
+        .add("topic", StringType())
+        .add("partition", IntegerType())
+        .add("offset", LongType())
+        .add("timestamp", TimestampType())
+        .add("timestampType", IntegerType())
+    )
+    assert load(subscribe="every").schema == expected
+    header = StructType().add("key", StringType()).add("value", BinaryType())
+    expected = expected.add("headers", ArrayType(header))
+    assert load(subscribe="every", includeHeaders="true").schema == expected
+
+
+def test_every_column_of_every_record_in_every_codec(load, topics):
+    found = []
+    for row in load(subscribe="every", includeHeaders="true").collect():
+        assert (row.topic, row.timestampType) == ("every", 0)
+        milliseconds = (row.timestamp.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(
+            milliseconds=1
+        )
+        headers = [(header.key, None if header.value is None else bytes(header.value)) for header in row.headers or ()]
+        key, value = (None if each is None else bytes(each) for each in (row.key, row.value))
+        found.append((key, value, row.partition, row.offset, round(milliseconds), headers or None))
+    assert sorted(found, key=lambda row: row[2:4]) == sorted(topics, key=lambda row: row[2:4])
+
+
+def test_counts_and_sums_over_many_records(load):
+    row = load(subscribe="many").selectExpr("count(*)", "sum(cast(cast(value as string) as bigint))").first()
+    assert tuple(row) == (100_000, sum(range(100_000)))
+
+
+def test_a_users_schema_is_the_projection(load):
+    frame = load("offset bigint, value binary", subscribe="many")
+    assert frame.columns == ["offset", "value"]
+    assert tuple(frame.selectExpr("max(offset)", "sum(length(value))").first()) == (24_999, 488_890)
+
+
+def test_an_empty_topic_is_an_empty_frame(load):
+    assert load(subscribe="empty").count() == 0
+    assert load(subscribe="empty", includeHeaders="true").collect() == []
+
+
+def test_tasks_follow_partitions_and_the_options_that_divide_them(load):
+    from pyspark.sql.functions import spark_partition_id
+
+    def tasks(**options):
+        frame = load("offset bigint", subscribe="many", **options)
+        sizes = [row[1] for row in frame.groupBy(spark_partition_id().alias("task")).count().collect()]
+        assert sum(sizes) == 100_000
+        return sorted(sizes)
+
+    assert tasks() == [25_000] * 4
+    assert tasks(minPartitions="10") == tasks(maxRecordsPerPartition="10000") == [8333] * 8 + [8334] * 4
+    assert tasks(maxRecordsPerPartition="12500") == [12_500] * 8
+
+
+def test_only_the_offsets_asked_for(load):
+    starting = json.dumps({"many": {"0": 5, "1": -2, "2": 24_999, "3": 7}})
+    ending = json.dumps({"many": {"0": 9, "1": 3, "2": -1, "3": 7}})
+    frame = load(subscribe="many", startingOffsets=starting, endingOffsets=ending)
+    found = sorted(tuple(row) for row in frame.select("partition", "offset").collect())
+    assert found == [(0, 5), (0, 6), (0, 7), (0, 8), (1, 0), (1, 1), (1, 2), (2, 24_999)]
+
+
+def test_patterns_assignments_and_timestamps(load):
+    assert load(subscribePattern="e.*y").count() == 300
+    assert load(assign='{"every":[1]}').count() == 100
+    # In every partition the first record at or after the start is at offset 10; the end lies behind it only in one.
+    assert load(subscribe="every", startingTimestamp=str(TIME + 30)).count() == 270
+    assert load(subscribe="every", startingTimestamp=str(TIME + 30), endingTimestamp=str(TIME + 31)).count() == 1
+
+
+def test_a_second_read_sees_what_came_in_between(load, node):
+    before = load(subscribe="empty").count()
+    with Producer(bootstrap_servers=node.bootstrap) as producer:
+        producer.send("empty", b"late", partition=0)
+        producer.flush()
+    try:
+        assert load(subscribe="empty").count() == before + 1
+    finally:
+        with Admin(bootstrap_servers=node.bootstrap) as admin:
+            admin.delete_topics(["empty"])
+            admin.create_topics([NewTopic("empty", 2)])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"subscribe": "many", "kafka.auto.offset.reset": "earliest"}, "say where to begin with startingOffsets"),
+        ({"subscribe": "many", "startingOffsets": "latest"}, "startingOffsets cannot be latest"),
+        ({"subscribe": "many", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
+        ({"subscribe": "many", "assign": '{"many":[0]}'}, "exactly one of"),
+        ({"subscribe": "nowhere"}, "topic 'nowhere' does not exist"),
+        ({"subscribe": "many", "endingOffsets": '{"many":{"0":99999,"1":-1,"2":-1,"3":-1}}'}, "its log ends at 25000"),
+    ],
+)
+def test_what_cannot_be_read_says_why(load, options, says):
+    with pytest.raises(Exception) as failure:
+        load(**options).count()
+    assert says in str(failure.value)
+
+
+def test_a_broker_that_is_not_there_says_so(spark):
+    frame = spark.read.format("tidelog").option("subscribe", "t").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    with pytest.raises(Exception, match=r"no broker reached at 127\.0\.0\.1:1"):
+        frame.option("kafka.socket.connection.setup.timeout.ms", "500").load().count()
