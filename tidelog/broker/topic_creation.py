@@ -1,4 +1,4 @@
-"""Topics created because somebody asked for them: unknown names in Metadata, the coordinators' internal topics.
+"""Topics created because somebody asked for them: unknown names in Metadata, the group coordinator's topic.
 
 One creation per name is under way at a time, and not more than a bounded number of them. Which settings an internal
 topic gets is Kafka's (AutoTopicCreationManager).
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.topics")
 
 GROUP_TOPIC = "__consumer_offsets"
-TRANSACTION_TOPIC = "__transaction_state"
 CREATIONS_MAX = 10_000
 
 
@@ -73,19 +72,6 @@ class TopicCreation:
                     ("cleanup.policy", "compact"),
                     ("compression.type", "producer"),
                     ("segment.bytes", str(config.integer("offsets.topic.segment.bytes"))),
-                ),
-            )
-        if name == TRANSACTION_TOPIC:
-            return NewTopic(
-                name,
-                config.integer("transaction.state.log.num.partitions"),
-                config.integer("transaction.state.log.replication.factor"),
-                configs=(
-                    ("cleanup.policy", "compact"),
-                    ("compression.type", "uncompressed"),
-                    ("min.insync.replicas", str(config.integer("transaction.state.log.min.isr"))),
-                    ("segment.bytes", str(config.integer("transaction.state.log.segment.bytes"))),
-                    ("unclean.leader.election.enable", "false"),
                 ),
             )
         return NewTopic(name)

@@ -1,0 +1,105 @@
+"""`docs/configuration.md`, rendered from the tables and from what the code reads; run as a module it is rewritten."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tidelog.broker.config import NodeConfig
+from tidelog.broker.config_definitions import BROKER, GROUP, TOPIC, TOPIC_SYNONYMS
+from tidelog.broker.config_definitions_types import INTERNAL, TYPE_NAMES, ConfigDefinition
+
+ROOT = Path(__file__).resolve().parents[3]
+# Named where their defaults for a lone node are, but nothing reads them yet.
+_NOT_YET = ("share.", "transaction.")
+PAGE = ROOT / "docs" / "configuration.md"
+
+HEAD = """\
+# Configuration
+
+Tidelog takes Kafka's own configuration names. A node's come from a file, `tidelog start node.yaml`, and from the
+command line, `-o key=value`, which wins:
+
+```yaml
+# node.yaml
+node.id: 1
+listeners: PLAINTEXT://0.0.0.0:9092
+advertised.listeners: PLAINTEXT://kafka.example.org:9092
+log.dirs: [/var/lib/tidelog/a, /var/lib/tidelog/b]
+log:
+  retention.hours: 72        # nested keys are joined by dots
+```
+
+A `.properties` file as Kafka reads it is taken too. A key that Kafka 4.3 does not know is refused, with the nearest one
+that it does. A topic's own configs are set when it is created; what it does not set, it takes from the broker's key
+named beside it below.
+
+Where Tidelog's defaults differ from Kafka's, which has none for the first three:
+
+| key | default | why |
+|---|---|---|
+| `node.id` | `1` | a node starts without any configuration |
+| `process.roles` | `broker,controller` | the same |
+| `controller.listener.names` | empty | a node that is alone has no other controller to talk to |
+| `listeners` | `PLAINTEXT://127.0.0.1:9092` | not open to the network before somebody says so |
+| `log.dir` | `./tidelog-data` | not in `/tmp` |
+| `offsets.topic.replication.factor`, `transaction.state.log.replication.factor`, `transaction.state.log.min.isr`, \
+`share.coordinator.state.topic.replication.factor`, `share.coordinator.state.topic.min.isr` | \
+`1` on a node that is alone, else Kafka's | one node cannot hold three replicas |
+"""
+
+
+def keys_read_by_the_code() -> set[str]:
+    """Every string in the product's code, the tables aside: a key that is nowhere named has no effect."""
+    found: set[str] = set()
+    for path in (ROOT / "tidelog").rglob("*.py"):
+        room = path.relative_to(ROOT / "tidelog").parts[0]
+        if path.name.startswith("config_") or room in ("client", "spark_ingest", "bench", "protocol"):
+            continue
+        if path.name == "config.py" and room != "broker":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def effective_keys() -> tuple[set[str], set[str]]:
+    """(topic keys, broker keys) that change something."""
+    read = keys_read_by_the_code()
+    topic = {name for name in TOPIC if name in read}
+    broker = {name for name in BROKER if name in read}
+    broker -= {name for name in broker if name.startswith(_NOT_YET)}
+    broker |= {synonym for name in topic for synonym, _ in TOPIC_SYNONYMS.get(name, ())}
+    return topic, broker
+
+
+def render() -> str:
+    topic, broker = effective_keys()
+    shown = {name: definition for name, definition in BROKER.items() if definition.update_mode != INTERNAL}
+    lines = [HEAD, "## Broker configs that have an effect", "", "| key | type | default | |", "|---|---|---|---|"]
+    lines += [_row(definition) for name, definition in sorted(BROKER.items()) if name in broker]
+    lines += ["", "## Topic configs that have an effect", ""]
+    lines += ["| key | type | default | broker's key | |", "|---|---|---|---|---|"]
+    for name, definition in TOPIC.items():
+        if name in topic:
+            synonyms = ", ".join(f"`{synonym}`" for synonym, _ in TOPIC_SYNONYMS.get(name, ()))
+            lines.append(_row(definition, synonyms))
+    lines += ["", "## Known, checked and described, but without effect yet", ""]
+    lines += ["Accepted so that a configuration of Kafka's can be taken over; `DescribeConfigs` shows them.", ""]
+    lines += ["Broker: " + ", ".join(f"`{name}`" for name in sorted(set(shown) - broker)) + ".", ""]
+    lines += ["Topic: " + ", ".join(f"`{name}`" for name in sorted(set(TOPIC) - topic)) + ".", ""]
+    lines += ["Group: " + ", ".join(f"`{name}`" for name in sorted(GROUP)) + ".", ""]
+    return "\n".join(lines)
+
+
+def _row(definition: ConfigDefinition, *more: str) -> str:
+    default = definition.default
+    shown = "none" if default is None else f"`{default}`" if default else "empty"
+    cells = [f"`{definition.name}`", TYPE_NAMES[definition.type].lower(), shown, *more, definition.documentation]
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    NodeConfig.load()
+    PAGE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tidelog.broker.config import ConfigError, Listener, NodeConfig, nearest_keys
+
+
+def test_nothing_given_is_one_node_on_loopback():
+    config = NodeConfig.load()
+    assert config.node_id == 1
+    assert config.is_broker
+    assert config.is_controller
+    assert config.is_alone
+    assert config.listeners == [Listener("PLAINTEXT", "127.0.0.1", 9092, "PLAINTEXT")]
+    assert config.advertised_listeners() == config.listeners
+    assert [str(path) for path in config.log_dirs] == ["tidelog-data"]
+    assert config["auto.create.topics.enable"] is True
+
+
+def test_values_are_typed():
+    config = NodeConfig.load(None, {"num.partitions": "4", "log.cleaner.min.cleanable.ratio": "0.2"})
+    assert config["num.partitions"] == config.integer("num.partitions") == 4
+    assert config.number("log.cleaner.min.cleanable.ratio") == 0.2
+    assert config.flag("delete.topic.enable") is True
+    assert config.items("log.dir") == ["./tidelog-data"]
+    assert config.text("broker.rack") == ""
+    assert config["broker.rack"] is None
+    with pytest.raises(KeyError):
+        config["no.such.key"]
+
+
+def test_a_node_alone_keeps_one_replica_of_internal_topics_unless_told_otherwise():
+    assert NodeConfig.load()["offsets.topic.replication.factor"] == 1
+    assert NodeConfig.load(None, {"offsets.topic.replication.factor": "3"})["offsets.topic.replication.factor"] == 3
+    voters = {"controller.quorum.voters": "1@a:1,2@b:1,3@c:1", "controller.listener.names": "CONTROLLER"}
+    assert NodeConfig.load(None, voters)["offsets.topic.replication.factor"] == 3
+    assert not NodeConfig.load(None, {"process.roles": "broker"}).is_alone
+
+
+def test_the_command_line_wins_over_the_file(tmp_path):
+    file = tmp_path / "node.yaml"
+    file.write_text("num.partitions: 3\nauto.create.topics.enable: false\nlog:\n  dirs: [a, b]\n  retention.hours: 5\n")
+    config = NodeConfig.load(file, {"num.partitions": "9"})
+    assert config["num.partitions"] == 9
+    assert config["auto.create.topics.enable"] is False
+    assert [str(path) for path in config.log_dirs] == ["a", "b"]
+    assert config.topic_defaults()["retention.ms"] == str(5 * 3_600_000)
+
+
+def test_kafkas_own_properties_file_is_taken(tmp_path):
+    file = tmp_path / "server.properties"
+    file.write_text("# a comment\n\nnode.id=7\nlog.dirs = /x,/y\n")
+    config = NodeConfig.load(file)
+    assert config.node_id == 7
+    assert len(config.log_dirs) == 2
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    file = tmp_path / "node.yaml"
+    file.write_text("# nothing yet\n")
+    assert NodeConfig.load(file).explicit == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("n.yaml", "a: [1", "not valid YAML"),
+        ("n.yaml", "- 1\n- 2\n", "expected `key: value` lines"),
+        ("n.yaml", "nonsense: 1\n", "unknown configuration key 'nonsense'"),
+        ("n.properties", "node.id\n", "is not key=value"),
+    ],
+)
+def test_a_bad_file_is_one_clear_line(tmp_path, name, content, message):
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        NodeConfig.load(file)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_clear_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
+        NodeConfig.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("num.partitons", "num.partitions"),
+        ("num_partitions", "num.partitions"),
+        ("Log.Dirs", "log.dirs"),
+        ("retention.ms", "log.retention.ms"),
+        ("advertised.listener", "advertised.listeners"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known(wrong, meant):
+    assert meant in nearest_keys(wrong)
+    with pytest.raises(ConfigError, match=rf"unknown configuration key '{wrong}'; did you mean .*{meant}"):
+        NodeConfig.load(None, {wrong: "1"})
+
+
+def test_a_key_like_nothing_known_has_no_suggestion():
+    with pytest.raises(ConfigError) as caught:
+        NodeConfig.load(None, {"zzz": "1"})
+    assert str(caught.value) == "unknown configuration key 'zzz'"
+
+
+def test_keys_of_listeners_and_plugins_have_free_names():
+    config = NodeConfig.load(None, {"listener.name.internal.ssl.keystore.type": "PEM", "rsm.config.x": "1"})
+    assert config.explicit["rsm.config.x"] == "1"
+
+
+def test_a_key_only_for_run_time_is_refused():
+    with pytest.raises(ConfigError, match="running cluster"):
+        NodeConfig.load(None, {"leader.replication.throttled.rate": "1"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"listeners": "127.0.0.1:9092"}, "not an address of the form NAME://host:port"),
+        ({"listeners": "PLAINTEXT://h:99999"}, "not an address"),
+        ({"listeners": ""}, "must name at least one address"),
+        ({"listeners": "MINE://h:1"}, "no security protocol for listener MINE"),
+        ({"listeners": "PLAINTEXT://h:1,PLAINTEXT://h:2"}, "different name"),
+        ({"listeners": "PLAINTEXT://h:1,SSL://h:1"}, "different port"),
+        ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "cannot connect to 0.0.0.0"),
+        ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "cannot connect to 0.0.0.0"),
+        ({"advertised.listeners": "SSL://h:9092"}, "advertised.listeners names SSL"),
+        ({"process.roles": ""}, "process.roles"),
+        ({"process.roles": "zookeeper"}, "String must be one of: broker, controller"),
+        ({"node.id": "-1"}, "Value must be at least 0"),
+        (
+            {"controller.quorum.voters": "2@a:1,3@b:1", "controller.listener.names": "CONTROLLER"},
+            "not among controller.quorum.voters",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_one_clear_line(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        NodeConfig.load(None, settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_listeners_with_names_of_their_own():
+    config = NodeConfig.load(
+        None,
+        {
+            "listeners": "INSIDE://:9093,outside://[::1]:0",
+            "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:SASL_SSL",
+            "advertised.listeners": "INSIDE://broker1:9093,OUTSIDE://example.org:0",
+        },
+    )
+    assert config.listeners == [
+        Listener("INSIDE", "", 9093, "PLAINTEXT"),
+        Listener("OUTSIDE", "::1", 0, "SASL_SSL"),
+    ]
+    advertised = config.advertised_listeners({"OUTSIDE": 4711})
+    assert [(one.host, one.port) for one in advertised] == [("broker1", 9093), ("example.org", 4711)]
+
+
+def test_a_port_chosen_by_the_system_is_advertised_as_bound():
+    config = NodeConfig.load(None, {"listeners": "PLAINTEXT://127.0.0.1:0"})
+    assert config.advertised_listeners({"PLAINTEXT": 4711})[0].port == 4711
+
+
+def test_the_controllers_listener_is_not_for_clients():
+    config = NodeConfig.load(
+        None,
+        {"listeners": "PLAINTEXT://h:1,CONTROLLER://h:2", "controller.listener.names": "CONTROLLER"},
+    )
+    assert [one.name for one in config.advertised_listeners()] == ["PLAINTEXT"]
+
+
+def test_node_id_has_an_older_name():
+    assert NodeConfig.load(None, {"broker.id": "5"}).node_id == 5
+    assert NodeConfig.load(None, {"node.id": "5"})["broker.id"] == 5
+
+
+def test_what_a_topic_gets_comes_from_the_strongest_layer():
+    config = NodeConfig.load(None, {"log.retention.hours": "1", "log.segment.bytes": "2000000"})
+    assert config.topic_default("retention.ms") == "3600000"
+    assert config.topic_default("segment.bytes") == "2000000"
+    assert config.topic_default("flush.ms") == str(2**63 - 1)
+    own, cluster = {"log.retention.minutes": "2"}, {"log.retention.ms": "7"}
+    assert config.topic_default("retention.ms", [{}, cluster]) == "7"
+    assert config.topic_default("retention.ms", [own, cluster]) == "120000"
+    assert config.topic_default("retention.ms", [{"log.retention.minutes": "-1"}]) == "-1"
+
+
+def test_a_topics_own_configs_win_in_storage():
+    config = NodeConfig.load(None, {"log.segment.bytes": "2000000"})
+    storage = config.log_config({"retention.ms": "5"}, [{"log.index.interval.bytes": "11"}])
+    assert (storage.segment_bytes, storage.retention_ms, storage.index_interval_bytes) == (2_000_000, 5, 11)
+
+
+def test_importing_it_is_cheap():
+    # On the path of every start: nothing heavy may come along.
+    code = "import sys, tidelog.broker.config; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"yaml", "click", "asyncio", "socket", "rich", "difflib"} & set(loaded)
