@@ -53,10 +53,12 @@ class FlushTask:
                 replace_file(self._disk, self._epochs[0], LEADER_EPOCH_FILE, self._epochs[1])
             for file in self._files:
                 file.sync()
-            for path in self._paths:
-                self._disk.sync_file(path)
-            for directory in self._directories:
-                self._disk.sync_directory(directory)
+            for sync, paths in ((self._disk.sync_file, self._paths), (self._disk.sync_directory, self._directories)):
+                for path in paths:
+                    try:
+                        sync(path)
+                    except FileNotFoundError:
+                        pass  # deleted since `begin`
         except OSError as error:
             self.error = error
 
@@ -69,8 +71,8 @@ class Durability:
     """The flush state of one log."""
 
     __slots__ = (
-        "_directories", "_disk", "_paths", "_task", "_truncated_to", "blocked_from", "flush_messages", "is_abandoned",
-        "is_wanted", "last_flush_ms", "recovery_point",
+        "_directories", "_disk", "_paths", "_seal_in_task", "_task", "_truncated_to", "_unsynced_seal", "blocked_from",
+        "flush_messages", "is_abandoned", "is_wanted", "last_flush_ms", "recovery_point",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, recovery_point: int, flush_messages: int, now_ms: int) -> None:
@@ -86,7 +88,14 @@ class Durability:
         self._directories: dict[str, None] = {}
         self._task: FlushTask | None = None
         self._truncated_to = INT64_MAX
+        self._unsynced_seal = INT64_MAX
+        self._seal_in_task = INT64_MAX
         self.is_abandoned = False
+
+    @property
+    def checkpointable(self) -> int:
+        """The recovery point a start may go by: not past a segment whose indexes are not on the device yet."""
+        return min(self.recovery_point, self._unsynced_seal, self._seal_in_task)
 
     @property
     def flush_at(self) -> int:
@@ -103,13 +112,18 @@ class Durability:
             self.blocked_from = first_offset
 
     def is_due(self, log_end_offset: int) -> bool:
-        return self._task is None and (
-            self.blocked_from >= 0 or (self.is_wanted and log_end_offset > self.recovery_point)
-        )
+        if self._task is not None:
+            return False
+        return self.blocked_from >= 0 or (self.is_wanted and log_end_offset > self.checkpointable)
+
+    def note_seal(self, segment: Segment) -> None:
+        """The segment was sealed; its indexes are in their files, not on the device."""
+        self._unsynced_seal = min(self._unsynced_seal, segment.next_offset - 1)
+        self.is_wanted = True
 
     def is_settled(self, log_end_offset: int) -> bool:
         """Nothing waits to be synced."""
-        return self.recovery_point >= log_end_offset and not self._paths and not self._directories
+        return self.checkpointable >= log_end_offset and not self._paths and not self._directories
 
     def note_path(self, path: str) -> None:
         """A small file was written and is to be synced with the next flush."""
@@ -123,7 +137,9 @@ class Durability:
         assert self._task is None, "one flush at a time"
         task = self._task = FlushTask(self._disk, log_end_offset)
         self._truncated_to = INT64_MAX
-        for segment in segments.from_offset(self.recovery_point):
+        first = self.checkpointable
+        self._seal_in_task, self._unsynced_seal = self._unsynced_seal, INT64_MAX
+        for segment in segments.from_offset(first):
             if segment.synced_bytes < segment.size_bytes:
                 task.add_segment(segment)
             if segment is not segments.active:
@@ -152,7 +168,8 @@ class Durability:
             for segment, size_bytes in task.segments:
                 segment.synced_bytes = max(segment.synced_bytes, size_bytes)
         self.recovery_point = max(self.recovery_point, min(task.target_offset, self._truncated_to))
-        self.is_wanted = False
+        self._seal_in_task = INT64_MAX
+        self.is_wanted = self._unsynced_seal != INT64_MAX
         if now_ms is not None:
             self.last_flush_ms = now_ms
         is_due = log_end_offset - self.recovery_point >= self.flush_messages
@@ -161,6 +178,7 @@ class Durability:
     def truncated(self, offset: int) -> bool:
         """The log now ends at `offset`; True when the recovery point had to go back."""
         self._truncated_to = min(self._truncated_to, offset)
+        self._unsynced_seal = min(self._unsynced_seal, max(0, offset - 1))
         if self.blocked_from >= offset:
             self.blocked_from = -1
         if self.recovery_point > offset:

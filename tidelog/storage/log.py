@@ -43,8 +43,8 @@ class PartitionLog:
     """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
 
     __slots__ = (
-        "_flush_at", "_rules", "_segment_bytes", "clock_ms", "config", "directory", "disk", "durability",
-        "failure", "high_watermark", "jitter_ms", "leader_epochs", "log_end_offset", "log_start_offset", "partition",
+        "_flush_at", "_rules", "_segment_bytes", "clock_ms", "config", "directory", "disk", "durability", "failure",
+        "high_watermark", "is_closed", "jitter_ms", "leader_epochs", "log_end_offset", "log_start_offset", "partition",
         "producers", "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
 
@@ -75,6 +75,7 @@ class PartitionLog:
         self.write_checkpoint = write_checkpoint
         """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
         self.failure: str | None = None
+        self.is_closed = False
         self.clock_ms = now_ms
         """Some time not long ago, for deadlines that need no precision."""
         self.durability = Durability(disk, loaded.recovery_point, config.flush_messages, now_ms)
@@ -108,7 +109,15 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        return self.durability.recovery_point
+        """What a later start may go by: below it everything is on the device, indexes included.
+
+        Until the log is closed that is never the end of the active segment, whose indexes are only in memory: were it
+        the base of the next segment by then, a start would not scan this one.
+        """
+        active = self.segments.active
+        if self.is_closed or not active.size_bytes:
+            return self.durability.checkpointable
+        return min(self.durability.checkpointable, active.next_offset - 1)
 
     def set_high_watermark(self, offset: int) -> int:
         """Move the high watermark, kept within the log; returns what it is now."""
@@ -248,6 +257,7 @@ class PartitionLog:
             self.segments.drop_last(1, now_ms)
         else:
             active.seal()
+            self.durability.note_seal(active)
             if self.config.preallocate:
                 active.trim()
             self.producers.end_offset = base_offset
@@ -257,7 +267,6 @@ class PartitionLog:
         segment = Segment.create(self.disk, self.directory, base_offset, self.config, now_ms, self.jitter_ms)
         self.segments.add(segment)
         self.durability.note_directory(self.directory)
-        self.durability.is_wanted = True
         return segment
 
     # Reading
@@ -398,6 +407,7 @@ class PartitionLog:
                 self.durability.note_directory(self.directory)
             if not self.durability.is_settled(self.log_end_offset) or self.leader_epochs.is_dirty:
                 self.flush()
+            self.is_closed = True
         self.segments.release()
 
     def abandon(self) -> None:

@@ -76,7 +76,7 @@ class LogDirectory:
 
         `cluster_id` None takes what is there, or invents one. Raises ForeignDirectory, DirectoryInUse, OSError.
         """
-        disk.make_directory(path)
+        _make_durably(disk, path)
         data = read_if_exists(disk, f"{path}/{META_PROPERTIES_FILE}")
         if data is None:
             strangers = sorted(e.name for e in disk.list_directory(path) if not _is_harmless(e.name))
@@ -156,14 +156,17 @@ class LogDirectory:
         directory = f"{self.path}/{topic}-{partition}"
         self._disk.make_directory(directory)
         replace_file(self._disk, directory, PARTITION_METADATA_FILE, encode_partition_metadata(topic_id), sync=False)
-        log = self._open_log(topic, partition, config, Checkpoints(), now_ms)
-        log.durability.note_path(f"{directory}/{PARTITION_METADATA_FILE}")
-        log.durability.note_directory(directory)
-        log.durability.note_directory(self.path)
-        return log
+        return self._open_log(topic, partition, config, Checkpoints(), now_ms, is_new=True)
 
     def _open_log(
-        self, topic: str, partition: int, config: LogConfig, checkpoints: Checkpoints, now_ms: int
+        self,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        checkpoints: Checkpoints,
+        now_ms: int,
+        *,
+        is_new: bool = False,
     ) -> PartitionLog:
         directory = f"{self.path}/{topic}-{partition}"
         loaded = load_log(
@@ -175,9 +178,17 @@ class LogDirectory:
             now_ms=now_ms,
             jitter_ms=segment_jitter_ms(config, topic, partition),
         )
-        return PartitionLog(
+        log = PartitionLog(
             self._disk, directory, topic, partition, config, loaded, now_ms, write_checkpoint=self.write_checkpoints
         )
+        if is_new or not self.was_clean:
+            # The entries that lead to the log, and what a start removed or an earlier process never synced, are to be
+            # on the device before the recovery point moves: a removed snapshot that came back might look valid then.
+            for file in (f"{directory}/{PARTITION_METADATA_FILE}", *loaded.segments.active.paths()[1:]):
+                log.durability.note_path(file)
+            log.durability.note_directory(directory)
+            log.durability.note_directory(self.path)
+        return log
 
     # Upkeep
 
@@ -244,6 +255,18 @@ def _close(log: PartitionLog) -> bool:
         _logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
         return False
     return log.failure is None
+
+
+def _make_durably(disk: Disk, path: str) -> None:
+    """Make the directory and its parents, each known to the one above it before this returns."""
+    created = []
+    missing = path.rstrip("/")
+    while missing and not disk.exists(missing):
+        missing = missing.rpartition("/")[0]
+        created.append(missing or ("/" if path.startswith("/") else "."))
+    disk.make_directory(path)
+    for parent in created:
+        disk.sync_directory(parent)
 
 
 def _is_harmless(name: str) -> bool:

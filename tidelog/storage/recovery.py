@@ -111,7 +111,7 @@ class _Loader:
         first_unflushed = len(segments)
         if not self.is_clean and segments:
             first_unflushed = self._first_unflushed(segments)
-        self._check_indexes(segments[:first_unflushed])
+        first_unflushed = self._check_indexes(segments, first_unflushed)
         if segments and first_unflushed == len(segments):
             find_end(segments[-1])
             log_end_offset = segments[-1].next_offset
@@ -144,7 +144,7 @@ class _Loader:
         if active.size_bytes:
             _, header = next(headers(active))
             active.set_first_batch_timestamp(header.max_timestamp)
-        if not self.epochs_are_whole and log_end_offset > log_start_offset:
+        if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
             self._rebuild_epochs(segments)
         self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(log_start_offset)
@@ -153,9 +153,6 @@ class _Loader:
         self.producers.remove_expired(self.now_ms, self.config.producer_id_expiration_ms)
         if not self.is_clean:
             self.snapshots.take(self.producers, sync=False)
-            # What was removed or cut must not come back after the next crash, when it might look valid again.
-            self.disk.sync_directory(self.directory)
-            active.synced_bytes = 0
         recovery_point = log_end_offset if self.is_clean else min(self.checkpoints.recovery_point, log_end_offset)
         return LoadedLog(
             Segments(self.disk, self.directory, segments),
@@ -223,20 +220,25 @@ class _Loader:
         point = self.checkpoints.recovery_point
         return max(0, sum(1 for segment in segments if segment.base_offset <= point) - 1)
 
-    def _check_indexes(self, segments: list[Segment]) -> None:
-        for number, segment in enumerate(segments):
+    def _check_indexes(self, segments: list[Segment], first_unflushed: int) -> int:
+        """Mend the indexes of the segments below `first_unflushed`; from which segment on to scan after all."""
+        for number in range(first_unflushed):
+            segment = segments[number]
+            try:
+                _ = segment.transaction_index.rows
+            except CorruptTransactionIndex as error:
+                _log.warning("the log is scanned from there on: %s", error)
+                return number  # only a replay of the producers can make it anew
             try:
                 segment.load_indexes()
                 if number + 1 < len(segments):
                     segment.check_indexes_end_below(segments[number + 1].base_offset)
-                _ = segment.transaction_index.rows
-            except (CorruptIndex, CorruptTransactionIndex) as error:
+            except CorruptIndex as error:
                 _log.warning("an index is rebuilt: %s", error)
                 rebuild_indexes(segment)
-                if isinstance(error, CorruptTransactionIndex):
-                    segment.transaction_index.reset()
-            if segment is not segments[-1]:
+            if number + 1 < len(segments):
                 segment.forget_indexes()
+        return first_unflushed
 
     # What is derived from the log
 
@@ -245,6 +247,11 @@ class _Loader:
         entries, offset = self.snapshots.load_latest(log_start_offset, end_offset)
         self.producers.load(entries, offset)
         replay(self.producers, segments, end_offset)
+
+    def _epochs_reach(self, log_start_offset: int) -> bool:
+        """Whether the cache tells of the first record. After a crash the log may start earlier than it knows."""
+        earliest = self.epochs.earliest
+        return self.epochs_are_whole and (self.is_clean or (earliest is not None and earliest[1] <= log_start_offset))
 
     def _rebuild_epochs(self, segments: list[Segment]) -> None:
         self.epochs.clear()
@@ -276,12 +283,17 @@ class _Loader:
                 self._remove(later)  # first, or a crash in between would leave them behind a gap
                 if lost:
                     segment.cut(end)
-                segment.seal()
+                self._seal_scanned(segment)
                 return segments[: index + 1], next_offset
-            segment.seal()
+            self._seal_scanned(segment)
             if index + 1 < len(segments):
                 segment.forget_indexes()
         return segments, next_offset
+
+    def _seal_scanned(self, segment: Segment) -> None:
+        # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device.
+        if segment.seal() and segment.next_offset <= self.checkpoints.recovery_point:
+            segment.sync_indexes()
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
@@ -326,14 +338,15 @@ def find_end_by_walk(segment: Segment) -> None:
 
 def rebuild_indexes(segment: Segment) -> None:
     """Make both indexes of a segment anew from its batches (not those of aborted transactions)."""
-    segment.reset_indexes()
+    segment.begin_rebuild()
     try:
         for position, header in headers(segment):
             segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
             segment.next_offset = header.next_offset
     except CorruptIndex as error:
         _log.error("a segment below the recovery point is damaged: %s", error)
-    segment.seal()
+    if segment.seal():
+        segment.sync_indexes()
 
 
 def scan_segment(segment: Segment, producers: ProducerState, epochs: LeaderEpochs) -> int:
@@ -341,8 +354,8 @@ def scan_segment(segment: Segment, producers: ProducerState, epochs: LeaderEpoch
 
     `producers` must stand at the segment's base offset and is brought to the end found.
     """
-    segment.reset_indexes()
-    segment.transaction_index.reset()
+    segment.begin_rebuild()
+    segment.transaction_index.begin_rebuild()
     segment.next_offset = segment.base_offset
     end = 0
     for position, header, batch in verified_batches(segment):

@@ -302,15 +302,15 @@ class Segment:
         self.release()
         self._offset_index = self._time_index = None
 
-    def reset_indexes(self) -> None:
-        """Empty indexes, to be filled by a scan with `note_scanned`."""
-        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-            self._disk.write_file(self.path_of(suffix), b"", sync=False)
+    def begin_rebuild(self) -> None:
+        """Empty indexes, to be filled by a scan with `note_scanned` and brought to their files by `seal`."""
         for index in (self._offset_index, self._time_index):
             if index is not None:
                 index.release()
         self._offset_index = offset_index(self._disk, self.path_of(INDEX_SUFFIX), self.base_offset)
         self._time_index = time_index(self._disk, self.path_of(TIME_INDEX_SUFFIX), self.base_offset)
+        self._offset_index.begin_rebuild()
+        self._time_index.begin_rebuild()
         self.is_full = False
         self.max_timestamp = -1
         self.offset_of_max_timestamp = self.base_offset
@@ -341,7 +341,13 @@ class Segment:
         times = self._time_index
         if self.max_timestamp > times.last_key:
             times.append(self.max_timestamp, self.offset_of_max_timestamp)
-        return bool(times.write_rows()) | bool(self._offset_index.write_rows())
+        changed = [index.write_rows() for index in (times, self._offset_index)]
+        return self.transaction_index.settle() or any(changed)
+
+    def sync_indexes(self) -> None:
+        for path in self.paths()[1:]:
+            self._disk.sync_file(path)
+        self._disk.sync_directory(self.directory)
 
     def trim(self) -> None:
         """Cut what was preallocated behind the end."""

@@ -32,32 +32,32 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
         truncate_fully_and_start_at(log, offset)
         return
     _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
-    moves_start = offset < log.log_start_offset
-    log.log_start_offset = min(log.log_start_offset, offset)
-    if log.durability.truncated(offset) or moves_start:
+    segment = log.segments[log.segments.floor_index(offset)]
+    position, end_offset = _end_before(segment, offset)
+    moves_start = end_offset < log.log_start_offset
+    log.log_start_offset = min(log.log_start_offset, end_offset)
+    if log.durability.truncated(end_offset) or moves_start:
         # Before any byte goes: a stale checkpoint would keep a later start from scanning what is appended next.
         log.write_checkpoint()
     later = sum(1 for segment in log.segments if segment.base_offset > offset)
     if later:
         log.segments.drop_last(later, log.clock_ms + log.config.file_delete_delay_ms)
-    log.snapshots.delete_where(offset + 1, log.log_end_offset + 1)
-    _cut_segment(log.segments.active, offset)
-    offset = log.segments.active.next_offset
+    log.snapshots.delete_where(end_offset + 1, log.log_end_offset + 1)
+    _cut_segment(segment, position, end_offset)
     log.disk.sync_directory(log.directory)
-    log.leader_epochs.truncate_from_end(offset)
-    log.log_end_offset = offset
-    log.high_watermark = min(log.high_watermark, offset)
-    entries, snapshot_offset = log.snapshots.load_latest(log.log_start_offset, offset)
+    log.leader_epochs.truncate_from_end(end_offset)
+    log.log_end_offset = end_offset
+    log.high_watermark = min(log.high_watermark, end_offset)
+    entries, snapshot_offset = log.snapshots.load_latest(log.log_start_offset, end_offset)
     log.producers.load(entries, snapshot_offset)
-    replay(log.producers, list(log.segments), offset)
+    replay(log.producers, list(log.segments), end_offset)
 
 
-def _cut_segment(segment: Segment, offset: int) -> None:
-    """Cut the batch that holds `offset` and everything after it, in the file and in the indexes."""
-    position, end_offset = _end_before(segment, offset)
-    segment.offset_index.truncate(_rows_below(segment.offset_index.rows(), 0, offset))
-    segment.time_index.truncate(_rows_below(segment.time_index.rows(), 1, offset))
-    segment.transaction_index.truncate_to(offset)
+def _cut_segment(segment: Segment, position: int, end_offset: int) -> None:
+    """Cut file and indexes at `position`, where the batches before `end_offset` end."""
+    segment.offset_index.truncate(_rows_below(segment.offset_index.rows(), 0, end_offset))
+    segment.time_index.truncate(_rows_below(segment.time_index.rows(), 1, end_offset))
+    segment.transaction_index.truncate_to(end_offset)
     segment.cut(position)
     segment.next_offset = end_offset
     segment.bytes_since_index_row = 0

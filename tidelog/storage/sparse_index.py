@@ -28,8 +28,8 @@ class SparseIndex:
     """`kind` is the row layout; `key_base` and `value_base` are added to what a row holds."""
 
     __slots__ = (
-        "_disk", "_first_in_memory", "_key_base", "_keys", "_map", "_rows_in_file", "_struct", "_value_base", "_values",
-        "count", "last_key", "last_value", "path",
+        "_disk", "_first_in_memory", "_is_rebuilt", "_key_base", "_keys", "_map", "_rows_in_file", "_struct",
+        "_value_base", "_values", "count", "last_key", "last_value", "path",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, path: str, row: Struct, key_base: int, value_base: int, count: int) -> None:
@@ -44,6 +44,7 @@ class SparseIndex:
         self._keys = array("q")
         self._values = array("q")
         self._map: FileMap | None = None
+        self._is_rebuilt = False
         self.last_key = -1
         self.last_value = -1
         if count:
@@ -81,7 +82,7 @@ class SparseIndex:
         self.count += 1
         self.last_key = key
         self.last_value = value
-        if self.count - self._rows_in_file >= _SPILL_ROWS:
+        if self.count - self._rows_in_file >= _SPILL_ROWS and not self._is_rebuilt:
             self.write_rows()
 
     def floor(self, key: int) -> Row | None:
@@ -133,13 +134,11 @@ class SparseIndex:
 
     def write_rows(self) -> int:
         """Bring all rows to the file (not to the device), and keep only the newest in memory; how many were missing."""
+        if self._is_rebuilt:
+            return self._write_rebuilt()
         missing = self.count - self._rows_in_file
         if missing:
-            start = self._rows_in_file - self._first_in_memory
-            pack, key_base, value_base = self._struct.pack, self._key_base, self._value_base
-            data = b"".join(
-                pack(key - key_base, value - value_base) for key, value in zip(self._keys[start:], self._values[start:])
-            )
+            data = self._packed(self._rows_in_file - self._first_in_memory)
             file = self._disk.open(self.path, create=True)
             try:
                 position = self._rows_in_file * self._struct.size
@@ -150,11 +149,43 @@ class SparseIndex:
             finally:
                 file.close()
             self._rows_in_file = self.count
+        self._forget_old_rows()
+        return missing
+
+    def _packed(self, start: int) -> bytes:
+        pack, key_base, value_base = self._struct.pack, self._key_base, self._value_base
+        rows = zip(self._keys[start:], self._values[start:])
+        return b"".join([pack(key - key_base, value - value_base) for key, value in rows])
+
+    def _forget_old_rows(self) -> None:
         surplus = len(self._keys) - _KEEP_ROWS
         if surplus > 0:
             del self._keys[:surplus], self._values[:surplus]
             self._first_in_memory += surplus
-        return missing
+
+    def begin_rebuild(self) -> None:
+        """Empty it in memory; the file stays as it is until `write_rows`, which leaves one that was right untouched.
+
+        So a rebuilt index is never less on the device than it was before.
+        """
+        self.release()
+        self._keys, self._values = array("q"), array("q")
+        self.count = self._rows_in_file = self._first_in_memory = 0
+        self.last_key = self.last_value = -1
+        self._is_rebuilt = True
+
+    def _write_rebuilt(self) -> int:
+        data = self._packed(0)
+        try:
+            is_right = self._disk.size_of(self.path) == len(data) and self._disk.read_file(self.path) == data
+        except FileNotFoundError:
+            is_right = False
+        if not is_right:
+            self._disk.write_file(self.path, data, sync=False)
+        self._is_rebuilt = False
+        self._rows_in_file = self.count
+        self._forget_old_rows()
+        return 0 if is_right else max(1, self.count)
 
     def truncate(self, count: int) -> None:
         """Keep the first `count` rows."""
@@ -173,14 +204,6 @@ class SparseIndex:
         self._first_in_memory = min(self._first_in_memory, count)
         self.count = count
         self.last_key, self.last_value = self.row(count - 1) if count else (-1, -1)
-
-    def reset(self) -> None:
-        """Empty it, whatever the file holds."""
-        self.release()
-        self._disk.write_file(self.path, b"", sync=False)
-        self._keys, self._values = array("q"), array("q")
-        self.count = self._rows_in_file = self._first_in_memory = 0
-        self.last_key = self.last_value = -1
 
     def release(self) -> None:
         """Give back the map; it comes again when needed."""

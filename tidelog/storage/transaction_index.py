@@ -27,13 +27,14 @@ class CorruptTransactionIndex(Exception):
 
 
 class TransactionIndex:
-    __slots__ = ("_disk", "_rows", "exists", "path")
+    __slots__ = ("_disk", "_is_rebuilt", "_rows", "exists", "path")
 
     def __init__(self, disk: Disk, path: str, *, exists: bool) -> None:
         self._disk = disk
         self.path = path
         self.exists = exists
         self._rows: list[AbortedTransaction] | None = None if exists else []
+        self._is_rebuilt = False
 
     @property
     def rows(self) -> list[AbortedTransaction]:
@@ -58,7 +59,8 @@ class TransactionIndex:
     def append(self, row: AbortedTransaction) -> None:
         rows = self.rows
         assert not rows or row.last_offset > rows[-1].last_offset, (rows[-1], row)
-        self._write(_ROW.pack(_VERSION, *row), len(rows) * _ROW.size)
+        if not self._is_rebuilt:
+            self._write(_ROW.pack(_VERSION, *row), len(rows) * _ROW.size)
         rows.append(row)
 
     def _write(self, data: bytes, position: int) -> None:
@@ -92,8 +94,22 @@ class TransactionIndex:
                 file.close()
             self._rows = kept
 
-    def reset(self) -> None:
-        if self.exists:
-            self._disk.remove(self.path)
-        self.exists = False
+    def begin_rebuild(self) -> None:
+        """Empty it in memory, to be filled by `append`; the file stays as it is until `settle`."""
         self._rows = []
+        self._is_rebuilt = True
+
+    def settle(self) -> bool:
+        """Bring a rebuilt index to its file, unless that is right already; True when it was not."""
+        if not self._is_rebuilt:
+            return False
+        self._is_rebuilt = False
+        data = b"".join(_ROW.pack(_VERSION, *row) for row in self.rows)
+        if data == (self._disk.read_file(self.path) if self.exists else b""):
+            return False
+        if data:
+            self._disk.write_file(self.path, data, sync=False)
+        else:
+            self._disk.remove(self.path)
+        self.exists = bool(data)
+        return True
