@@ -98,6 +98,9 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _converted(name: str, kind: str, value: Any, rules: Mapping[str, Any]) -> Any:
+    if value is None and kind.endswith("| None"):
+        return None
+    kind = kind.removesuffix(" | None")
     if kind == "bool":
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -110,17 +113,17 @@ def _converted(name: str, kind: str, value: Any, rules: Mapping[str, Any]) -> An
             value = int(value)
         except ValueError:
             raise ConfigError(f"{name} must be a whole number, not {value!r}") from None
-        lowest, highest = rules["bounds"]
+        lowest, highest = rules.get("bounds", (-(2**31), _INT32_MAX))
         if not lowest <= value <= highest:
             raise ConfigError(f"{name} must be between {lowest} and {highest}, not {value}")
-    elif kind in ("str", "str | None"):
+    elif kind == "str":
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
-        if not isinstance(value, str) and not (value is None and kind == "str | None"):
+        if not isinstance(value, str):
             raise ConfigError(f"{name} must be a string, not {value!r}")
-        if value is not None and rules.get("choices") and value not in rules["choices"]:
+        if rules.get("choices") and value not in rules["choices"]:
             raise ConfigError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
-    elif kind.startswith(("Serializer", "Deserializer")) and value is not None and not callable(value):
+    elif kind in ("Serializer", "Deserializer") and not callable(value):
         raise ConfigError(f"{name} must be a function, not {value!r}")
     return value
 
@@ -152,13 +155,6 @@ class ProducerConfig(ClientConfig):
     key_serializer: Serializer | None = None
     value_serializer: Serializer | None = None
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Self:
-        given = dict(options)
-        if isinstance(given.get("enable_idempotence"), str):
-            given["enable_idempotence"] = given["enable_idempotence"].lower() == "true"
-        return super().from_options(given)
-
     @property
     def required_acks(self) -> int:
         """As in the request: -1 for all."""
@@ -181,8 +177,6 @@ class ProducerConfig(ClientConfig):
 
     def check(self) -> None:
         super().check()
-        if self.enable_idempotence not in (None, True, False):
-            raise ConfigError(f"enable_idempotence must be true or false, not {self.enable_idempotence!r}")
         hindrance = self._hindrance()
         if self.enable_idempotence and hindrance:
             raise ConfigError(f"enable_idempotence needs acks=all, retries and at most 5 in flight, not {hindrance}")
@@ -225,13 +219,6 @@ class ConsumerConfig(ClientConfig):
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Self:
-        given = dict(options)
-        if isinstance(given.get("enable_auto_commit"), str):
-            given["enable_auto_commit"] = given["enable_auto_commit"].lower() == "true"
-        return super().from_options(given)
-
     @property
     def strategies(self) -> list[str]:
         given = self.partition_assignment_strategy
@@ -243,8 +230,6 @@ class ConsumerConfig(ClientConfig):
 
     def check(self) -> None:
         super().check()
-        if self.enable_auto_commit not in (None, True, False):
-            raise ConfigError(f"enable_auto_commit must be true or false, not {self.enable_auto_commit!r}")
         if self.group_id == "":
             raise ConfigError("group_id must not be empty; leave it out to read without a group")
         if self.enable_auto_commit and self.group_id is None:

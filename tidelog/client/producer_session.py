@@ -2,14 +2,16 @@
 
 Pure; the rules are KIP-98 and KIP-360 as Java's `TransactionManager` has them for a producer without transactions.
 Invariants: a batch keeps its (producer id, epoch, sequence) as long as it may be in the log, so that a resend is a
-duplicate and not a second copy; a batch is sent again only when all before it are settled; at most `MAX_UNSETTLED` are
-unsettled per partition, which is how many the broker remembers. Sequences start anew, under a higher epoch, only when
-nothing of the partition is on the wire and the oldest unsettled batch is known not to be in the log (then none after
-it can be, as the broker takes sequences without gaps).
+duplicate and not a second copy; a batch is sent again only when all before it are settled; from the oldest unsettled
+batch on at most `WINDOW` are sent, settled or not, which is how many the broker knows for duplicates; after a rest, one
+goes alone until it is acknowledged. Sequences start anew, under a higher epoch, only when nothing of the partition is
+on the wire and the oldest unsettled batch is known not to be in the log (then none after it can be, as the broker takes
+sequences without gaps).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
@@ -18,7 +20,9 @@ from tidelog.client.accumulator import ProducerBatch
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ErrorCode
 
-MAX_UNSETTLED = 5
+WINDOW = 5
+REST_MS = 60_000.0
+"""Far below any `producer.id.expiration.ms`, after which a broker forgets a producer that is silent."""
 _LAST_EPOCH = 32767
 _SEQUENCE_MASK = 0x7FFFFFFF
 
@@ -36,7 +40,17 @@ class Verdict(Enum):
 class _Sequences:
     """One partition: its identity, its next sequence, and the batches that carry one and are not settled, in order."""
 
-    __slots__ = ("gap", "next_sequence", "producer_epoch", "producer_id", "settled_up_to", "unsettled")
+    __slots__ = (
+        "active_ms",
+        "confirmed",
+        "gap",
+        "next_sequence",
+        "producer_epoch",
+        "producer_id",
+        "settled_up_to",
+        "unsettled",
+        "window",
+    )
 
     def __init__(self) -> None:
         self.producer_id = -1
@@ -45,6 +59,13 @@ class _Sequences:
         self.settled_up_to = 0
         """The sequence after the last acknowledged one."""
         self.unsettled: list[Batch] = []
+        self.window: deque[int] = deque()
+        """The numbers of the batches begun since the oldest unsettled one, it included."""
+        self.confirmed = False
+        """The broker acknowledged a batch since the last rest. Until then it may know nothing of this producer, and a
+        broker that knows nothing takes any sequence: the second batch, too, before a first that it refused."""
+        self.active_ms = 0.0
+        """When the last batch was begun."""
         self.gap = False
         """A batch was given up: whether its sequence was used is unknown until a later one is acknowledged."""
 
@@ -52,8 +73,8 @@ class _Sequences:
 class ProducerSession:
     """Sequences of an idempotent producer, or with `idempotent=False` only the bound on what is on the wire."""
 
-    def __init__(self, *, idempotent: bool, max_in_flight: int = MAX_UNSETTLED) -> None:
-        assert not idempotent or max_in_flight <= MAX_UNSETTLED
+    def __init__(self, *, idempotent: bool, max_in_flight: int = WINDOW) -> None:
+        assert not idempotent or max_in_flight <= WINDOW
         self._idempotent = idempotent
         self._limit = max_in_flight
         self._partitions: dict[TopicPartition, _Sequences] = {}
@@ -93,9 +114,11 @@ class ProducerSession:
             return False
         if batch.base_sequence >= 0:
             return state.unsettled[0] is batch
-        return len(state.unsettled) < self._limit and not state.gap
+        if state.gap or (state.unsettled and not state.confirmed):
+            return False
+        return len(state.window) < self._limit
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, now_ms: float) -> None:
         """The batch goes onto the wire: it gets its identity and sequence unless it has them from before."""
         assert not self.needs_identity
         state = self._partitions.get(batch.partition)
@@ -107,21 +130,26 @@ class ProducerSession:
             return
         if batch.base_sequence >= 0:
             return
-        if not state.unsettled and (state.producer_id, state.producer_epoch) != self.identity:
-            self._start_anew(state)
+        if not state.unsettled:
+            if (state.producer_id, state.producer_epoch) != self.identity:
+                self._start_anew(state)
+            state.confirmed = state.confirmed and now_ms - state.active_ms < REST_MS
+        state.active_ms = now_ms
         state.unsettled.append(batch)
         self._number(state, batch)
 
     def _start_anew(self, state: _Sequences) -> None:
         state.producer_id, state.producer_epoch = self.identity
         state.next_sequence = state.settled_up_to = 0
-        state.gap = False
+        state.gap = state.confirmed = False
+        state.window.clear()
 
     @staticmethod
     def _number(state: _Sequences, batch: Batch) -> None:
         batch.producer_id = state.producer_id
         batch.producer_epoch = state.producer_epoch
         batch.base_sequence = state.next_sequence
+        state.window.append(batch.number)
         state.next_sequence = (state.next_sequence + batch.record_count) & _SEQUENCE_MASK
 
     # -- hearing how it went
@@ -132,7 +160,8 @@ class ProducerSession:
         state.unsettled.remove(batch)
         if self._idempotent:
             state.settled_up_to = (batch.base_sequence + batch.record_count) & _SEQUENCE_MASK
-            self._close_gap(batch.partition, state)
+            state.confirmed = True
+            self._after_settling(batch.partition, state)
         elif not state.unsettled:
             del self._partitions[batch.partition]
 
@@ -161,11 +190,14 @@ class ProducerSession:
         state.unsettled.remove(batch)
         if self._idempotent:
             state.gap = True
-            self._close_gap(batch.partition, state)
+            self._after_settling(batch.partition, state)
         elif not state.unsettled:
             del self._partitions[batch.partition]
 
-    def _close_gap(self, partition: TopicPartition, state: _Sequences) -> None:
+    def _after_settling(self, partition: TopicPartition, state: _Sequences) -> None:
+        oldest = state.unsettled[0].number if state.unsettled else None
+        while state.window and (oldest is None or state.window[0] < oldest):
+            state.window.popleft()
         if state.gap and not state.unsettled:
             if state.settled_up_to == state.next_sequence:
                 state.gap = False

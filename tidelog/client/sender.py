@@ -159,7 +159,7 @@ class Sender:
                 break
             room -= size_bytes
             batch = self._accumulator.take(queue)
-            self._session.begin(batch)
+            self._session.begin(batch, now_ms)
             batches.append(batch)
         self._send(connection, batches)
         self.wake()

@@ -1,0 +1,84 @@
+"""Options: Kafka's names and defaults, and one clear line for each that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidelog.client.config import ClientConfig, ConfigError, ConsumerConfig, ProducerConfig
+
+
+def test_the_defaults_are_kafkas():
+    producer, consumer = ProducerConfig.from_options({}), ConsumerConfig.from_options({})
+    assert (producer.acks, producer.linger_ms, producer.batch_size, producer.delivery_timeout_ms) == (
+        "all",
+        5,
+        16384,
+        120_000,
+    )
+    assert producer.idempotent
+    assert (consumer.session_timeout_ms, consumer.max_poll_records, consumer.auto_offset_reset) == (
+        45_000,
+        500,
+        "latest",
+    )
+    assert consumer.strategies == ["range", "cooperative-sticky"]
+
+
+def test_kafkas_dotted_names_and_strings_are_taken():
+    config = ProducerConfig.from_options({"linger.ms": "20", "acks": 1, "enable.idempotence": "false"})
+    assert (config.linger_ms, config.required_acks, config.idempotent) == (20, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (ProducerConfig, {"lingerms": 5}, ["'lingerms'", "did you mean linger_ms?"]),
+        (ProducerConfig, {"group_id": "g"}, ["Producer has no option 'group_id'"]),
+        (ProducerConfig, {"linger_ms": "soon"}, ["linger_ms", "whole number", "'soon'"]),
+        (ProducerConfig, {"linger_ms": True}, ["linger_ms", "whole number"]),
+        (ProducerConfig, {"linger_ms": -1}, ["linger_ms", "between 0"]),
+        (ProducerConfig, {"acks": "2"}, ["acks", "one of all, -1, 0, 1"]),
+        (ProducerConfig, {"acks": 1, "enable_idempotence": True}, ["enable_idempotence", "acks=1"]),
+        (ProducerConfig, {"enable_idempotence": True, "retries": 0}, ["enable_idempotence", "retries=0"]),
+        (ProducerConfig, {"compression_type": "brotli"}, ["compression_type", "zstd"]),
+        (ProducerConfig, {"compression_type": "gzip", "compression_level": 99}, ["gzip", "99"]),
+        (ProducerConfig, {"delivery_timeout_ms": 10}, ["delivery_timeout_ms", "request_timeout_ms"]),
+        (ProducerConfig, {"partitioner": "magic"}, ["partitioner", "'magic'"]),
+        (ProducerConfig, {"value_serializer": "json"}, ["value_serializer", "function"]),
+        (ConsumerConfig, {"auto_offset_reset": "middle"}, ["auto_offset_reset", "earliest"]),
+        (ConsumerConfig, {"enable_auto_commit": True}, ["enable_auto_commit needs a group_id"]),
+        (ConsumerConfig, {"group_id": ""}, ["group_id must not be empty"]),
+        (ConsumerConfig, {"partition_assignment_strategy": "random"}, ["'random'", "cooperative-sticky"]),
+        (ConsumerConfig, {"heartbeat_interval_ms": 60_000}, ["heartbeat_interval_ms", "session_timeout_ms"]),
+        (ConsumerConfig, {"group_instance_id": "i"}, ["group_instance_id needs a group_id"]),
+        (ClientConfig, {"bootstrap_servers": "localhost"}, ["bootstrap_servers", "'localhost' is not host:port"]),
+        (ClientConfig, {"bootstrap_servers": []}, ["bootstrap_servers is empty"]),
+        (ClientConfig, {"bootstrap_servers": "h:99999"}, ["not host:port"]),
+        (ClientConfig, {"security_protocol": "SSL"}, ["security_protocol", "PLAINTEXT"]),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_it(kind, options, words):
+    with pytest.raises(ConfigError) as caught:
+        kind.from_options(options)
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_idempotence_gives_way_to_options_that_rule_it_out_unless_asked_for():
+    assert not ProducerConfig.from_options({"acks": "1"}).idempotent
+    assert not ProducerConfig.from_options({"max_in_flight_requests_per_connection": 6}).idempotent
+
+
+def test_bootstrap_addresses_may_be_text_list_or_ipv6():
+    config = ClientConfig.from_options({"bootstrap_servers": "a:1, b:2"})
+    assert config.bootstrap_addresses() == [("a", 1), ("b", 2)]
+    config = ClientConfig.from_options({"bootstrap_servers": ["[::1]:9092"]})
+    assert config.bootstrap_addresses() == [("::1", 9092)]
+
+
+def test_auto_commit_follows_the_group():
+    assert ConsumerConfig.from_options({"group_id": "g"}).auto_commit
+    assert not ConsumerConfig.from_options({}).auto_commit
+    assert not ConsumerConfig.from_options({"group_id": "g", "enable_auto_commit": "false"}).auto_commit

@@ -1,0 +1,82 @@
+"""Keys go where Java's clients send them; records without a key are spread evenly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from tidelog.client.partitioner import RoundRobinSpread, StickySpread, murmur2, partition_for_key, positive_hash
+
+# From Kafka's own UtilsTest, as signed 32-bit numbers.
+KAFKAS_VECTORS = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize("key", KAFKAS_VECTORS)
+def test_murmur2_agrees_with_javas(key):
+    unsigned = murmur2(key)
+    signed = unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
+    assert signed == KAFKAS_VECTORS[key]
+
+
+def test_a_negative_hash_loses_its_sign_bit_instead_of_changing_sign():
+    assert positive_hash(b"21") == -973932308 & 0x7FFFFFFF
+    assert partition_for_key(b"21", 6) == (-973932308 & 0x7FFFFFFF) % 6
+
+
+def test_the_sticky_spread_stays_until_it_has_given_its_bytes():
+    spread = StickySpread(Random(1), 100)
+    available = (0, 1, 2)
+    first = spread.choose(available)
+    spread.sent(60)
+    assert spread.choose(available) == first
+    spread.sent(60)
+    assert spread.choose(available) != first
+
+
+def test_the_sticky_spread_visits_every_partition_equally_often():
+    spread = StickySpread(Random(7), 1)
+    available = tuple(range(5))
+    visits: Counter[int] = Counter()
+    for _ in range(500):
+        visits[spread.choose(available)] += 1
+        spread.sent(1)
+    assert set(visits.values()) == {100}
+
+
+def test_the_sticky_spread_leaves_a_partition_that_lost_its_leader():
+    spread = StickySpread(Random(1), 1000)
+    gone = spread.choose((0, 1, 2))
+    rest = tuple(number for number in range(3) if number != gone)
+    assert all(spread.choose(rest) != gone for _ in range(10))
+
+
+def test_the_sticky_spread_does_not_stay_after_a_round_ends():
+    spread = StickySpread(Random(3), 1)
+    available = (0, 1)
+    chosen = []
+    for _ in range(100):
+        chosen.append(spread.choose(available))
+        spread.sent(1)
+    assert all(one != other for one, other in pairwise(chosen))
+
+
+def test_a_single_partition_is_always_chosen():
+    spread = StickySpread(Random(3), 1)
+    for _ in range(5):
+        assert spread.choose((4,)) == 4
+        spread.sent(10)
+
+
+def test_round_robin_takes_turns():
+    spread = RoundRobinSpread()
+    assert [spread.choose((0, 2, 3)) for _ in range(6)] == [0, 2, 3, 0, 2, 3]
