@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidelog.protocol import compression as codecs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_crc, check_magic
-from tidelog.protocol.records import MIN_RECORD_BYTES, Record, decode_batch, iter_data_batches, record_section
+from tidelog.protocol.records import MIN_RECORD_BYTES, Record, decode_section, iter_data_batches, record_section
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,9 +120,12 @@ def _rows_by_records(
 
     rows: list[Record] = []
     types: list[int] = []
+    budget = max_decompressed_bytes
     for position, header in wanted:
-        section = decode_batch(batches, position, header, max_decompressed_bytes)
-        kept = [record for record in section if first_offset <= record.offset < end_offset]
+        section = record_section(batches, position, header, budget)
+        if header.compression != codecs.NONE:
+            budget -= len(section)
+        kept = [record for record in decode_section(section, header) if first_offset <= record.offset < end_offset]
         rows += kept
         types += [header.timestamp_type] * len(kept)
     arrow_type = {field.name: field.type for field in arrow_schema()}
@@ -153,14 +156,17 @@ def _sections(batches: Buffer, wanted: Wanted, max_decompressed_bytes: int) -> t
 
     rows: list[tuple[int, ...]] = []
     joined = bytearray()  # grown in place, so that what one batch decompressed to is freed before the next
+    budget = max_decompressed_bytes
     in_place = all(header.compression == codecs.NONE for _, header in wanted)
     for position, header in wanted:
         if in_place:
             start, end = position + HEADER_SIZE, position + header.size_bytes
         else:
             start = len(joined)
-            joined += record_section(batches, position, header, max_decompressed_bytes - start)
+            joined += record_section(batches, position, header, budget)
             end = len(joined)
+            if header.compression != codecs.NONE:
+                budget -= end - start
         count = header.record_count
         if not 0 <= count * MIN_RECORD_BYTES <= end - start:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {end - start} bytes")

@@ -7,7 +7,8 @@ The rules are those of `records.decode_batch`, and a property test holds the two
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numba import njit, types
@@ -15,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 Array = np.ndarray[Any, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 PLACE_FIELDS: Final = 7
 """What `scan` notes of a record: key start, key size, value start, value size, headers' start, end and count."""
@@ -23,7 +25,15 @@ _MAX_INT64: Final = 2**63 - 1
 _MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+def compiled(function: Function) -> Function:
+    """Compile on first use, kept on disk for later processes where there is a place to keep it."""
+    try:
+        return cast(Function, njit(cache=True)(function))
+    except RuntimeError:  # neither the package's directory nor the user's cache can be written
+        return cast(Function, njit(function))
+
+
+@compiled
 def _varint(data: Array, position: int, end: int, max_bits: int) -> tuple[int, int]:
     """A zigzag varint and the position behind it; position -1 when it passes `end` or `max_bits`."""
     number = np.uint64(0)
@@ -43,7 +53,7 @@ def _varint(data: Array, position: int, end: int, max_bits: int) -> tuple[int, i
     return (~half if number & np.uint64(1) else half), position
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+@compiled
 def scan(
     data: Array,
     sections: Array,
@@ -149,7 +159,7 @@ def _copy(typing_context: Any, out: Any, low: Any, data: Any, start: Any, size: 
     return signature, generate
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+@compiled
 def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
     """Copy `ends[i + 1] - ends[i]` bytes from `data[starts[i]:]` to `out[ends[i]:]` for every i.
 
@@ -160,7 +170,7 @@ def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
         _copy(out, low, data, starts[index], ends[index + 1] - low)  # type: ignore[call-arg,unused-ignore]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+@compiled
 def scan_headers(data: Array, places: Array, rows: int, found: Array) -> None:
     """Key start and size, value start and size (-1 = null) of every header of the first `rows` records, in order.
 

@@ -304,7 +304,11 @@ def decode_batch(
     if header is None:
         header = read_header(buffer, position)
     check_magic(header)
-    data = record_section(buffer, position, header, max_decompressed_bytes)
+    return decode_section(record_section(buffer, position, header, max_decompressed_bytes), header)
+
+
+def decode_section(data: bytes, header: BatchHeader) -> list[Record]:
+    """The records of a batch from its decompressed record section. Raises INVALID_RECORD as `decode_batch` does."""
     count = header.record_count
     if count < 0 or count * MIN_RECORD_BYTES > len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
