@@ -1,8 +1,8 @@
 """Runs a transcript of group members against a coordinator, ours or Kafka's, and writes down what was answered.
 
-A line `> join A session=6000` is a request of member A, `> wait 500` lets milliseconds pass; the rest of a transcript is
-recorded: `<` an answer, `=` a record written. Member ids become the names of the members. What a request leaves out is
-what a well-behaved client would send: the id and generation it was last told.
+A line `> join A session=6000` is a request of member A, `> wait 500` lets milliseconds pass; the rest of a transcript
+is recorded: `<` an answer, `=` a record written. Member ids become the names of the members. What a request leaves
+out is what a well-behaved client would send: the id and generation it was last told.
 """
 
 from __future__ import annotations
@@ -309,8 +309,8 @@ class Transcript:
             return LeaveGroupRequest(group_id=self._group, member_id=self._id(member, options))
         names = [name for name in options.pop("members", member).split(",") if name]
         identities = [MemberIdentity(member_id=self._ids.get(name, name)) for name in names]
-        for instance in filter(None, options.pop("instances", "").split(",")):
-            identities.append(MemberIdentity(group_instance_id=instance))
+        instances = filter(None, options.pop("instances", "").split(","))
+        identities += [MemberIdentity(group_instance_id=instance) for instance in instances]
         return LeaveGroupRequest(group_id=self._group, members=identities)
 
     def _commit(self, member: str, options: dict[str, str], version: int) -> OffsetCommitRequest:

@@ -98,8 +98,11 @@ class Coordinator(Protocol):
     def on_committed(self, context: Any, now: Now) -> Outcome:
         """The write that carried this context is committed and replayed."""
 
-    def on_failed(self, context: Any, error: ErrorCode, now: Now) -> Outcome:
-        """The write that carried this context failed, or is not committed in time (it may yet be replayed)."""
+    def on_failed(self, context: Any, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
+        """The write that carried this context failed; `in_log`.
+
+        It is not committed in time, but may yet be replayed.
+        """
 
     def next_deadline_ms(self) -> int | None:
         """When `on_deadline` wants to be called, in steady time; earlier than needed does no harm."""

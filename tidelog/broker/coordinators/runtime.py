@@ -80,6 +80,7 @@ class _Shard(Generic[C]):
         self.finishers: dict[int, Callable[[Any], Any]] = {}
         self.timer: TimerHandle | None = None
         self.timer_due_ms = 0
+        self.append_error: ErrorCode | None = None
         self.after_load: list[Callable[[C, Now], Outcome]] = []
 
     def is_active(self) -> bool:
@@ -224,7 +225,9 @@ class CoordinatorRuntime(Generic[C]):
             size_bytes = len(batch)
             next_offset = self._ports.append(shard.partition, batch)
         except KafkaError as error:
-            log.warning("%s: append to partition %d refused: %s", self._name, shard.partition, error)
+            if shard.append_error is not error.code:
+                shard.append_error = error.code  # said once, however many requests meet it
+                log.warning("%s: appends to partition %d are refused: %s", self._name, shard.partition, error)
             self._fail(shard, write, _APPEND_ERRORS.get(error.code, error.code))
             return
         except ValueError as error:
@@ -232,17 +235,18 @@ class CoordinatorRuntime(Generic[C]):
             log.warning("%s: a record for partition %d cannot be encoded: %s", self._name, shard.partition, error)
             self._fail(shard, write, ErrorCode.INVALID_REQUEST)
             return
+        shard.append_error = None
         shard.pending.append(_Pending(write, next_offset, outcome.now_ms + self._write_timeout_ms, size_bytes))
         shard.pending_bytes += size_bytes
         self._ports.when_committed(
             shard.partition, next_offset, lambda error: self._on_commit(shard, next_offset, error)
         )
 
-    def _fail(self, shard: _Shard[C], write: Write, error: ErrorCode) -> None:
+    def _fail(self, shard: _Shard[C], write: Write, error: ErrorCode, in_log: bool = False) -> None:
         for token, _ in write.replies:
             self._answer(shard, token, KafkaError(error))
         if write.context is not None:
-            self._apply(shard, shard.coordinator.on_failed(write.context, error, self._now()))
+            self._apply(shard, shard.coordinator.on_failed(write.context, error, in_log, self._now()))
 
     def _on_commit(self, shard: _Shard[C], offset: int, error: Exception | None) -> None:
         if not shard.is_active():
@@ -309,7 +313,7 @@ class CoordinatorRuntime(Generic[C]):
             if not pending.answered:
                 pending.answered = True
                 assert pending.write is not None
-                self._fail(shard, pending.write, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                self._fail(shard, pending.write, ErrorCode.COORDINATOR_NOT_AVAILABLE, in_log=True)
         self._apply(shard, shard.coordinator.on_deadline(now))
         self._arm(shard)
 

@@ -45,8 +45,8 @@ class Tape:
         self.events.append(("committed", context, len(self.replayed)))
         return Outcome(now)
 
-    def on_failed(self, context: object, error: ErrorCode, now: Now) -> Outcome:
-        self.events.append(("failed", context, error))
+    def on_failed(self, context: object, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
+        self.events.append(("late" if in_log else "failed", context, error))
         return Outcome(now)
 
     def next_deadline_ms(self) -> int | None:
@@ -130,7 +130,7 @@ def test_a_late_commit_is_replayed_but_not_answered_twice():
     assert reply.error == E.COORDINATOR_NOT_AVAILABLE
     bench.ports.commit(0)
     assert tape.replayed == [(0, b"a", -1)]
-    assert tape.events == [("loaded",), ("failed", 1, E.COORDINATOR_NOT_AVAILABLE)]
+    assert tape.events == [("loaded",), ("late", 1, E.COORDINATOR_NOT_AVAILABLE)]
 
 
 def test_reads_after_what_is_under_way():

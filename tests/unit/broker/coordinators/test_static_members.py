@@ -62,14 +62,19 @@ def test_the_new_member_id_survives_a_restart():
     assert world.sync(member=back, instance="i2").response.assignment == b"two"
 
 
-def test_the_answer_waits_for_the_record_and_fails_with_it():
+def test_the_answer_waits_for_the_record_and_the_new_id_stays_while_it_may_be_committed():
     world = World(commits_at_once=False)
     _, second = static_pair(world)
     back = world.join(instance="i2")
     assert back.is_parked
     world.advance(5000)
     assert back.error == E.COORDINATOR_NOT_AVAILABLE
-    assert world.heartbeat(member=second, instance="i2").error == E.NONE, "the old id is the member again"
+    again = world.join(instance="i2")
+    world.ports.commit(0)
+    assert world.heartbeat(member=second, instance="i2").error == E.FENCED_INSTANCE_ID
+    assert world.heartbeat(member=again.response.member_id, instance="i2").error == E.NONE
+    world.restart()
+    assert world.heartbeat(member=again.response.member_id, instance="i2").error == E.NONE
 
 
 def test_a_refused_record_gives_the_old_process_its_place_back():

@@ -240,12 +240,16 @@ class GroupCoordinator:
         group.writes_in_flight -= 1
         if context.kind == "assignment" and group.state is GroupState.STABLE and group.generation == context.generation:
             self._rebalancer.hand_out_assignments(group, outcome)
+        elif context.kind == "deletion" and group.is_deserted and group.persisted is None:
+            # Unless somebody came while it was being deleted: then it lives on, and so do its generations.
+            if self.groups.get(group.group_id) is group and group.group_id not in self.offsets:
+                del self.groups[group.group_id]
         elif context.reply is not None:
             outcome.reply(*context.reply)
         self._forget_if_traceless(group)
         return outcome
 
-    def on_failed(self, context: GroupWrite, error: ErrorCode, now: Now) -> Outcome:
+    def on_failed(self, context: GroupWrite, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
         outcome = Outcome(now)
         group = context.group
         group.writes_in_flight -= 1
@@ -255,7 +259,8 @@ class GroupCoordinator:
                 self._rebalancer.drop_assignment(group, error, outcome)
                 self._rebalancer.prepare(group, f"storing the assignment failed with {error.name}", outcome)
         elif context.reply is not None:
-            self._joins.undo_replacement(context, outcome)
+            if not in_log:
+                self._joins.undo_replacement(context, outcome)
             token, answer = context.reply
             answer.error_code, answer.member_id = error, ""
             outcome.reply(token, answer)
@@ -303,14 +308,13 @@ class GroupCoordinator:
         stored: list[GroupMetadata | OffsetCommit]
         tombstones, all_expired = self.offsets.expired(group, outcome.wall_ms, self.config.offsets_retention_ms)
         stored = list(tombstones)
-        is_over = (
-            all_expired
-            and group.state is GroupState.EMPTY
-            and group.persisted is not None
-            and not group.pending_members
-            and not group.writes_in_flight
-        )
-        if is_over:
+        is_over = all_expired and group.is_deserted
+        if is_over and group.persisted is None:
+            # Its records were refused, or were never more than offsets.
+            if not tombstones:
+                del self.groups[group.group_id]
+            is_over = False
+        elif is_over:
             stored.append(GroupMetadata(group.group_id, None))
             group.writes_in_flight += 1
         if stored:

@@ -112,15 +112,14 @@ class Group:
         return len(self.awaiting_join) == len(self.members) and not self.pending_members
 
     @property
+    def is_deserted(self) -> bool:
+        """Nobody is in it or about to be, and nothing of it is on its way to the log."""
+        return self.state is GroupState.EMPTY and not self.pending_members and not self.writes_in_flight
+
+    @property
     def is_traceless(self) -> bool:
-        """Nothing on disk, nobody in it and nothing on its way: forgetting it changes no answer."""
-        return (
-            self.state is GroupState.EMPTY
-            and self.persisted is None
-            and not self.members
-            and not self.pending_members
-            and not self.writes_in_flight
-        )
+        """It never came to a generation: forgetting it changes no answer."""
+        return self.is_deserted and self.persisted is None and self.generation == 0
 
     @property
     def rebalance_timeout_ms(self) -> int:
