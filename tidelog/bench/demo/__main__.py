@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 from tidelog.bench.demo import preflight, source
-from tidelog.bench.demo.events import ChildFailed
+from tidelog.bench.demo.events import ChildFailed, Stalled
+from tidelog.bench.processes import ServerFailed
+from tidelog.protocol.errors import KafkaError
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -40,15 +42,14 @@ def main(words: list[str] | None = None) -> int:
     except preflight.NotReady as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    from tidelog.bench.demo import flow
-    from tidelog.bench.processes import ServerFailed
-
     try:
+        from tidelog.bench.demo import flow
+
         return asyncio.run(flow.run(options.rows, options.out))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("demo: stopped", file=sys.stderr)
         return 1
-    except (ChildFailed, ServerFailed, flow.Stalled) as error:
+    except (ChildFailed, KafkaError, ServerFailed, Stalled) as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
 

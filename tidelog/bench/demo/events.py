@@ -31,6 +31,10 @@ class ChildFailed(Exception):
     """A child ended before its work was done; the message ends with what it printed last."""
 
 
+class Stalled(Exception):
+    """Nothing has moved for a minute; the message says what was waited for."""
+
+
 def emit(event: str, **values: Any) -> None:
     """In a child: tells the parent."""
     sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
@@ -82,7 +86,7 @@ class Child:
         if self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(word.encode() + b"\n")
 
-    async def end(self, patience_s: float = 5.0) -> None:
+    async def end(self, patience_s: float = 3.0) -> None:
         """Makes sure that it and everything it started is gone: asked first, then told, then forced."""
         if self._process.stdin is not None:
             self._process.stdin.close()

@@ -24,7 +24,7 @@ from rich.console import Console
 from tidelog import Admin, NewTopic, Producer, TopicPartition
 from tidelog.bench.demo import chart, report, source
 from tidelog.bench.demo.display import Display
-from tidelog.bench.demo.events import Child
+from tidelog.bench.demo.events import Child, Stalled
 from tidelog.bench.demo.tally import Tallies, from_json
 from tidelog.bench.processes import TidelogProcess
 from tidelog.client import RecordMetadata
@@ -35,10 +35,6 @@ GROUP = "delays"
 MEMBERS = 2
 _STALLED_AFTER_S = 60.0
 _SETTLE_EVERY = 500
-
-
-class Stalled(Exception):
-    """Nothing has moved for a minute; the message says what was waited for."""
 
 
 @dataclass(slots=True)
