@@ -6,7 +6,7 @@ COORDINATOR_NOT_AVAILABLE and lets the client ask again. Transactions and share 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from tidelog.broker.cluster_view import broker_endpoint
@@ -77,11 +77,6 @@ def _nobody(key: str, error: ErrorCode) -> Coordinator:
 
 
 def refuse(request: FindCoordinatorRequest, error: KafkaError, version: int) -> FindCoordinatorResponse:
-    keys: Sequence[str] = request.coordinator_keys if version >= MANY_KEYS_FROM else ()
-    return FindCoordinatorResponse(
-        error_code=error.code if version < MANY_KEYS_FROM else 0,
-        error_message=error.message,
-        node_id=-1,
-        port=-1,
-        coordinators=[_nobody(key, error.code) for key in keys],
-    )
+    if version >= MANY_KEYS_FROM:
+        return FindCoordinatorResponse(coordinators=[_nobody(key, error.code) for key in request.coordinator_keys])
+    return FindCoordinatorResponse(error_code=error.code, error_message=error.message, node_id=-1, port=-1)

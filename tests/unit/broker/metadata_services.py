@@ -1,0 +1,50 @@
+"""What the handlers of cluster metadata need: a real controller, and stand-ins for what they do not touch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from tests.unit.replication.nodes import Node
+from tidelog.broker.config import NodeConfig
+from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.metadata_wiring import controller_settings
+
+
+class Groups:
+    """Every group lives in partition 3."""
+
+    def partition_for(self, group_id: str) -> int:
+        return 3
+
+
+@asynccontextmanager
+async def running_services(path: Path, options: Mapping[str, str] | None = None) -> AsyncIterator[Services]:
+    config = NodeConfig.load(None, {"offsets.topic.num.partitions": "5", **(options or {})})
+    node = Node(path, settings=controller_settings(config), syncing=False)
+    await node.start()
+    services = Services(
+        config=config,
+        node_id=1,
+        cluster_id=node.directory.cluster_id,
+        clock_ms=lambda: 0,
+        image=lambda: node.controller.image,
+        partitions=cast(Any, None),
+        controller=node.controller,
+        groups=cast(Any, Groups()),
+        rng=random.Random(1),
+    )
+    yield services
+    await node.stop()
+
+
+def context(version: int, *, listener: str = "PLAINTEXT") -> RequestContext:
+    return RequestContext(0, version, 1, "test", "127.0.0.1", listener)
+
+
+def encoded(response: Any, version: int) -> Any:
+    """As a client of that version sees it: what the version cannot carry must not be there."""
+    return type(response).decode(response.encode(version), version)

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.broker.metadata_services import context, encoded, running_services
+from tidelog.broker.apis import describe_configs
+from tidelog.broker.config_definitions import BROKER, TOPIC
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from tidelog.protocol.messages.metadata_records import ConfigRecord
+from tidelog.replication.controller.records import ImageBuilder
+from tidelog.replication.controller.state import NewTopic
+
+TOPIC_TYPE, BROKER_TYPE, LOGGER_TYPE, METRICS_TYPE, GROUP_TYPE = 2, 4, 8, 16, 32
+
+
+def ask(services, kind, name, keys=None, *, version=4, synonyms=True, documentation=False):
+    resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
+    request = DescribeConfigsRequest(
+        resources=[resource],
+        include_synonyms=synonyms,
+        **({"include_documentation": documentation} if version >= 3 else {}),
+    )
+    (result,) = encoded(describe_configs.handle(services, context(version), request), version).results
+    return result
+
+
+def shown(result):
+    return {entry.name: entry for entry in result.configs}
+
+
+def synonyms(entry):
+    return [(one.name, one.value, one.source) for one in entry.synonyms]
+
+
+async def with_topic(services, **configs):
+    settings = [(key.replace("_", "."), value) for key, value in configs.items()]
+    await services.controller.create_topics([NewTopic("t", 1, 1, configs=settings)])
+
+
+def set_at_run_time(services, *changes):
+    """(broker name or "", key, value): as if AlterConfigs had been there."""
+    builder = ImageBuilder(services.image())
+    for name, key, value in changes:
+        builder.replay(ConfigRecord(resource_type=4, resource_name=name, name=key, value=value))
+    image = builder.build(99, 1, 0, 1)[0]
+    services.image = lambda: image
+
+
+@pytest.mark.parametrize("version", DescribeConfigsRequest.VERSIONS)
+async def test_every_key_of_a_topic_is_there(services, version):
+    await with_topic(services, retention_ms="5", cleanup_policy="compact, delete")
+    entries = shown(ask(services, TOPIC_TYPE, "t", version=version))
+    assert set(entries) == set(TOPIC) - {"internal.segment.bytes"}
+    own = entries["retention.ms"]
+    assert (own.value, own.config_source, own.read_only, own.is_sensitive) == ("5", 1, False, False)
+    assert synonyms(own) == [("retention.ms", "5", 1)]
+    assert entries["cleanup.policy"].value == "compact,delete"
+    default = entries["segment.bytes"]
+    assert (default.value, default.config_source) == ("1073741824", 5)
+    assert synonyms(default) == [("log.segment.bytes", "1073741824", 5)]
+
+
+async def test_a_value_says_which_layer_it_comes_from(tmp_path):
+    async with running_services(tmp_path, {"log.index.interval.bytes": "11"}) as services:
+        await with_topic(services)
+        set_at_run_time(
+            services, ("1", "log.segment.bytes", "2000000"), ("", "log.segment.bytes", "3000000"), ("", "x", "1")
+        )
+        entries = shown(ask(services, TOPIC_TYPE, "t"))
+    assert (entries["index.interval.bytes"].value, entries["index.interval.bytes"].config_source) == ("11", 4)
+    assert (entries["segment.bytes"].value, entries["segment.bytes"].config_source) == ("2000000", 2)
+    assert synonyms(entries["segment.bytes"]) == [
+        ("log.segment.bytes", "2000000", 2),
+        ("log.segment.bytes", "3000000", 3),
+        ("log.segment.bytes", "1073741824", 5),
+    ]
+
+
+async def test_a_weaker_unit_gives_the_value_but_not_the_source(tmp_path):
+    # As Kafka's ConfigHelper: the list of synonyms starts at the key itself.
+    async with running_services(tmp_path, {"log.retention.hours": "1"}) as services:
+        await with_topic(services)
+        entry = shown(ask(services, TOPIC_TYPE, "t"))["retention.ms"]
+    assert (entry.value, entry.config_source, synonyms(entry)) == ("3600000", 5, [])
+
+
+async def test_every_key_of_the_broker_is_there(services):
+    entries = shown(ask(services, BROKER_TYPE, "1"))
+    # What AdminClient sees of Kafka 4.3.1.
+    assert len(entries) == 340
+    assert set(entries) == {name for name, definition in BROKER.items() if definition.update_mode != "internal"}
+    assert entries["num.io.threads"].value == "8"
+    assert not entries["num.io.threads"].read_only
+    assert entries["node.id"].read_only
+    assert entries["log.retention.ms"].value is None
+    assert entries["offsets.topic.replication.factor"].value == "1"
+    assert entries["offsets.topic.replication.factor"].config_source == 4
+
+
+async def test_secrets_are_never_shown(tmp_path):
+    options = {"ssl.key.password": "hunter2", "listener.name.plaintext.sasl.jaas.config": "hunter2"}
+    async with running_services(tmp_path, options) as services:
+        result = ask(services, BROKER_TYPE, "1")
+    entry = shown(result)["ssl.key.password"]
+    assert (entry.value, entry.is_sensitive, synonyms(entry)) == (None, True, [("ssl.key.password", None, 4)])
+    assert "hunter2" not in repr(result)
+
+
+async def test_the_clusters_own_configs_are_those_set(services):
+    assert ask(services, BROKER_TYPE, "").configs == []
+    set_at_run_time(services, ("", "message.max.bytes", "5"), ("1", "num.io.threads", "3"))
+    (entry,) = ask(services, BROKER_TYPE, "").configs
+    assert (entry.name, entry.value, entry.config_source) == ("message.max.bytes", "5", 3)
+    own = shown(ask(services, BROKER_TYPE, "1"))
+    assert (own["num.io.threads"].value, own["num.io.threads"].config_source) == ("3", 2)
+    assert (own["message.max.bytes"].value, own["message.max.bytes"].config_source) == ("5", 3)
+
+
+async def test_only_the_keys_asked_for(services):
+    result = ask(services, BROKER_TYPE, "1", ["num.io.threads", "nope"])
+    assert list(shown(result)) == ["num.io.threads"]
+    assert len(ask(services, BROKER_TYPE, "1", []).configs) == 340
+
+
+@pytest.mark.parametrize("version", [3, 4])
+async def test_type_and_documentation(services, version):
+    entry = shown(ask(services, BROKER_TYPE, "1", version=version, documentation=True))["num.partitions"]
+    assert (entry.config_type, entry.documentation) == (3, BROKER["num.partitions"].documentation)
+    assert shown(ask(services, BROKER_TYPE, "1", version=version))["num.partitions"].documentation is None
+
+
+async def test_synonyms_only_when_asked(services):
+    assert all(not entry.synonyms for entry in ask(services, BROKER_TYPE, "1", synonyms=False).configs)
+
+
+async def test_loggers_have_levels(services):
+    entries = shown(ask(services, LOGGER_TYPE, "1"))
+    assert entries["root"].config_source == 6
+    assert "tidelog.controller" in entries
+
+
+async def test_a_group_falls_back_to_the_broker(services):
+    entries = shown(ask(services, GROUP_TYPE, "g"))
+    assert len(entries) == 17
+    timeout = entries["consumer.session.timeout.ms"]
+    assert (timeout.value, synonyms(timeout)) == ("45000", [("group.consumer.session.timeout.ms", "45000", 5)])
+    assert entries["share.auto.offset.reset"].value == "latest"
+
+
+async def test_a_metrics_subscription_has_its_three_keys(services):
+    entries = shown(ask(services, METRICS_TYPE, "m"))
+    assert {name: entry.value for name, entry in entries.items()} == {
+        "interval.ms": "300000",
+        "match": "",
+        "metrics": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code", "message"),
+    [
+        (TOPIC_TYPE, "nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "does not host this topic"),
+        (TOPIC_TYPE, "bad name", ErrorCode.INVALID_TOPIC_EXCEPTION, "Topic name is invalid"),
+        (BROKER_TYPE, "2", ErrorCode.INVALID_REQUEST, "expected 1 or empty string, but received 2"),
+        (BROKER_TYPE, "x", ErrorCode.INVALID_REQUEST, "Broker id must be an integer, but it is: x"),
+        (LOGGER_TYPE, "", ErrorCode.INVALID_REQUEST, "Broker id must not be empty"),
+        (LOGGER_TYPE, "2", ErrorCode.INVALID_REQUEST, "expected 1 but received 2"),
+        (GROUP_TYPE, "", ErrorCode.INVALID_REQUEST, "Group name must not be empty"),
+        (METRICS_TYPE, "", ErrorCode.INVALID_REQUEST, "subscription name must not be empty"),
+        (3, "q", ErrorCode.INVALID_REQUEST, "Unsupported resource type: 3"),
+    ],
+)
+async def test_what_is_not_there_is_an_error_of_its_resource(services, kind, name, code, message):
+    result = ask(services, kind, name)
+    assert result.error_code == code
+    assert message in result.error_message
+    assert result.configs == []
+
+
+@pytest.mark.parametrize("version", DescribeConfigsRequest.VERSIONS)
+def test_a_refusal_names_every_resource(version):
+    request = DescribeConfigsRequest(resources=[DescribeConfigsResource(resource_type=2, resource_name="t")])
+    response = encoded(describe_configs.refuse(request, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR), version), version)
+    assert response.results[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
