@@ -405,7 +405,8 @@ class PartitionLog:
             if snapshot is not None:
                 self.durability.note_path(snapshot)
                 self.durability.note_directory(self.directory)
-            if not self.durability.is_settled(self.log_end_offset) or self.leader_epochs.is_dirty:
+            is_settled = self.durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0
+            if not is_settled or self.leader_epochs.is_dirty:
                 self.flush()
             self.is_closed = True
         self.segments.release()

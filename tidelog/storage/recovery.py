@@ -268,6 +268,8 @@ class _Loader:
     def _recover(self, segments: list[Segment], first_unflushed: int) -> tuple[list[Segment], int]:
         """Scan the segments from `first_unflushed` on; those that are left, and the log end offset."""
         next_offset = segments[first_unflushed].base_offset
+        # Epochs of what is scanned are taken from the batches: the file may speak of a tail that an earlier crash took.
+        self.epochs.truncate_from_end(next_offset)
         for index in range(first_unflushed, len(segments)):
             segment = segments[index]
             if index > first_unflushed:
@@ -277,23 +279,22 @@ class _Loader:
             next_offset = segment.next_offset
             lost = segment.size_bytes - end
             later = segments[index + 1 :]
-            is_short = bool(later) and next_offset < later[0].base_offset
-            if lost or (is_short and not self.config.is_compacted):
+            # Bytes behind the last batch are no loss when the next segment goes on there: they were preallocated.
+            is_gap = bool(later) and next_offset < later[0].base_offset and (lost > 0 or not self.config.is_compacted)
+            if lost:
                 _log.warning("%s: cut at offset %d, %d bytes behind it are no batches", segment.path, next_offset, lost)
-                self._remove(later)  # first, or a crash in between would leave them behind a gap
-                if lost:
-                    segment.cut(end)
-                self._seal_scanned(segment)
+            if is_gap:
+                self._remove(later)  # first, or a crash in between would leave them behind the gap
+            if lost:
+                segment.cut(end)
+            # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device.
+            if segment.seal() and next_offset <= self.checkpoints.recovery_point:
+                segment.sync_indexes()
+            if is_gap:
                 return segments[: index + 1], next_offset
-            self._seal_scanned(segment)
             if index + 1 < len(segments):
                 segment.forget_indexes()
         return segments, next_offset
-
-    def _seal_scanned(self, segment: Segment) -> None:
-        # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device.
-        if segment.seal() and segment.next_offset <= self.checkpoints.recovery_point:
-            segment.sync_indexes()
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:

@@ -353,6 +353,7 @@ class Segment:
         """Cut what was preallocated behind the end."""
         if self._disk.size_of(self.path) > self.size_bytes:
             self.file.truncate(self.size_bytes)
+            self.synced_bytes = -1
 
     def cut(self, position: int) -> None:
         """Cut the file at `position`, durably. Slices of the cut part that somebody still holds stay readable."""
