@@ -62,6 +62,9 @@ class Client:
         self.live_until_ms = -1
         self.metadata = 0
 
+    def waits(self) -> bool:
+        return self.join is not None
+
 
 def who(member_id: str) -> str:
     """A static member is the same under whatever id it comes back."""
@@ -228,8 +231,8 @@ class GroupMachine(RuleBasedStateMachine):
             else:
                 on_answer(reply)
 
-    def touch(self, client: Client) -> None:
-        client.live_until_ms = self.world.ports.time_ms + SESSION_MS
+    def touch(self, client: Client, reply: Reply) -> None:
+        client.live_until_ms = reply.answered_at_ms + SESSION_MS
 
     def check_liveness(self, client: Client, error: int) -> None:
         """A member that keeps its session, and whose rebalances cannot time out, is never unknown."""
@@ -258,12 +261,12 @@ class GroupMachine(RuleBasedStateMachine):
                     is_leader = response.leader == response.member_id and not response.skip_assignment
                     client.leads = [member.member_id for member in response.members] if is_leader else None
                     client.synced = False
-                    self.touch(client)
+                    self.touch(client, reply)
             elif error == E.MEMBER_ID_REQUIRED:
                 client.member_id = response.member_id
-                self.touch(client)
+                self.touch(client, reply)
             elif error == E.UNKNOWN_MEMBER_ID and client.member_id == asked_as:
-                if self.world.ports.time_ms - joined_at_ms >= JOIN_TIMEOUT_MS:
+                if reply.answered_at_ms - joined_at_ms >= JOIN_TIMEOUT_MS:
                     client.live_until_ms = -1
                 if asked_as:
                     self.check_liveness(client, error)
@@ -297,10 +300,10 @@ class GroupMachine(RuleBasedStateMachine):
                 self.assignments.on_synced(generation, member_id, reply.response.assignment)
                 if client.member_id == member_id:
                     client.synced = True
-                    self.touch(client)
+                    self.touch(client, reply)
             elif client.member_id == member_id:
                 if reply.error in (E.REBALANCE_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE, E.UNKNOWN_SERVER_ERROR):
-                    self.touch(client)
+                    self.touch(client, reply)
                 self.check_liveness(client, reply.error)
 
         reply = self.world.sync(
@@ -320,7 +323,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.check_liveness(client, reply.error)
             parked = client.live_until_ms > LONG_MS
             if reply.error in (E.NONE, E.REBALANCE_IN_PROGRESS) and not parked:
-                self.touch(client)
+                self.touch(client, reply)
 
     @rule(number=st.integers(0, CLIENTS - 1))
     def leave(self, number: int) -> None:
@@ -371,7 +374,7 @@ class GroupMachine(RuleBasedStateMachine):
         for _ in range(4):
             for client in self.clients:
                 beat = None
-                if client.generation >= 0 and client.member_id:
+                if client.generation >= 0:
                     beat = self.world.heartbeat(
                         member=client.member_id, generation=client.generation, instance=client.instance
                     ).error
@@ -380,7 +383,7 @@ class GroupMachine(RuleBasedStateMachine):
                     not client.member_id or client.generation < 0 or beat not in (None, E.NONE)
                 ):
                     self.join(client.number, False, False)
-                    if client.join is None and client.member_id and client.generation < 0:
+                    if client.member_id and client.generation < 0 and not client.waits():
                         self.join(client.number, False, False)
             self.world.advance(3000)
             self.collect()
@@ -471,8 +474,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "tidelog.coordinator")
 
 
-class TestGroups(GroupMachine.TestCase):
-    settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TestGroups = GroupMachine.TestCase
+TestGroups.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 # -- the bugs that must be found ---------------------------------------------------------------------------------------

@@ -123,8 +123,10 @@ class FakePorts:
 class Reply:
     """What one request got: `response` is None while it is parked; a refusal is a KafkaError."""
 
-    def __init__(self, run: Callable[[], Any]) -> None:
+    def __init__(self, run: Callable[[], Any], clock_ms: Callable[[], int] = lambda: 0) -> None:
         self.response: Any = None
+        self.answered_at_ms = -1
+        self._clock_ms = clock_ms
         try:
             answer = run()
         except KafkaError as error:
@@ -137,6 +139,7 @@ class Reply:
     def _set(self, response: Any) -> None:
         assert self.response is None, "answered twice"
         self.response = response
+        self.answered_at_ms = self._clock_ms()
 
     @property
     def error(self) -> int:
@@ -189,6 +192,9 @@ class World:
     def advance(self, by_ms: int) -> None:
         self.ports.advance(by_ms)
 
+    def ask(self, run: Callable[[], Any]) -> Reply:
+        return Reply(run, self.ports.now_ms)
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def join(
@@ -204,7 +210,7 @@ class World:
                 for name, metadata in ({"range": b"meta"} if protocols is None else protocols).items()
             ],
         )  # fmt: skip
-        return Reply(lambda: self.service.join(context(11, version, client), request))
+        return self.ask(lambda: self.service.join(context(11, version, client), request))
 
     def sync(
         self, group: str = "g", member: str = "", generation: int = 1, *, assignments: dict[str, bytes] | None = None,
@@ -219,7 +225,7 @@ class World:
                 for name, value in (assignments or {}).items()
             ],
         )  # fmt: skip
-        return Reply(lambda: self.service.sync(context(14, version), request))
+        return self.ask(lambda: self.service.sync(context(14, version), request))
 
     def heartbeat(
         self, group: str = "g", member: str = "", generation: int = 1, *, instance: str | None = None
@@ -227,7 +233,7 @@ class World:
         request = HeartbeatRequest(
             group_id=group, member_id=member, generation_id=generation, group_instance_id=instance
         )
-        return Reply(lambda: self.service.heartbeat(context(12, 4), request))
+        return self.ask(lambda: self.service.heartbeat(context(12, 4), request))
 
     def leave(self, group: str = "g", *members: str, version: int = 5, instances: tuple[str, ...] = ()) -> Reply:
         identities = [MemberIdentity(member_id=member) for member in members]
@@ -235,7 +241,7 @@ class World:
         request = LeaveGroupRequest(group_id=group, members=identities)
         if version < 3:
             request = LeaveGroupRequest(group_id=group, member_id=members[0])
-        return Reply(lambda: self.service.leave(context(13, version), request))
+        return self.ask(lambda: self.service.leave(context(13, version), request))
 
     def commit(
         self, group: str = "g", offsets: dict[tuple[str, int], int] | None = None, *, member: str = "",
@@ -254,11 +260,11 @@ class World:
             group_id=group, member_id=member, generation_id_or_member_epoch=generation, group_instance_id=instance,
             retention_time_ms=retention_ms, topics=list(topics.values()),
         )  # fmt: skip
-        return Reply(lambda: self.service.commit_offsets(context(8, version), request))
+        return self.ask(lambda: self.service.commit_offsets(context(8, version), request))
 
     def committed(self, group: str = "g", topic: str = "t", partition: int = 0, *, stable: bool = False) -> Any:
         """The offset, -1 where there is none; a Reply if it has to wait."""
-        reply = Reply(lambda: self.service.fetch_offsets(group, [(topic, bytes(16), [partition])], stable))
+        reply = self.ask(lambda: self.service.fetch_offsets(group, [(topic, bytes(16), [partition])], stable))
         return reply if reply.is_parked else reply.response[0][1][0].offset
 
     # -- whole rituals -----------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +18,27 @@ from tidelog.protocol.messages.group_records import GroupMetadataValue, MemberMe
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+def documented() -> list[tuple[bytes, bytes]]:
+    """Key and value of each worked example in the page about the format."""
+    page = (Path(__file__).parents[4] / "docs/formats/consumer_offsets.md").read_text()
+    blocks = re.findall(r"```(key|value)\n(.*?)```", page, re.DOTALL)
+    found = [bytes.fromhex("".join(line.split("   ")[0] for line in text.splitlines())) for _, text in blocks]
+    assert [kind for kind, _ in blocks] == ["key", "value"] * (len(blocks) // 2)
+    return list(zip(found[::2], found[1::2]))
+
+
+def test_the_page_about_the_format_is_true():
+    offset, group = documented()
+    assert records.decode(*offset) == OffsetCommit(
+        "g", "t", 3,
+        OffsetCommitValue(offset=5, leader_epoch=1, metadata="m", commit_timestamp=7, topic_id=b"0123456789abcdef"),
+    )  # fmt: skip
+    for key, value in (offset, group):
+        decoded = records.decode(key, value)
+        assert decoded is not None
+        assert records.encode(decoded) == (key, value)
 
 
 def test_an_offset_record_to_the_byte():
