@@ -15,17 +15,17 @@ FAST   := -m "not slow" -q
 .PHONY: help demo test check format bench compat kill-test sim fuzz build clean
 
 help:
-	@echo "make demo     flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth)"
-	@echo "make test     every test, the slow ones too"
-	@echo "make check    format, lint, strict types, import contracts, fast tests"
-	@echo "make format   rewrite the code in the house format"
-	@echo "make bench    measure Tidelog beside Apache Kafka"
-	@echo "make compat   stock clients and Kafka's own tools against Tidelog"
-	@echo "make kill-test 100 hard kills of a node with a producer running"
-	@echo "make sim      simulated disks and clusters (SEED=7 replays one run)"
-	@echo "make fuzz     properties tried much harder than in make test"
-	@echo "make build    wheel and sdist in dist/"
-	@echo "make clean    remove .venv and everything built"
+	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth)"
+	@echo "make test       every test, the slow ones too"
+	@echo "make check      format, lint, strict types, import contracts, fast tests"
+	@echo "make format     rewrite the code in the house format"
+	@echo "make bench      measure Tidelog beside Apache Kafka"
+	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
+	@echo "make kill-test  a hundred hard kills of a node with a producer running"
+	@echo "make sim        simulated disks and clusters (SEED=7 replays one run)"
+	@echo "make fuzz       properties tried much harder than in make test"
+	@echo "make build      wheel and sdist in dist/"
+	@echo "make clean      remove .venv and everything built"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
