@@ -1,0 +1,371 @@
+"""One seeded history of a log directory on the simulated disk: work, crashes, starts, and what must hold after each.
+
+Everything that happens follows from the seed. `History(seed).run()` raises `Broken`, or whatever the code under test
+raised, with the seed and the steps taken as a note, and the same seed does it again. With flush.messages=1 an offset
+counts as acknowledged as soon as the log calls it committable, otherwise when a flush that covers it was finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
+from tests.simulation.storage_invariants import INVARIANTS, Broken
+from tests.simulation.storage_model import AppendedBatch, LogModel
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.records import (
+    ControlRecordType,
+    encode_batch,
+    encode_control_batch,
+    encode_end_txn_value,
+)
+from tidelog.storage.flush import FlushTask
+from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.log_config import INT64_MAX, LogConfig
+from tidelog.storage.log_directory import LogDirectory
+
+TOPIC = "t"
+PATH = "/data/logs"
+STEPS = 40
+PRODUCERS = 4
+TRANSACTIONAL = (100, 101)
+
+
+class History:
+    """`steps`: what was done, for the report of a failure."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.steps: list[str] = []
+        self.disk = SimulatedDisk(self.rng)
+        self.now_ms = 1_000_000
+        self.epoch = 0
+        self.crashes = 0
+        rng = self.rng
+        self.config = LogConfig(
+            segment_bytes=rng.choice((1000, 1500, 4000)),
+            segment_ms=rng.choice((500, 7 * 86_400_000)),
+            index_interval_bytes=rng.choice((0, 128, 400)),
+            segment_index_bytes=rng.choice((64, 4096)),
+            flush_messages=rng.choice((1, 1, 1, 4, INT64_MAX)),
+            retention_bytes=rng.choice((-1, -1, 3000)),
+            file_delete_delay_ms=rng.choice((0, 1000)),
+            message_timestamp_after_max_ms=INT64_MAX,
+            producer_id_expiration_ms=INT64_MAX,
+            cleanup_policy=frozenset({"delete"}),
+            preallocate=rng.random() < 0.1,
+        )
+        self.sequences: dict[int, int] = {}
+        self.producer_epochs = dict.fromkeys((*range(PRODUCERS), *TRANSACTIONAL), 0)
+        self.transactions: set[int] = set()
+        self.model = LogModel()
+        self.flushing: FlushTask | None = None
+        self.is_open = False
+        self.directory: LogDirectory
+        self.log: PartitionLog
+        self.actions: list[tuple[Callable[[], None], int]] = [
+            (self.append, 20),
+            (self.append_transactional, 6),
+            (self.end_transaction, 4),
+            (self.flush, 6),
+            (self.begin_flush, 4),
+            (self.finish_flush, 6),
+            (self.checkpoint, 2),
+            (self.maintain, 3),
+            (self.delete_records, 2),
+            (self.truncate, 2),
+            (self.fill_disk, 1),
+            (self.end_process, 1),
+            (self.restart_cleanly, 1),
+            (self.lose_power, 1),
+        ]
+
+    def run(self) -> None:
+        """The whole history. Raises Broken when an invariant does not hold."""
+        try:
+            self._run()
+        except Exception as error:
+            error.add_note(f"seed {self.seed}, after: {'; '.join(self.steps)}")
+            raise
+
+    def _run(self) -> None:
+        self.survive(self.open)
+        doers, weights = zip(*self.actions)
+        for action in self.rng.choices(doers, weights, k=STEPS):
+            if self.rng.random() < 0.06:
+                self.disk.fail_after(self.rng.randint(1, 12))
+            self.steps.append(action.__name__)
+            self.survive(action)
+        self.disk.fail_at = 1 << 60
+        self.survive(self.restart_cleanly)
+
+    def survive(self, action: Callable[[], None]) -> None:
+        """Do it; a loss of power on the way is followed by a start, which may be struck too."""
+        try:
+            action()
+        except PowerLoss:
+            pending: Callable[[], None] = self.start_again
+            while True:
+                try:
+                    pending()
+                    return
+                except PowerLoss:
+                    continue
+
+    # Starting
+
+    def open(self) -> None:
+        self.flushing = None
+        self.directory = LogDirectory.open(self.disk, PATH, node_id=1, cluster_id=None)
+        logs = self.directory.load(lambda topic: self.config, self.now_ms)
+        if self.directory.offline:
+            raise Broken(f"EveryLogOpens: {self.directory.offline}")
+        found = logs.get((TOPIC, 0))
+        if found is None:
+            if self.model.promised_end > self.model.promised_start:
+                raise Broken("AcknowledgedRecordsArePresent: the whole log is gone")
+            self.model = LogModel()
+            found = self.directory.create_log(TOPIC, 0, bytes(15) + b"\x07", self.config, self.now_ms)
+        self.log = found
+        self.adopt()
+        self.epoch += self.rng.randint(0, 1)
+        self.log.assign_epoch(max(self.epoch, self.log.leader_epochs.latest))
+        self.epoch = self.log.leader_epochs.latest
+
+    def adopt(self) -> None:
+        """Check the log against the model, then let the model forget what was lost without having been promised."""
+        log, model = self.log, self.model
+        if model.doubtful is not None:
+            model.append(model.doubtful)
+            model.doubtful = None
+        if model.lowest_cut is not None:
+            model.promised_end = min(model.promised_end, model.lowest_cut)
+            model.kept_end = min(model.kept_end, model.lowest_cut)
+            model.lowest_cut = None
+        for invariant in INVARIANTS[:3]:
+            invariant.check(log, model, self.rng)
+        model.kept_end = 0
+        model.batches = [batch for batch in model.batches if batch.last_offset < log.log_end_offset]
+        model.log_start = log.log_start_offset
+        log.set_high_watermark(log.log_end_offset)
+        for invariant in INVARIANTS[3:]:
+            invariant.check(log, model, self.rng)
+        self.model.promised_end = min(model.promised_end, log.log_end_offset)
+        self.promise()
+        self._adopt_producers()
+        self.is_open = True
+
+    def _adopt_producers(self) -> None:
+        """Producers whose sequence the log no longer knows go on in a new epoch, as real ones would have to."""
+        entries = self.log.producers.entries
+        self.transactions = {key for key, entry in entries.items() if entry.transaction_first_offset >= 0}
+        for producer_id in self.producer_epochs:
+            entry = entries.get(producer_id)
+            if entry is not None and entry.batches:
+                self.producer_epochs[producer_id] = entry.epoch
+                self.sequences[producer_id] = entry.last_sequence + 1
+            else:
+                self.producer_epochs[producer_id] += 1
+                self.sequences[producer_id] = 0
+
+    def start_again(self) -> None:
+        self.crashes += 1
+        if self.rng.random() < 0.75:
+            self.steps.append("POWER LOST")
+            self.disk.lose_power()
+            self.model.kept_end = 0
+        else:
+            self.steps.append("PROCESS ENDED")
+            self.disk.end_process()
+            self.model.kept_end = self.model.end if self.is_open else self.model.kept_end
+        self.is_open = False
+        if self.rng.random() < 0.15:
+            self.disk.fail_after(self.rng.randint(1, 30))
+        self.open()
+        self.disk.fail_at = 1 << 60
+
+    # Promises
+
+    def promise(self) -> None:
+        if self.config.flush_messages == 1:
+            self.model.promised_end = max(self.model.promised_end, self.log.committable_offset)
+
+    # What a broker does
+
+    def write(self, batch: AppendedBatch, *, from_client: bool = True) -> None:
+        buffer = bytearray(batch.sent)
+        batch.base_offset = self.log.log_end_offset
+        batch.last_offset = batch.base_offset + len(batch.timestamps) - 1
+        batch.leader_epoch = self.epoch
+        stamped = bytearray(batch.sent)
+        stamped[0:8] = batch.base_offset.to_bytes(8, "big")
+        stamped[12:16] = self.epoch.to_bytes(4, "big")
+        batch.data = bytes(stamped)
+        self.model.doubtful = batch
+        try:
+            info = self.log.append_as_leader(memoryview(buffer), self.epoch, self.now_ms, from_client=from_client)
+        except KafkaError as error:
+            self.model.doubtful = None
+            if error.code != ErrorCode.KAFKA_STORAGE_ERROR:
+                raise
+            return
+        self.model.doubtful = None
+        if info.duplicate or info.first_offset != batch.base_offset or bytes(buffer) != batch.data:
+            raise Broken(f"AppendIsAnswered: {info} for offset {batch.base_offset}")
+        self.model.append(batch)
+        self.now_ms += self.rng.randint(0, 40)
+        if batch.ends is None and batch.producer_id >= 0:
+            self.sequences[batch.producer_id] = batch.base_sequence + len(batch.timestamps)
+            if batch.is_transactional:
+                self.transactions.add(batch.producer_id)
+        elif batch.ends is not None:
+            self.transactions.discard(batch.producer_id)
+        self.promise()
+
+    def _data(self, producer_id: int, is_transactional: bool) -> AppendedBatch:
+        rng = self.rng
+        count = rng.choice((1, 1, 2, 5))
+        timestamps = [self.now_ms + rng.randint(-30, 30) for _ in range(count)]
+        sequence = self.sequences.get(producer_id, 0) if producer_id >= 0 else -1
+        epoch = self.producer_epochs[producer_id] if producer_id >= 0 else -1
+        records = [(timestamp, None, rng.randbytes(rng.choice((3, 40, 150))), ()) for timestamp in timestamps]
+        sent = encode_batch(
+            records,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            transactional=is_transactional,
+        )
+        return AppendedBatch(0, 0, b"", bytes(sent), 0, timestamps, producer_id, epoch, sequence, is_transactional)
+
+    def append(self) -> None:
+        self.write(self._data(self.rng.choice((-1, *range(PRODUCERS))), False))
+
+    def append_transactional(self) -> None:
+        self.write(self._data(self.rng.choice(TRANSACTIONAL), True))
+
+    def end_transaction(self) -> None:
+        if not self.transactions:
+            return
+        producer_id = self.rng.choice(sorted(self.transactions))
+        is_abort = self.rng.random() < 0.6
+        kind = ControlRecordType.ABORT if is_abort else ControlRecordType.COMMIT
+        epoch = self.log.producers.entries[producer_id].epoch
+        sent = encode_control_batch(
+            kind, encode_end_txn_value(0), timestamp=self.now_ms, producer_id=producer_id, producer_epoch=epoch
+        )
+        batch = AppendedBatch(0, 0, b"", bytes(sent), 0, [self.now_ms], producer_id, epoch, -1, True, is_abort)
+        self.write(batch, from_client=False)
+
+    def begin_flush(self) -> None:
+        if self.flushing is None and self.log.flush_due:
+            self.flushing = self.log.begin_flush()
+            if self.rng.random() < 0.7:
+                self.flushing.run()
+                self._has_run = True
+            else:
+                self._has_run = False
+
+    _has_run = False
+
+    def finish_flush(self) -> None:
+        if self.flushing is None:
+            return
+        task, self.flushing = self.flushing, None
+        if not self._has_run:
+            task.run()
+        self.log.finish_flush(task)
+        self.model.promised_end = max(self.model.promised_end, self.log.recovery_point)
+        self.promise()
+
+    def flush(self) -> None:
+        self.finish_flush()
+        if self.rng.random() < 0.05:
+            self.fail_sync()
+            return
+        self.log.flush()
+        self.model.promised_end = max(self.model.promised_end, self.log.log_end_offset)
+        self.log.set_high_watermark(self.log.log_end_offset)
+
+    def fail_sync(self) -> None:
+        """A device that cannot sync takes the log offline; the operator restarts the node."""
+        self.disk.sync_fails = True
+        try:
+            self.log.flush()
+        except CorruptLog:
+            self.steps.append("SYNC FAILED")
+            self.start_again()
+        else:
+            self.disk.sync_fails = False
+
+    def checkpoint(self) -> None:
+        start = self.log.log_start_offset
+        self.directory.write_checkpoints()
+        self.model.promised_start = start
+
+    def maintain(self) -> None:
+        self.now_ms += self.rng.choice((0, 600, 5000))
+        self.log.set_high_watermark(self.log.log_end_offset)
+        self.model.log_start = max(self.model.log_start, self.log.log_end_offset)  # retention may take all it likes
+        self.directory.maintain(self.now_ms)
+        self.model.log_start = self.log.log_start_offset
+
+    def delete_records(self) -> None:
+        self.log.set_high_watermark(self.log.log_end_offset)
+        span = self.log.log_end_offset - self.log.log_start_offset
+        target = self.log.log_start_offset + self.rng.randint(0, span)
+        self.model.log_start = max(self.model.log_start, target)
+        self.log.delete_records(target)
+
+    def truncate(self) -> None:
+        if self.rng.random() < 0.7:
+            self.finish_flush()
+        reach = self.rng.choice((6, 6, 40))
+        candidates = [batch for batch in self.model.batches[-reach:] if batch.base_offset >= self.log.log_start_offset]
+        if not candidates or self.rng.random() < 0.3:
+            return
+        batch = self.rng.choice(candidates)
+        target = self.rng.choice((batch.base_offset, batch.last_offset))
+        self.model.lowest_cut = batch.base_offset
+        self.log.truncate_to(target)
+        self.model.lowest_cut = None
+        self.model.cut_from(target)
+        if self.log.log_end_offset != max(self.model.end, self.model.log_start):
+            raise Broken(f"TruncationEndsAtABatch: {self.log.log_end_offset} instead of {self.model.end}")
+        self.epoch += 1
+        self.log.assign_epoch(self.epoch)
+        self.adopt()
+
+    def fill_disk(self) -> None:
+        """A write is refused, and room is made again."""
+        self.disk.full = True
+        before = self.log.log_end_offset
+        try:
+            self.write(self._data(-1, False))
+        except OSError:
+            pass  # a roll found no room for its files
+        self.disk.full = False
+        self.model.doubtful = None
+        if self.log.log_end_offset != before:
+            raise Broken("AFullDiskRefuses: the log grew")
+
+    def end_process(self) -> None:
+        self.steps.append("PROCESS ENDED")
+        self.model.kept_end = self.log.log_end_offset
+        self.disk.end_process()
+        self.open()
+
+    def lose_power(self) -> None:
+        raise PowerLoss
+
+    def restart_cleanly(self) -> None:
+        self.finish_flush()
+        end = self.log.log_end_offset
+        self.directory.close()
+        self.model.promised_end = end
+        self.model.promised_start = self.log.log_start_offset
+        self.open()
+        if not self.directory.was_clean:
+            raise Broken("ACleanEndIsKnown: the marker is missing")

@@ -1,0 +1,178 @@
+"""A log on a disk that loses what was not synced: whatever happens, what was promised is there and all of it is true.
+
+TIDELOG_SEED=7 replays one history; TIDELOG_SEEDS=10000 runs that many instead of 300. The second half plants the
+classic mistakes, one at a time, and requires that the simulation catches each: a check that cannot fail checks nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.simulation.simulated_disk import SimulatedDisk
+from tests.simulation.storage_history import History
+from tidelog.protocol.record_batch import BatchHeader
+from tidelog.storage import recovery
+from tidelog.storage.checkpoints import CLEAN_SHUTDOWN_FILE
+from tidelog.storage.flush import Durability, FlushTask
+from tidelog.storage.leader_epochs import LeaderEpochs
+from tidelog.storage.log import PartitionLog
+from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.producer_snapshots import ProducerSnapshots
+from tidelog.storage.producer_state import ProducerState
+from tidelog.storage.segment import Segment
+from tidelog.storage.sparse_index import SparseIndex
+
+CHUNK = 50
+SEEDS = int(os.environ.get("TIDELOG_SEEDS", "300"))
+PLANTED_SEEDS = 600
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def chosen() -> list[range]:
+    if "TIDELOG_SEED" in os.environ:
+        seed = int(os.environ["TIDELOG_SEED"])
+        return [range(seed, seed + 1)]
+    return [range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)]
+
+
+@pytest.mark.parametrize("seeds", chosen(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_a_log_survives_what_a_bad_disk_does(seeds: range):
+    for seed in seeds:
+        History(seed).run()
+
+
+def test_a_seed_does_the_same_again():
+    first, second = History(42), History(42)
+    first.run()
+    second.run()
+    assert first.steps == second.steps
+    assert first.disk.operations == second.disk.operations
+    assert first.model.batches == second.model.batches
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def skip_the_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FlushTask, "run", lambda task: None)
+
+
+def sync_files_but_not_directories(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FlushTask, "add_directories", lambda task, paths: None)
+
+
+def acknowledge_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionLog, "committable_offset", property(lambda log: log.log_end_offset))
+
+
+def leave_the_torn_tail(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segment, "cut", lambda segment, position: None)
+
+
+def believe_an_index_of_zeros(patch: pytest.MonkeyPatch) -> None:
+    def keep(index: SparseIndex) -> int:
+        rows = index._disk.size_of(index.path) // index.row_size_bytes
+        bases = index._key_base, index._value_base
+        SparseIndex.__init__(index, index._disk, index.path, index._struct, *bases, rows)
+        return 0
+
+    patch.setattr(SparseIndex, "_write_rebuilt", keep)
+
+
+def scan_without_the_crc(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "check_crc", lambda buffer, position, header: True)
+
+
+def leave_segments_behind_a_gap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery._Loader, "_remove", lambda loader, segments: None)
+
+
+def keep_the_clean_marker(patch: pytest.MonkeyPatch) -> None:
+    remove = SimulatedDisk.remove
+
+    def careless(disk: SimulatedDisk, path: str) -> None:
+        if not path.endswith(CLEAN_SHUTDOWN_FILE):
+            remove(disk, path)
+
+    patch.setattr(SimulatedDisk, "remove", careless)
+
+
+def truncate_without_checkpointing(patch: pytest.MonkeyPatch) -> None:
+    truncated = Durability.truncated
+
+    def silent(durability: Durability, offset: int) -> bool:
+        truncated(durability, offset)
+        return False
+
+    patch.setattr(Durability, "truncated", silent)
+
+
+def checkpoint_the_end_of_an_open_segment(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionLog, "recovery_point", property(lambda log: log.durability.recovery_point))
+
+
+def delete_before_the_log_start_is_checkpointed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogDirectory, "_write_log_starts", lambda directory: None)
+
+
+def keep_epochs_of_a_lost_tail(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderEpochs, "truncate_from_end", lambda epochs, offset: False)
+
+
+def trust_a_snapshot_from_the_future(patch: pytest.MonkeyPatch) -> None:
+    load = ProducerSnapshots.load_latest
+
+    def trusting(snapshots: ProducerSnapshots, log_start_offset: int, log_end_offset: int) -> Any:
+        return load(snapshots, log_start_offset, 1 << 62)
+
+    patch.setattr(ProducerSnapshots, "load_latest", trusting)
+
+
+def forget_sequences_on_replay(patch: pytest.MonkeyPatch) -> None:
+    def blind(state: ProducerState, header: BatchHeader, marker: object) -> None:
+        state.end_offset = header.next_offset
+
+    patch.setattr(ProducerState, "replay", blind)
+
+
+PLANTS: list[tuple[Plant, str]] = [
+    (skip_the_fsync, "AcknowledgedRecordsArePresent"),
+    (sync_files_but_not_directories, "AcknowledgedRecordsArePresent"),
+    (acknowledge_before_the_flush, "AcknowledgedRecordsArePresent"),
+    (leave_the_torn_tail, "LogIsAPrefixOfWhatWasAppended"),
+    (believe_an_index_of_zeros, "IndexesAgreeWithTheLog"),
+    (scan_without_the_crc, "LogIsAPrefixOfWhatWasAppended"),
+    (leave_segments_behind_a_gap, "LogIsAPrefixOfWhatWasAppended"),
+    (keep_the_clean_marker, "LogIsAPrefixOfWhatWasAppended"),
+    (truncate_without_checkpointing, "LogIsAPrefixOfWhatWasAppended"),
+    (checkpoint_the_end_of_an_open_segment, "TimestampsAreFound"),
+    (delete_before_the_log_start_is_checkpointed, "LogStartIsWhereItWasPut"),
+    (keep_epochs_of_a_lost_tail, "LeaderEpochsAgree"),
+    (trust_a_snapshot_from_the_future, "ProducersAreRemembered"),
+    (forget_sequences_on_replay, "ProducersAreRemembered"),
+]
+
+
+@pytest.mark.parametrize(("plant", "invariant"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_bug_is_caught(plant: Plant, invariant: str, monkeypatch: pytest.MonkeyPatch):
+    plant(monkeypatch)
+    caught: set[str] = set()
+    for seed in range(PLANTED_SEEDS):
+        try:
+            History(seed).run()
+        except Exception as error:
+            caught.add(f"{type(error).__name__}: {error}")
+            if invariant in str(error):
+                return
+    pytest.fail(f"{plant.__name__} was not caught by {invariant}, only by {sorted(caught)[:5]}")
