@@ -1,0 +1,100 @@
+"""Records out of a fetched partition: from the offset asked for, in order, once, and none that must not be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidelog.client.completed_fetch import CompletedFetch
+from tidelog.client.model import TopicPartition
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
+
+TP = TopicPartition("t", 3)
+
+
+def batch(base_offset: int, count: int, **how: int) -> bytes:
+    records = [(1000 + n, b"k", b"%d" % (base_offset + n), ()) for n in range(count)]
+    return bytes(encode_batch(records, base_offset=base_offset, leader_epoch=7, **how))
+
+
+def offsets(fetched: CompletedFetch, limit: int = 1000) -> list[int]:
+    return [record.offset for record in fetched.take(limit)]
+
+
+def test_a_batch_that_starts_before_the_offset_is_cut():
+    fetched = CompletedFetch(TP, 12, batch(10, 5) + batch(15, 2))
+    first, *_ = records = fetched.take(1000)
+    assert [record.offset for record in records] == [12, 13, 14, 15, 16]
+    assert (first.topic, first.partition, first.timestamp_ms, first.value, first.leader_epoch) == (
+        "t",
+        3,
+        1002,
+        b"12",
+        7,
+    )
+    assert fetched.exhausted
+    assert fetched.position == 17
+
+
+def test_it_is_handed_out_in_bits_and_the_position_follows():
+    fetched = CompletedFetch(TP, 0, batch(0, 5) + batch(5, 5))
+    assert offsets(fetched, 3) == [0, 1, 2]
+    assert (fetched.position, fetched.leader_epoch, fetched.exhausted) == (3, 7, False)
+    assert offsets(fetched, 4) == [3, 4, 5, 6]
+    assert offsets(fetched, 100) == [7, 8, 9]
+    assert fetched.exhausted
+    assert offsets(fetched) == []
+
+
+def test_a_torn_last_batch_is_left_for_the_next_fetch():
+    fetched = CompletedFetch(TP, 0, batch(0, 2) + batch(2, 2)[:-1])
+    assert offsets(fetched) == [0, 1]
+    assert fetched.position == fetched.end_offset == 2
+
+
+def test_only_a_torn_batch_is_nothing():
+    assert CompletedFetch(TP, 0, batch(0, 2)[:-1]).exhausted
+
+
+def test_control_batches_are_passed_over_but_the_position_moves_behind_them():
+    marker = encode_control_batch(
+        ControlRecordType.COMMIT, encode_end_txn_value(0), timestamp=5, base_offset=2, producer_id=9, producer_epoch=0
+    )
+    fetched = CompletedFetch(TP, 0, batch(0, 2) + bytes(marker))
+    assert offsets(fetched) == [0, 1]
+    assert fetched.position == 3
+
+
+def test_aborted_records_are_not_seen():
+    aborted = batch(0, 2, transactional=True, producer_id=9, producer_epoch=0, base_sequence=0)
+    marker = encode_control_batch(
+        ControlRecordType.ABORT, encode_end_txn_value(0), timestamp=5, base_offset=2, producer_id=9, producer_epoch=0
+    )
+    good = batch(3, 1, transactional=True, producer_id=9, producer_epoch=0, base_sequence=2)
+    data = aborted + bytes(marker) + good
+    assert offsets(CompletedFetch(TP, 0, data, [(9, 0)])) == [3]
+    assert offsets(CompletedFetch(TP, 0, data)) == [0, 1, 3]
+
+
+def test_a_broken_batch_is_an_error_every_time_but_not_before_the_good_ones_are_out():
+    broken = bytearray(batch(2, 2))
+    broken[-1] ^= 1
+    fetched = CompletedFetch(TP, 0, batch(0, 2) + bytes(broken) + batch(4, 1))
+    assert offsets(fetched) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="offset 2 fails its CRC") as caught:
+            fetched.take(10)
+        assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert (fetched.position, fetched.exhausted) == (2, False)
+
+
+def test_crcs_need_not_be_checked():
+    broken = bytearray(batch(0, 1))
+    broken[-2] ^= 1  # the last byte of the value
+    assert len(CompletedFetch(TP, 0, bytes(broken), check_crcs=False).take(10)) == 1
+
+
+def test_converters_see_what_is_not_null():
+    data = bytes(encode_batch([(1, None, b"5", ()), (2, b"k", None, ())]))
+    fetched = CompletedFetch(TP, 0, data, key_convert=bytes.decode, value_convert=int)
+    assert [(record.key, record.value) for record in fetched.take(10)] == [(None, 5), ("k", None)]

@@ -1,0 +1,243 @@
+"""One connection: frames however they arrive, answers in turn, versions agreed, and an end to every wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tidelog.client.connection import MAX_IN_FLIGHT, Connection, connect
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
+from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+def framed(correlation_id: bytes, body: bytes, *, flexible: bool = False) -> bytes:
+    frame = correlation_id + (b"\0" if flexible else b"") + body
+    return len(frame).to_bytes(4, "big") + frame
+
+
+def versions(newest: int = 4) -> bytes:
+    keys = [ApiVersion(api_key=12, min_version=0, max_version=newest)]
+    return ApiVersionsResponse(api_keys=keys).encode(4)
+
+
+class Server:
+    """Agrees on versions, then does as the script says."""
+
+    def __init__(self, script: Script, *, negotiate: bool = True) -> None:
+        self.script = script
+        self.negotiate = negotiate
+
+    async def __aenter__(self) -> Server:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        await asyncio.sleep(0.001)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if self.negotiate:
+                request = await read_frame(reader)
+                writer.write(framed(request[4:8], versions()))
+            await self.script(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def connect(self, **options: int) -> Connection:
+        return await connect(
+            "127.0.0.1",
+            self.port,
+            client_id="test",
+            max_frame_bytes=options.get("max_frame_bytes", 10_000_000),
+            software_version="1",
+            timeout_ms=options.get("timeout_ms", 1000),
+        )
+
+
+def beat(connection: Connection, timeout_ms: float = 1000) -> asyncio.Future[HeartbeatResponse]:
+    return connection.send(HeartbeatRequest(group_id="g"), HeartbeatResponse, 4, timeout_ms)
+
+
+def answer_beat(request: bytes, code: int) -> bytes:
+    return framed(request[4:8], HeartbeatResponse(error_code=code).encode(4), flexible=True)
+
+
+async def test_answers_are_matched_to_requests_however_the_bytes_are_cut():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests = [await read_frame(reader) for _ in range(3)]
+        stream = b"".join(answer_beat(request, code) for code, request in enumerate(requests, 1))
+        for at in range(0, len(stream), 5):
+            writer.write(stream[at : at + 5])
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        answers = await asyncio.gather(beat(connection), beat(connection), beat(connection))
+        assert [answer.error_code for answer in answers] == [1, 2, 3]
+        connection.close()
+
+
+async def test_answers_larger_than_the_inbox_keep_their_records_in_place():
+    records = bytes(range(256)) * 2_000
+    body = FetchResponse(
+        responses=[FetchableTopicResponse(topic="t", partitions=[PartitionData(high_watermark=5, records=records)])]
+    ).encode(4)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(3):
+            request = await read_frame(reader)
+            writer.write(framed(request[4:8], body))
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        waiting = [connection.send(HeartbeatRequest(group_id="g"), FetchResponse, 4, 1000) for _ in range(3)]
+        for answer in await asyncio.gather(*waiting):
+            data = answer.responses[0].partitions[0]
+            assert isinstance(data.records, memoryview)
+            assert bytes(data.records) == records
+        connection.close()
+
+
+async def test_an_answer_out_of_turn_ends_the_connection():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+        second = await read_frame(reader)
+        writer.write(answer_beat(second, 0))
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        first, second = beat(connection), beat(connection)
+        for waiting in (first, second):
+            with pytest.raises(KafkaError, match="out of turn"):
+                await waiting
+        assert connection.closed
+
+
+async def test_silence_ends_in_a_timeout_and_takes_the_later_requests_along():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        patient, hasty = beat(connection, 10_000), beat(connection, 30)
+        with pytest.raises(KafkaError) as caught:
+            await hasty
+        assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+        with pytest.raises(KafkaError) as caught:
+            await patient
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+        assert connection.closed
+
+
+@pytest.mark.parametrize("announced", [10_001, 2**31 - 1, -5])
+async def test_a_frame_beyond_the_bound_is_not_read(announced):
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+        writer.write(announced.to_bytes(4, "big", signed=True))
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect(max_frame_bytes=10_000)
+        with pytest.raises(KafkaError, match="not a Kafka broker"):
+            await beat(connection)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0", b"\0\0\0\0\0\xff\xff\xff"])
+async def test_an_answer_that_cannot_be_read_is_an_error_and_the_end(garbage):
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_frame(reader)
+        writer.write(framed(request[4:8], garbage, flexible=True))
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        with pytest.raises(KafkaError):
+            await beat(connection)
+        assert connection.closed
+
+
+async def test_a_lost_connection_fails_all_that_waits_and_says_so_once():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        closed: list[Connection] = []
+        connection.on_close = closed.append
+        waiting = [beat(connection) for _ in range(3)]
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [getattr(outcome, "code", None) for outcome in outcomes] == [ErrorCode.NETWORK_EXCEPTION] * 3
+        connection.close()
+        assert closed == [connection]
+        with pytest.raises(KafkaError, match="not connected"):
+            beat(connection)
+
+
+async def test_unanswered_requests_are_bounded():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        waiting = [beat(connection) for _ in range(MAX_IN_FLIGHT)]
+        with pytest.raises(KafkaError, match="owes 128 answers"):
+            beat(connection)
+        connection.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_an_old_broker_refuses_our_api_versions_and_is_asked_in_its_own():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await read_frame(reader)
+        assert first[2:4] == b"\0\4"
+        writer.write(framed(first[4:8], ApiVersionsResponse(error_code=35).encode(0)))
+        second = await read_frame(reader)
+        assert second[2:4] == b"\0\0"
+        keys = [ApiVersion(api_key=12, min_version=0, max_version=1)]
+        writer.write(framed(second[4:8], ApiVersionsResponse(api_keys=keys).encode(0)))
+        await reader.read()
+
+    async with Server(script, negotiate=False) as server:
+        connection = await server.connect()
+        assert connection.version_of(HeartbeatRequest) == 1
+        connection.close()
+
+
+async def test_no_common_version_names_both_sides():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        connection._versions[12] = (7, 9)
+        with pytest.raises(KafkaError, match="versions 7 to 9 of Heartbeat, this client 0 to 4") as caught:
+            connection.version_of(HeartbeatRequest)
+        assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+        connection.close()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_given_up():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with Server(script, negotiate=False) as server:
+        with pytest.raises(KafkaError):
+            await server.connect(timeout_ms=50)
