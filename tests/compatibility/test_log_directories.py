@@ -33,8 +33,11 @@ def of_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
         filling = fill(node.bootstrap)
         node.kill()
         killed = Path(shutil.copytree(node.data_directory, home / "killed"))
+        # The second life also leaves snapshots of the metadata, and a log that no longer begins at 0.
+        node.options["metadata.log.max.record.bytes.between.snapshots"] = "1000"
         node.start()
         assert read_committed_offsets(node.bootstrap, filling) == filling.committed
+    assert any(node.data_directory.glob("__cluster_metadata-0/*.checkpoint"))
     yield killed, node.data_directory, filling
     shutil.rmtree(home)
 
