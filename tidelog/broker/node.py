@@ -121,6 +121,7 @@ class Node:
         self._partitions: Partitions | None = None
         self._groups: GroupCoordinatorService | None = None
         self._dispatcher: Dispatcher | None = None
+        self._services: Services | None = None
         self._server: Server | None = None
 
     # ------------------------------------------------------------------------------------------------------------ start
@@ -142,7 +143,7 @@ class Node:
         unclean = not all(directory.was_clean for directory in self._directories)
         await controller.activate(self._registration(), new_leader_epochs=unclean)
         hosting.start()
-        services = Services(
+        services = self._services = Services(
             config=config,
             node_id=config.node_id,
             cluster_id=self._directories[0].cluster_id,
@@ -278,6 +279,8 @@ class Node:
             await self._dispatcher.close()
         if self._groups is not None:
             self._groups.close()
+        if self._services is not None:
+            await self._services.topic_creation.close()
         if self._controller is not None:
             await self._controller.close()
         if self._hosting is not None:

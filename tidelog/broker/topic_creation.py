@@ -45,6 +45,10 @@ class TopicCreation:
         if error is not None:
             raise error
 
+    async def close(self) -> None:
+        """Wait for what is under way; nothing may be started any more."""
+        await asyncio.gather(*self._under_way.values())
+
     async def _create(self, name: str) -> KafkaError | None:
         error: KafkaError | None = None
         try:

@@ -75,7 +75,7 @@ async def test_unknown_and_invalid_names_keep_their_order_and_come_once(services
 
 async def settled(services):
     """Until creations under way are over."""
-    await asyncio.gather(*services.topic_creation._under_way.values())
+    await services.topic_creation.close()
 
 
 @pytest.mark.parametrize("version", [0, 3, 4, 13])
