@@ -54,6 +54,23 @@ def _varint(data: Array, position: int, end: int, max_bits: int) -> tuple[int, i
 
 
 @compiled
+def _nullable(data: Array, position: int, end: int) -> tuple[int, int, int]:
+    """Size (-1 = null) and start of bytes with their length before them, and the position behind; -1 past `end`."""
+    size, start = _varint(data, position, end, 32)
+    if start < 0 or size > end - start:
+        return 0, 0, -1
+    if size < 0:
+        return -1, start, start
+    return size, start, start + size
+
+
+@compiled
+def _overflows(base: int, delta: int) -> bool:
+    """Whether base + delta leaves 64 bits."""
+    return base > _MAX_INT64 - delta if delta > 0 else base < -_MAX_INT64 - delta
+
+
+@compiled
 def scan(
     data: Array,
     sections: Array,
@@ -91,37 +108,22 @@ def scan(
             offset_delta, position = _varint(data, position, end, 32)
             if position < 0:
                 return malformed
-            key_size, position = _varint(data, position, end, 32)
-            if position < 0 or key_size > end - position:
-                return malformed
-            key_start = position
-            if key_size > 0:
-                position += key_size
-            value_size, position = _varint(data, position, end, 32)
-            if position < 0 or value_size > end - position:
-                return malformed
-            value_start = position
-            if value_size > 0:
-                position += value_size
-            header_count, position = _varint(data, position, end, 32)
+            key_size, key_start, position = _nullable(data, position, end)
+            if position >= 0:
+                value_size, value_start, position = _nullable(data, position, end)
+            if position >= 0:
+                header_count, position = _varint(data, position, end, 32)
             if position < 0 or header_count < 0 or header_count > end - position:
                 return malformed
             headers_start = position
             for _header in range(header_count):
-                header_size, position = _varint(data, position, end, 32)
-                if position < 0 or header_size < 0 or header_size > end - position:
+                header_size, _, position = _nullable(data, position, end)
+                if position < 0 or header_size < 0:
                     return malformed
-                header_size, position = _varint(data, position + header_size, end, 32)
-                if position < 0 or header_size > end - position:
+                _, _, position = _nullable(data, position, end)
+                if position < 0:
                     return malformed
-                if header_size > 0:
-                    position += header_size
-            if position != end:
-                return malformed
-            if timestamp_delta > 0:
-                if base_timestamp > _MAX_INT64 - timestamp_delta:
-                    return malformed
-            elif base_timestamp < -_MAX_INT64 - timestamp_delta:
+            if position != end or _overflows(base_timestamp, timestamp_delta):
                 return malformed
             offset = base_offset + offset_delta
             if offset < first_offset or offset >= end_offset:
@@ -131,9 +133,9 @@ def scan(
             timestamps[rows] = min(max(timestamp, -_MAX_MILLISECONDS), _MAX_MILLISECONDS) * 1000
             timestamp_types[rows] = timestamp_type
             places[0, rows] = key_start
-            places[1, rows] = max(key_size, -1)
+            places[1, rows] = key_size
             places[2, rows] = value_start
-            places[3, rows] = max(value_size, -1)
+            places[3, rows] = value_size
             places[4, rows] = headers_start
             places[5, rows] = end
             places[6, rows] = header_count
@@ -181,12 +183,6 @@ def scan_headers(data: Array, places: Array, rows: int, found: Array) -> None:
         position = places[4, row]
         end = places[5, row]
         for _ in range(places[6, row]):
-            size, position = _varint(data, position, end, 32)
-            found[0, at] = position
-            found[1, at] = size
-            size, position = _varint(data, position + size, end, 32)
-            found[2, at] = position
-            found[3, at] = max(size, -1)
-            if size > 0:
-                position += size
+            found[1, at], found[0, at], position = _nullable(data, position, end)
+            found[3, at], found[2, at], position = _nullable(data, position, end)
             at += 1

@@ -1,0 +1,64 @@
+"""One record, and the zigzag varints its fields are made of.
+
+Bytes of whole batches are built in `batch_builder.py` and taken apart in `records.py`. The tables hold what nearly
+every field of nearly every record needs, so that neither has to compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Record(NamedTuple):
+    """One record. `timestamp` in ms since 1970; a header is (key, value), its value may be null."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+RecordLike = Record | tuple[int, bytes | None, bytes | None, Headers]
+"""What goes into a batch: a Record, whose offset is not looked at, or (timestamp, key, value, headers)."""
+
+
+def encode_varint(value: int) -> bytes:
+    """Zigzag varint of a signed number of at most 64 bits (Kafka's ByteUtils.writeVarlong)."""
+    number = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+TABLE_SIZE: Final = 2048
+VARINTS: Final = [encode_varint(value) for value in range(TABLE_SIZE)] + [encode_varint(-1)]
+"""The varints of 0 to 2047, and that of -1, the length of a null, where index -1 finds it."""
+
+
+ZIGZAG: Final = tuple((number >> 1) ^ -(number & 1) for number in range(0x4000))
+"""What the number in a varint of one or two bytes stands for."""
+
+
+def read_varint(data: bytes, position: int, max_bits: int) -> tuple[int, int]:
+    """The slow path: a varint of up to `max_bits` (32 or 64). Raises IndexError past the end."""
+    number = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift >= max_bits:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"varint of more than {max_bits} bits")
+    number &= (1 << max_bits) - 1
+    return (number >> 1) ^ -(number & 1), position
