@@ -283,10 +283,10 @@ class Connection(asyncio.BufferedProtocol):
             self._arm(min(pending.deadline for pending in self._pending))
 
     def close(self) -> None:
-        """Close now; requests without an answer fail with NETWORK_EXCEPTION."""
-        self._fail(ErrorCode.NETWORK_EXCEPTION, "the client closed the connection")
+        """Close once what was written has left; requests without an answer fail with NETWORK_EXCEPTION now."""
+        self._fail(ErrorCode.NETWORK_EXCEPTION, "the client closed the connection", abort=False)
 
-    def _fail(self, code: ErrorCode, message: str) -> None:
+    def _fail(self, code: ErrorCode, message: str, *, abort: bool = True) -> None:
         if self.closed:
             return
         self.closed = True
@@ -294,7 +294,10 @@ class Connection(asyncio.BufferedProtocol):
             self._timer.cancel()
             self._timer = None
         if self._transport is not None:
-            self._transport.abort()
+            if abort:
+                self._transport.abort()
+            else:
+                self._transport.close()
         for pending in self._pending:
             if not pending.future.done():
                 pending.future.set_exception(KafkaError(code, message))

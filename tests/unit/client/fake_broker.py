@@ -90,7 +90,7 @@ class FakeNode:
         self.cluster = cluster
         self.node_id = node_id
         self.port = 0
-        self.sessions: dict[int, dict[tuple[bytes, int], fetch.FetchPartition]] = {}
+        self.sessions: dict[int, dict[tuple[str, bytes, int], fetch.FetchPartition]] = {}
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -142,7 +142,7 @@ class FakeNode:
             response = await response
         if response is DROP:
             return False
-        if response is SILENCE or (key == 0 and request.acks == 0):
+        if response is SILENCE or (key == 0 and getattr(request, "acks", 1) == 0):
             return True
         flexible = version >= response_type.FLEXIBLE_FROM and key != 18
         self._write(writer, header.correlation_id, response, version, 1 if flexible else 0)
@@ -160,10 +160,10 @@ class FakeNode:
 
     # -- handlers
 
-    def api_versions(self, request: Any) -> Message:
+    def on_api_versions(self, request: Any) -> Message:
         return api_versions.ApiVersionsResponse(api_keys=self.cluster.api_keys())
 
-    def metadata(self, request: metadata.MetadataRequest) -> Message:
+    def on_metadata(self, request: metadata.MetadataRequest) -> Message:
         cluster = self.cluster
         names = list(cluster.topics) if request.topics is None else [str(topic.name) for topic in request.topics]
         if request.allow_auto_topic_creation and cluster.auto_create_partitions:
@@ -199,11 +199,11 @@ class FakeNode:
             ],
         )
 
-    def init_producer_id(self, request: Any) -> Message:
+    def on_init_producer_id(self, request: Any) -> Message:
         self.cluster.producer_ids += 1
         return init_producer_id.InitProducerIdResponse(producer_id=self.cluster.producer_ids, producer_epoch=0)
 
-    def produce(self, request: produce.ProduceRequest) -> Message:
+    def on_produce(self, request: produce.ProduceRequest) -> Message:
         topics = []
         for topic in request.topic_data:
             answers = []
@@ -231,7 +231,7 @@ class FakeNode:
             return partitions[index], ErrorCode.NOT_LEADER_OR_FOLLOWER
         return partitions[index], ErrorCode.NONE
 
-    async def fetch(self, request: fetch.FetchRequest) -> Message:
+    async def on_fetch(self, request: fetch.FetchRequest) -> Message:
         session_id, wanted, refusal = self._session(request)
         if refusal is not None:
             return refusal
@@ -288,7 +288,7 @@ class FakeNode:
                 data.records = partition.read(asked.fetch_offset)
         return data
 
-    def list_offsets(self, request: list_offsets.ListOffsetsRequest) -> Message:
+    def on_list_offsets(self, request: list_offsets.ListOffsetsRequest) -> Message:
         topics = []
         for topic in request.topics:
             answers = []
@@ -298,7 +298,8 @@ class FakeNode:
                     partition_index=each.partition_index, error_code=code
                 )
                 if partition is not None and code is ErrorCode.NONE:
-                    answer.leader_epoch = partition.leader_epoch
+                    if self.cluster.versions.get(2, (1, 11))[1] >= 4:
+                        answer.leader_epoch = partition.leader_epoch
                     if each.timestamp == -1:
                         answer.offset = partition.end_offset
                     elif each.timestamp == -2:
@@ -312,18 +313,20 @@ class FakeNode:
             topics.append(list_offsets.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         return list_offsets.ListOffsetsResponse(topics=topics)
 
-    def find_coordinator(self, request: find_coordinator.FindCoordinatorRequest) -> Message:
+    def on_find_coordinator(self, request: find_coordinator.FindCoordinatorRequest) -> Message:
         node = self.cluster.nodes[self.cluster.coordinator]
-        where = {"node_id": node.node_id, "host": "127.0.0.1", "port": node.port}
         if request.coordinator_keys:
-            keys = [find_coordinator.Coordinator(key=key, **where) for key in request.coordinator_keys]
+            keys = [
+                find_coordinator.Coordinator(key=key, node_id=node.node_id, host="127.0.0.1", port=node.port)
+                for key in request.coordinator_keys
+            ]
             return find_coordinator.FindCoordinatorResponse(coordinators=keys)
-        return find_coordinator.FindCoordinatorResponse(**where)
+        return find_coordinator.FindCoordinatorResponse(node_id=node.node_id, host="127.0.0.1", port=node.port)
 
-    def group(self, request: Any) -> Any:
+    def on_group(self, request: Any) -> Any:
         return self.cluster.groups.handle(request)
 
-    def create_topics(self, request: create_topics.CreateTopicsRequest) -> Message:
+    def on_create_topics(self, request: create_topics.CreateTopicsRequest) -> Message:
         results = []
         for topic in request.topics:
             code = ErrorCode.TOPIC_ALREADY_EXISTS if topic.name in self.cluster.topics else ErrorCode.NONE
@@ -396,28 +399,32 @@ class FakeCluster:
 
 
 HANDLERS: dict[int, tuple[type[Message], type[Message], Callable[[FakeNode, Any], Any]]] = {
-    0: (produce.ProduceRequest, produce.ProduceResponse, FakeNode.produce),
-    1: (fetch.FetchRequest, fetch.FetchResponse, FakeNode.fetch),
-    2: (list_offsets.ListOffsetsRequest, list_offsets.ListOffsetsResponse, FakeNode.list_offsets),
-    3: (metadata.MetadataRequest, metadata.MetadataResponse, FakeNode.metadata),
-    8: (offset_commit.OffsetCommitRequest, offset_commit.OffsetCommitResponse, FakeNode.group),
-    9: (offset_fetch.OffsetFetchRequest, offset_fetch.OffsetFetchResponse, FakeNode.group),
-    10: (find_coordinator.FindCoordinatorRequest, find_coordinator.FindCoordinatorResponse, FakeNode.find_coordinator),
-    11: (join_group.JoinGroupRequest, join_group.JoinGroupResponse, FakeNode.group),
-    12: (heartbeat.HeartbeatRequest, heartbeat.HeartbeatResponse, FakeNode.group),
-    13: (leave_group.LeaveGroupRequest, leave_group.LeaveGroupResponse, FakeNode.group),
-    14: (sync_group.SyncGroupRequest, sync_group.SyncGroupResponse, FakeNode.group),
-    18: (api_versions.ApiVersionsRequest, api_versions.ApiVersionsResponse, FakeNode.api_versions),
-    19: (create_topics.CreateTopicsRequest, create_topics.CreateTopicsResponse, FakeNode.create_topics),
-    22: (init_producer_id.InitProducerIdRequest, init_producer_id.InitProducerIdResponse, FakeNode.init_producer_id),
+    0: (produce.ProduceRequest, produce.ProduceResponse, FakeNode.on_produce),
+    1: (fetch.FetchRequest, fetch.FetchResponse, FakeNode.on_fetch),
+    2: (list_offsets.ListOffsetsRequest, list_offsets.ListOffsetsResponse, FakeNode.on_list_offsets),
+    3: (metadata.MetadataRequest, metadata.MetadataResponse, FakeNode.on_metadata),
+    8: (offset_commit.OffsetCommitRequest, offset_commit.OffsetCommitResponse, FakeNode.on_group),
+    9: (offset_fetch.OffsetFetchRequest, offset_fetch.OffsetFetchResponse, FakeNode.on_group),
+    10: (
+        find_coordinator.FindCoordinatorRequest,
+        find_coordinator.FindCoordinatorResponse,
+        FakeNode.on_find_coordinator,
+    ),
+    11: (join_group.JoinGroupRequest, join_group.JoinGroupResponse, FakeNode.on_group),
+    12: (heartbeat.HeartbeatRequest, heartbeat.HeartbeatResponse, FakeNode.on_group),
+    13: (leave_group.LeaveGroupRequest, leave_group.LeaveGroupResponse, FakeNode.on_group),
+    14: (sync_group.SyncGroupRequest, sync_group.SyncGroupResponse, FakeNode.on_group),
+    18: (api_versions.ApiVersionsRequest, api_versions.ApiVersionsResponse, FakeNode.on_api_versions),
+    19: (create_topics.CreateTopicsRequest, create_topics.CreateTopicsResponse, FakeNode.on_create_topics),
+    22: (init_producer_id.InitProducerIdRequest, init_producer_id.InitProducerIdResponse, FakeNode.on_init_producer_id),
 }
 
 
 def refuse_produce(code: ErrorCode, *, append: bool = False) -> Action:
     """An action: answer every partition of a Produce with an error, having appended its records or not."""
 
-    def action(request: produce.ProduceRequest, node: FakeNode) -> Message:
-        response: Any = FakeNode.produce(node, request) if append else None
+    def action(request: produce.ProduceRequest, node: FakeNode) -> Any:
+        response: Any = FakeNode.on_produce(node, request) if append else None
         if response is None:
             response = produce.ProduceResponse(
                 responses=[
@@ -434,7 +441,7 @@ def refuse_produce(code: ErrorCode, *, append: bool = False) -> Action:
         for topic in response.responses:
             for each in topic.partition_responses:
                 each.error_code, each.base_offset = code, -1
-        return response  # type: ignore[no-any-return]
+        return response
 
     return action
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tidelog.client.completed_fetch import CompletedFetch
@@ -12,7 +14,7 @@ from tidelog.protocol.records import ControlRecordType, encode_batch, encode_con
 TP = TopicPartition("t", 3)
 
 
-def batch(base_offset: int, count: int, **how: int) -> bytes:
+def batch(base_offset: int, count: int, **how: Any) -> bytes:
     records = [(1000 + n, b"k", b"%d" % (base_offset + n), ()) for n in range(count)]
     return bytes(encode_batch(records, base_offset=base_offset, leader_epoch=7, **how))
 

@@ -25,7 +25,7 @@ def producer(cluster: FakeCluster, **options: Any) -> Producer:
 
 def handled(request: Any, node: FakeNode) -> None:
     """The broker does its part."""
-    node.produce(request)
+    node.on_produce(request)
 
 
 def values(cluster: FakeCluster, topic: str = "t", partition: int = 0) -> list[bytes | None]:

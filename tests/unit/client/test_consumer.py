@@ -1,0 +1,531 @@
+"""The consumer against brokers that move, forget and answer late, and in groups that deal anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
+from tidelog.client import Consumer, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener, TopicPartition
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse
+from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from tidelog.protocol.messages.leave_group import LeaveGroupRequest
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.records import encode_batch
+
+FAST = {
+    "retry_backoff_ms": 5,
+    "retry_backoff_max_ms": 10,
+    "reconnect_backoff_ms": 5,
+    "reconnect_backoff_max_ms": 10,
+    "heartbeat_interval_ms": 10,
+    "fetch_max_wait_ms": 30,
+    "auto_offset_reset": "earliest",
+}
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def consumer(cluster: FakeCluster, *topics: str, **options: Any) -> Consumer:
+    return Consumer(*topics, **{"bootstrap_servers": cluster.bootstrap, **FAST, **options})
+
+
+def fill(cluster: FakeCluster, topic: str, partition: int, count: int, per_batch: int = 3) -> None:
+    log = cluster.topics[topic][partition]
+    numbers = list(range(log.end_offset, log.end_offset + count))
+    for at in range(0, count, per_batch):
+        log.append(bytes(encode_batch([(1000 + n, None, b"%d" % n, ()) for n in numbers[at : at + per_batch]])))
+    cluster.appended.set()
+
+
+async def read(consuming: Consumer, count: int, timeout_s: float = 5) -> list[int]:
+    """The offsets of the next `count` records, in the order in which they came."""
+    found: list[int] = []
+    async with asyncio.timeout(timeout_s):
+        while len(found) < count:
+            for records in (await consuming.poll(1000, max_records=count - len(found))).values():
+                assert all(int(record.value or b"") == record.offset for record in records)
+                found.extend(record.offset for record in records)
+    return found
+
+
+async def until(condition: Any, consuming: Consumer | None = None, timeout_s: float = 5) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await (asyncio.sleep(0.005) if consuming is None else consuming.poll(5))
+
+
+class Told(RebalanceListener):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, set[TopicPartition]]] = []
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self.events.append(("revoked", set(revoked)))
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self.events.append(("assigned", set(assigned)))
+
+    def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        self.events.append(("lost", set(lost)))
+
+
+class TestWithoutAGroup:
+    async def test_all_partitions_of_a_topic_are_read_from_the_earliest(self):
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 10)
+            fill(cluster, "t", 1, 10)
+            async with consumer(cluster, "t") as consuming:
+                assert sorted(await read(consuming, 20)) == sorted([*range(10), *range(10)])
+                assert consuming.assignment() == {T0, T1}
+
+    async def test_the_latest_is_what_comes_from_now_on(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 5)
+            async with consumer(cluster, "t", auto_offset_reset="latest") as consuming:
+                await until(lambda: cluster.sent(FetchRequest), consuming)
+                fill(cluster, "t", 0, 3)
+                assert await read(consuming, 3) == [5, 6, 7]
+
+    async def test_no_more_records_than_asked_for_come_in_one_poll(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 50)
+            async with consumer(cluster, "t", max_poll_records=7) as consuming:
+                sizes: list[int] = []
+                while sum(sizes) < 50:
+                    sizes.append(sum(len(records) for records in (await consuming.poll(1000)).values()))
+                assert max(sizes) <= 7
+                assert await consuming.position(T0) == 50
+
+    async def test_an_empty_poll_returns_when_its_time_is_over(self):
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as consuming:
+            began = asyncio.get_running_loop().time()
+            assert await consuming.poll(60) == {}
+            assert 0.05 < asyncio.get_running_loop().time() - began < 1
+
+    async def test_partitions_that_come_later_are_read_too(self):
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t", metadata_max_age_ms=20) as consuming:
+            fill(cluster, "t", 0, 1)
+            assert await read(consuming, 1) == [0]
+            cluster.topics["t"].append(type(cluster.topics["t"][0])(1))
+            fill(cluster, "t", 1, 2)
+            assert await read(consuming, 2) == [0, 1]
+
+    async def test_a_consumer_without_topics_says_so(self):
+        async with FakeCluster(t=1) as cluster, consumer(cluster) as consuming:
+            with pytest.raises(RuntimeError, match="subscribe"):
+                await consuming.poll()
+            with pytest.raises(RuntimeError, match="group_id"):
+                await consuming.commit()
+
+
+class TestPositions:
+    async def test_seek_goes_there_whatever_was_fetched_before(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 30)
+            async with consumer(cluster) as consuming:
+                consuming.assign([T0])
+                assert await read(consuming, 4) == [0, 1, 2, 3]
+                consuming.seek(T0, 20)
+                assert await consuming.position(T0) == 20
+                assert await read(consuming, 3) == [20, 21, 22]
+                consuming.seek(T0, 1)
+                assert await read(consuming, 2) == [1, 2]
+                await consuming.seek_to_end(T0)
+                fill(cluster, "t", 0, 1)
+                assert await read(consuming, 1) == [30]
+                await consuming.seek_to_beginning()
+                assert await read(consuming, 1) == [0]
+
+    async def test_an_answer_that_is_late_for_its_position_is_dropped(self):
+        async def slowly(request: FetchRequest, node: FakeNode) -> Any:
+            await asyncio.sleep(0.05)
+            return await node.on_fetch(request)
+
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 10)
+            cluster.script(FetchRequest, slowly)
+            async with consumer(cluster) as consuming:
+                consuming.assign([T0])
+                await until(lambda: cluster.sent(FetchRequest), consuming)
+                consuming.seek(T0, 6)
+                assert await read(consuming, 4) == [6, 7, 8, 9]
+
+    async def test_paused_partitions_rest_and_lose_nothing(self):
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 6)
+            fill(cluster, "t", 1, 6)
+            async with consumer(cluster) as consuming:
+                consuming.assign([T0, T1])
+                first = await consuming.poll(1000, max_records=1)
+                [held] = first
+                consuming.pause(held)
+                other = T1 if held == T0 else T0
+                for _ in range(8):
+                    assert set(await consuming.poll(20)) <= {other}
+                assert await consuming.position(other) == 6
+                consuming.resume(held)
+                assert await read(consuming, 5) == [1, 2, 3, 4, 5]
+
+    async def test_ends_and_times_are_found_for_any_partition(self):
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 10, per_batch=1)
+            async with consumer(cluster) as consuming:
+                assert await consuming.end_offsets([T0, T1]) == {T0: 10, T1: 0}
+                assert await consuming.beginning_offsets([T0]) == {T0: 0}
+                found = await consuming.offsets_for_times({T0: 1005, T1: 5})
+                assert found[T0] == OffsetAndTimestamp(5, 1005, 0)
+                assert found[T1] is None
+                assert await consuming.partitions_for_topic("t") == {0, 1}
+                assert await consuming.partitions_for_topic("nowhere") is None
+                with pytest.raises(KafkaError, match="has 2 partitions, not one numbered 9"):
+                    await consuming.end_offsets([TopicPartition("t", 9)])
+
+    async def test_an_offset_that_is_gone_is_reset_as_configured(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 10)
+            cluster.topics["t"][0].start_offset = 6
+            async with consumer(cluster, auto_offset_reset="earliest") as consuming:
+                consuming.assign([T0])
+                consuming.seek(T0, 2)
+                assert await read(consuming, 4) == [6, 7, 8, 9]
+
+    async def test_without_a_reset_it_is_an_error_that_a_seek_cures(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 10)
+            async with consumer(cluster, auto_offset_reset="none", group_id="g") as consuming:
+                consuming.assign([T0])
+                with pytest.raises(KafkaError, match="t-0 has no committed offset, auto_offset_reset=none"):
+                    await read(consuming, 1)
+                consuming.seek(T0, 99)
+                with pytest.raises(KafkaError, match="t-0 has no offset 99"):
+                    await read(consuming, 1)
+                consuming.seek(T0, 9)
+                assert await read(consuming, 1) == [9]
+
+    async def test_an_iteration_counts_only_what_it_has_handed_out(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 20)
+            async with consumer(cluster, group_id="g", enable_auto_commit=False) as consuming:
+                consuming.assign([T0])
+                seen = []
+                async for record in consuming:
+                    seen.append(record.offset)
+                    if len(seen) == 7:
+                        break
+                assert await consuming.position(T0) == 7
+                await consuming.commit()
+                assert await consuming.committed(T0) == {T0: OffsetAndMetadata(7)}
+                assert await read(consuming, 2) == [7, 8]
+
+
+class TestTrouble:
+    @pytest.mark.parametrize("answer", [DROP, SILENCE])
+    async def test_a_fetch_that_is_not_answered_is_made_again(self, answer):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 3)
+            cluster.script(FetchRequest, lambda request, node: answer)
+            async with consumer(cluster, "t", request_timeout_ms=50) as consuming:
+                assert await read(consuming, 3) == [0, 1, 2]
+
+    async def test_a_moved_leader_is_followed_without_loss(self):
+        async with FakeCluster(nodes=2, t=1) as cluster:
+            fill(cluster, "t", 0, 3)
+            async with consumer(cluster, "t") as consuming:
+                assert await read(consuming, 3) == [0, 1, 2]
+                cluster.move_leader("t", 0, 2)
+                fill(cluster, "t", 0, 3)
+                assert await read(consuming, 3) == [3, 4, 5]
+
+    async def test_a_broker_that_forgot_the_session_is_told_everything_again(self):
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 3)
+            async with consumer(cluster, "t") as consuming:
+                assert await read(consuming, 3) == [0, 1, 2]
+                cluster.nodes[1].sessions.clear()
+                fill(cluster, "t", 1, 3)
+                assert await read(consuming, 3) == [0, 1, 2]
+
+    async def test_later_fetches_name_only_what_changed(self):
+        async with FakeCluster(t=5) as cluster:
+            async with consumer(cluster, "t") as consuming:
+                await consuming.poll(150)
+                fill(cluster, "t", 3, 3)
+                await read(consuming, 3)
+                await consuming.poll(60)
+            full, *later = cluster.sent(FetchRequest)
+            assert sum(len(topic.partitions) for topic in full.topics) == 5
+            told = [
+                each.partition
+                for request in later
+                if request.session_epoch > 0
+                for t in request.topics
+                for each in t.partitions
+            ]
+            assert set(told) == {3}
+            await until(lambda: not cluster.nodes[1].sessions)
+
+    async def test_a_corrupt_batch_is_an_error_until_it_is_passed(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 9)
+            broken = bytearray(cluster.topics["t"][0].batches[1])
+            broken[-1] ^= 1
+            cluster.topics["t"][0].batches[1] = bytes(broken)
+            async with consumer(cluster) as consuming:
+                consuming.assign([T0])
+                assert await read(consuming, 3) == [0, 1, 2]
+                for _ in range(2):
+                    with pytest.raises(KafkaError, match="offset 3 fails its CRC"):
+                        await read(consuming, 1)
+                consuming.seek(T0, 6)
+                assert await read(consuming, 3) == [6, 7, 8]
+
+    async def test_an_authorization_error_is_raised(self):
+        def refuse(request: FetchRequest, node: FakeNode) -> FetchResponse:
+            response = FetchResponse()
+            for topic in request.topics:
+                for each in topic.partitions:
+                    data = node._read((topic.topic, topic.topic_id, each.partition), each)
+                    data.error_code, data.records = ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
+                    answer = FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=[data])
+                    response.responses.append(answer)
+            return response
+
+        async with FakeCluster(t=1) as cluster:
+            cluster.script(FetchRequest, refuse)
+            async with consumer(cluster, "t") as consuming:
+                with pytest.raises(KafkaError) as caught:
+                    await read(consuming, 1)
+                assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+    async def test_memory_is_bounded_by_two_answers_however_long_nobody_polls(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 300)
+            async with consumer(cluster, "t") as consuming:
+                assert await read(consuming, 1) == [0]
+                before = len(cluster.sent(FetchRequest))
+                for _ in range(10):
+                    fill(cluster, "t", 0, 3)
+                    await asyncio.sleep(0.01)
+                assert len(cluster.sent(FetchRequest)) - before <= 2
+                assert await read(consuming, 329) == list(range(1, 330))
+
+    async def test_a_quiet_partition_does_not_hold_up_a_busy_one(self):
+        async with FakeCluster(t=2) as cluster, consumer(cluster, "t", fetch_max_wait_ms=2_000) as consuming:
+            fill(cluster, "t", 0, 3)
+            await read(consuming, 3)
+            began = asyncio.get_running_loop().time()
+            for _ in range(5):
+                fill(cluster, "t", 0, 3)
+                await read(consuming, 3)
+            assert asyncio.get_running_loop().time() - began < 1
+
+    async def test_old_brokers_are_read_by_topic_name(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 3)
+            cluster.versions = {1: (4, 6), 2: (1, 2), 3: (0, 4), 18: (0, 0)}
+            async with consumer(cluster, "t") as consuming:
+                assert await read(consuming, 3) == [0, 1, 2]
+            assert cluster.versions_of(FetchRequest) == {6}
+            assert cluster.versions_of(ListOffsetsRequest) == {2}
+
+
+class TestInAGroup:
+    async def test_a_member_reads_commits_and_goes_on_where_it_stopped(self):
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 5)
+            async with consumer(cluster, "t", group_id="g", enable_auto_commit=False) as consuming:
+                assert await read(consuming, 5) == [0, 1, 2, 3, 4]
+                await consuming.commit({T0: 3})
+                assert await consuming.committed(T0, T1) == {T0: OffsetAndMetadata(3), T1: None}
+            async with consumer(cluster, "t", group_id="g", enable_auto_commit=False) as consuming:
+                assert await read(consuming, 2) == [3, 4]
+                task = await consuming.commit_async()
+                await task
+                assert cluster.groups.group("g").offsets["t", 0] == (5, "")
+
+    async def test_positions_are_committed_by_themselves_and_at_the_end(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 5)
+            async with consumer(cluster, "t", group_id="g", auto_commit_interval_ms=20) as consuming:
+                await read(consuming, 3)
+                assert not cluster.groups.group("g").offsets
+                await asyncio.sleep(0.03)
+                await consuming.poll(0, max_records=1)
+                await until(lambda: ("t", 0) in cluster.groups.group("g").offsets)
+                assert cluster.groups.group("g").offsets["t", 0][0] == 3, (
+                    "what the last poll returned is not consumed yet"
+                )
+                await read(consuming, 1)
+            assert cluster.groups.group("g").offsets["t", 0][0] == 5
+
+    @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+    async def test_two_members_share_and_the_second_leaves_all_to_the_first(self, strategy):
+        async with FakeCluster(t=4) as cluster:
+            options = {"group_id": "g", "partition_assignment_strategy": strategy}
+            first, told = consumer(cluster, **options), Told()
+            async with first:
+                first.subscribe(["t"], listener=told)
+                await until(lambda: len(first.assignment()) == 4, first)
+                async with consumer(cluster, "t", **options) as second:
+                    await asyncio.wait_for(self._both(first, second), 5)
+                    assert not first.assignment() & second.assignment()
+                    assert first.assignment() | second.assignment() == {TopicPartition("t", n) for n in range(4)}
+                await until(lambda: len(first.assignment()) == 4, first)
+            revoked = [partitions for what, partitions in told.events if what == "revoked"]
+            if strategy == "cooperative-sticky":
+                assert len(revoked[0]) == 2, "a cooperative member gives up only what must move"
+            else:
+                assert len(revoked[0]) == 4
+            assert len(revoked[-1]) == 4, "closing gives up all"
+
+    @staticmethod
+    async def _both(first: Consumer, second: Consumer) -> None:
+        while len(first.assignment()) != 2 or len(second.assignment()) != 2:
+            await asyncio.gather(first.poll(20), second.poll(20))
+
+    async def test_no_record_is_skipped_or_read_twice_over_a_rebalance(self):
+        async with FakeCluster(t=4) as cluster:
+            for number in range(4):
+                fill(cluster, "t", number, 200)
+            seen: list[tuple[int, int]] = []
+
+            async def work(consuming: Consumer, polls: int) -> None:
+                for _ in range(polls):
+                    for partition, records in (await consuming.poll(20, max_records=10)).items():
+                        seen.extend((partition.partition, record.offset) for record in records)
+                    await asyncio.sleep(0.001)
+
+            async with consumer(cluster, "t", group_id="g") as first:
+                await work(first, 15)
+                async with consumer(cluster, "t", group_id="g") as second:
+                    await asyncio.gather(work(first, 25), work(second, 15))
+                async with asyncio.timeout(10):
+                    while len(set(seen)) < 800:
+                        await work(first, 1)
+            assert len(seen) == len(set(seen))
+
+    async def test_positions_are_committed_before_partitions_are_given_up(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 5)
+            async with consumer(cluster, "t", group_id="g") as consuming:
+                await read(consuming, 4)
+                cluster.script(HeartbeatRequest, lambda request, node: HeartbeatResponse(error_code=27))
+                before = len(cluster.sent(JoinGroupRequest))
+                await until(lambda: len(cluster.sent(JoinGroupRequest)) > before, consuming)
+                kinds = [type(request) for _, _, request in cluster.requests]
+                assert OffsetCommitRequest in kinds[: len(kinds) - kinds[::-1].index(JoinGroupRequest)]
+
+    async def test_a_member_that_was_expelled_loses_its_partitions_and_joins_again(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 5)
+            consuming, told = consumer(cluster, group_id="g", enable_auto_commit=False), Told()
+            async with consuming:
+                consuming.subscribe(["t"], listener=told)
+                await read(consuming, 2)
+                [member] = cluster.groups.group("g").members
+                cluster.groups.expel("g", member)
+                await until(lambda: ("lost", {T0}) in told.events, consuming)
+                await until(lambda: consuming.assignment() == {T0}, consuming)
+
+    async def test_a_commit_after_being_expelled_says_why(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 5)
+            async with consumer(cluster, "t", group_id="g", heartbeat_interval_ms=5_000) as consuming:
+                await read(consuming, 2)
+                [member] = cluster.groups.group("g").members
+                cluster.groups.expel("g", member)
+                with pytest.raises(
+                    KafkaError, match="no longer a member of its group: nothing was committed"
+                ) as caught:
+                    await consuming.commit()
+                assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
+                await read(consuming, 1)
+
+    async def test_a_consumer_that_does_not_poll_leaves_its_group(self):
+        async with FakeCluster(t=1) as cluster:
+            consuming = consumer(cluster, "t", group_id="g", max_poll_interval_ms=60)
+            async with consuming:
+                await until(lambda: consuming.assignment(), consuming)
+                await until(lambda: cluster.sent(LeaveGroupRequest))
+                assert not cluster.groups.group("g").members
+                await until(lambda: cluster.groups.group("g").members and consuming.assignment(), consuming)
+
+    async def test_a_static_member_does_not_leave_and_keeps_its_partitions(self):
+        async with FakeCluster(t=1) as cluster:
+            for _ in range(2):
+                async with consumer(cluster, "t", group_id="g", group_instance_id="i") as consuming:
+                    await until(lambda: consuming.assignment() == {T0}, consuming)
+            assert not cluster.sent(LeaveGroupRequest)
+            assert {request.group_instance_id for request in cluster.sent(JoinGroupRequest)} == {"i"}
+
+    async def test_a_coordinator_that_moves_is_found_again(self):
+        async with FakeCluster(nodes=2, t=1) as cluster:
+            fill(cluster, "t", 0, 3)
+            async with consumer(cluster, "t", group_id="g") as consuming:
+                await read(consuming, 3)
+                refuse = lambda request, node: HeartbeatResponse(error_code=ErrorCode.NOT_COORDINATOR)  # noqa: E731
+                cluster.coordinator = 2
+                cluster.script(HeartbeatRequest, refuse)
+                await until(
+                    lambda: any(node == 2 and isinstance(r, HeartbeatRequest) for node, _, r in cluster.requests)
+                )
+                await consuming.commit()
+
+    async def test_a_group_that_cannot_be_joined_is_an_error(self):
+        async with FakeCluster(t=1) as cluster:
+            refusal = JoinGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+            cluster.script(JoinGroupRequest, lambda request, node: refusal)
+            async with consumer(cluster, "t", group_id="g") as consuming:
+                with pytest.raises(KafkaError) as caught:
+                    await read(consuming, 1)
+                assert caught.value.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+    async def test_trouble_while_joining_passes(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 1)
+            busy = JoinGroupResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            cluster.script(JoinGroupRequest, lambda request, node: busy, lambda request, node: DROP)
+            async with consumer(cluster, "t", group_id="g") as consuming:
+                assert await read(consuming, 1) == [0]
+
+    async def test_topics_that_match_a_pattern_are_read_as_they_appear(self):
+        async with FakeCluster(t=1, other=1) as cluster:
+            consuming = consumer(cluster, group_id="g", metadata_max_age_ms=20)
+            async with consuming:
+                consuming.subscribe(pattern="t.*")
+                await until(lambda: consuming.assignment() == {T0}, consuming)
+                cluster.create("topical", 1)
+                await until(lambda: TopicPartition("topical", 0) in consuming.assignment(), consuming)
+                assert consuming.subscription() == {"t", "topical"}
+
+    async def test_the_leader_deals_anew_when_a_topic_grows(self):
+        async with FakeCluster(t=1) as cluster:
+            consuming = consumer(cluster, "t", group_id="g", metadata_max_age_ms=20)
+            async with consuming:
+                await until(lambda: consuming.assignment() == {T0}, consuming)
+                cluster.topics["t"].append(type(cluster.topics["t"][0])(1))
+                await until(lambda: consuming.assignment() == {T0, T1}, consuming)
+
+    async def test_heartbeats_go_on_while_the_application_works(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 1)
+            async with consumer(cluster, "t", group_id="g", fetch_max_wait_ms=5_000) as consuming:
+                await read(consuming, 1)
+                before = len(cluster.sent(HeartbeatRequest))
+                await asyncio.sleep(0.08)
+                assert len(cluster.sent(HeartbeatRequest)) - before >= 4, "though a fetch waits for data meanwhile"
+
+    async def test_unsubscribing_leaves_the_group(self):
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:
+            await until(lambda: consuming.assignment(), consuming)
+            await consuming.unsubscribe()
+            assert cluster.sent(LeaveGroupRequest)
+            assert not consuming.assignment()
+            consuming.assign([T0])
+            fill(cluster, "t", 0, 1)
+            assert await read(consuming, 1) == [0]
