@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.unit.broker.metadata_services import context, encoded, running_services
