@@ -47,7 +47,7 @@ class Producer(Twin):
         self._queue: deque[tuple[Any, ...]] = deque()
         self._room = threading.Event()
         self._draining = False
-        self._drained: asyncio.Event | None = None
+        self._drain_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
@@ -81,12 +81,12 @@ class Producer(Twin):
         return future
 
     def _start_draining(self) -> None:
-        asyncio.ensure_future(self._drain())  # noqa: RUF006 - it ends by itself, and flush waits for the queue
+        # Two threads may both have found that nobody drains; two drains could change the order.
+        if self._drain_task is None or self._drain_task.done():
+            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         queue, send = self._queue, self._producer.send
-        self._drained = self._drained or asyncio.Event()
-        self._drained.clear()
         while True:
             while queue:
                 future, topic, value, key, headers, partition, timestamp_ms = queue.popleft()
@@ -107,7 +107,6 @@ class Producer(Twin):
             # First say that nobody drains, then look again: a sender that saw the flag before has queued by then.
             self._draining = False
             if not queue:
-                self._drained.set()
                 return
             self._draining = True
 
@@ -120,11 +119,10 @@ class Producer(Twin):
         self._run(self._flush)
 
     async def _flush(self) -> None:
-        while self._queue or (self._drained is not None and not self._drained.is_set()):
-            if self._drained is None or self._drained.is_set():
-                await asyncio.sleep(0)
-            else:
-                await self._drained.wait()
+        while self._queue or (self._drain_task is not None and not self._drain_task.done()):
+            self._start_draining()
+            if self._drain_task is not None:
+                await asyncio.wait([self._drain_task])
         await self._producer.flush()
 
     def partitions_for(self, topic: str) -> list[PartitionDescription]:

@@ -1,0 +1,207 @@
+"""The admin client, the raw reader and the blocking twins, on a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode
+from tidelog.client import Admin, NewTopic, OffsetAndMetadata, TopicPartition, sync
+from tidelog.client.cluster import Cluster
+from tidelog.client.config import ClientConfig
+from tidelog.client.raw_fetch import RawBatches, fetch_raw
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_topics import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.records import encode_batch, iter_records
+
+FAST = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 10, "reconnect_backoff_ms": 5, "reconnect_backoff_max_ms": 10}
+T0 = TopicPartition("t", 0)
+
+
+def fill(cluster: FakeCluster, count: int, per_batch: int = 3) -> None:
+    log = cluster.topics["t"][0]
+    for at in range(0, count, per_batch):
+        numbers = range(at, min(at + per_batch, count))
+        log.append(bytes(encode_batch([(1000 + n, None, b"%d" % n, ()) for n in numbers])))
+
+
+class TestAdmin:
+    def admin(self, cluster: FakeCluster) -> Admin:
+        return Admin(bootstrap_servers=cluster.bootstrap, **FAST)
+
+    async def test_topics_are_created_described_and_listed(self):
+        async with FakeCluster(nodes=2) as cluster, self.admin(cluster) as admin:
+            await admin.create_topics([NewTopic("a", 2), NewTopic("b")])
+            assert await admin.list_topics() == ["a", "b"]
+            described = await admin.describe_topics(["a"])
+            assert [each.leader for each in described["a"].partitions] == [1, 2]
+
+    async def test_what_is_refused_is_named(self):
+        async with FakeCluster(a=1) as cluster, self.admin(cluster) as admin:
+            with pytest.raises(KafkaError, match="topic 'a'") as caught:
+                await admin.create_topics([NewTopic("a")])
+            assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+            with pytest.raises(KafkaError, match="topic 'nowhere'"):
+                await admin.describe_topics(["nowhere"])
+            assert "nowhere" not in cluster.topics, "asking does not create"
+
+    async def test_another_controller_is_looked_for_when_this_one_is_none(self):
+        refusal = CreateTopicsResponse(topics=[CreatableTopicResult(name="a", error_code=ErrorCode.NOT_CONTROLLER)])
+        async with FakeCluster() as cluster, self.admin(cluster) as admin:
+            cluster.script(CreateTopicsRequest, lambda request, node: refusal)
+            await admin.create_topics([NewTopic("a")])
+            assert "a" in cluster.topics
+
+    async def test_a_creation_that_was_not_answered_is_not_sent_twice(self):
+        async with FakeCluster() as cluster, self.admin(cluster) as admin:
+            cluster.script(CreateTopicsRequest, lambda request, node: DROP)
+            with pytest.raises(KafkaError) as caught:
+                await admin.create_topics([NewTopic("a")])
+            assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+            assert len(cluster.sent(CreateTopicsRequest)) == 1
+
+    async def test_offsets_by_name_and_time(self):
+        async with FakeCluster(t=1) as cluster, self.admin(cluster) as admin:
+            fill(cluster, 6, per_batch=1)
+            cluster.script(ListOffsetsRequest, lambda request, node: DROP)
+            assert (await admin.list_offsets({T0: "latest"}))[T0] == (6, -1, 0)
+            assert (await admin.list_offsets({T0: 1004}))[T0] == (4, 1004, 0)
+            with pytest.raises(ValueError, match="'newest' is none of earliest, latest"):
+                await admin.list_offsets({T0: "newest"})
+
+    async def test_offsets_of_a_group(self):
+        async with FakeCluster(t=1) as cluster, self.admin(cluster) as admin:
+            cluster.groups.group("g").offsets["t", 0] = (7, "note")
+            assert await admin.list_consumer_group_offsets("g") == {T0: OffsetAndMetadata(7, "note")}
+
+
+class TestRawReader:
+    async def read(self, cluster: FakeCluster, start: int, end: int, **how: Any) -> list[RawBatches]:
+        reading = Cluster(ClientConfig.from_options({"bootstrap_servers": cluster.bootstrap, **FAST}))
+        await reading.start()
+        try:
+            return [chunk async for chunk in fetch_raw(reading, T0, start, end, max_wait_ms=20, **how)]
+        finally:
+            await reading.close()
+
+    async def test_whole_batches_from_the_one_with_the_start_to_the_one_with_the_end(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, 30)
+            [chunk] = await self.read(cluster, 4, 10)
+            assert [record.offset for record in iter_records(chunk.data)] == list(range(3, 12))
+            assert (chunk.first_offset, chunk.next_offset, chunk.high_watermark) == (4, 12, 30)
+
+    async def test_leaders_and_broken_connections_are_followed(self):
+        async with FakeCluster(nodes=2, t=1) as cluster:
+            fill(cluster, 30)
+
+            def move(request: FetchRequest, node: FakeNode) -> object:
+                cluster.move_leader("t", 0, 2)
+                return DROP
+
+            cluster.script(FetchRequest, move)
+            [chunk] = await self.read(cluster, 0, 30)
+            assert chunk.next_offset == 30
+
+    async def test_offsets_that_are_gone_and_ends_that_never_come_are_errors(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, 6)
+            with pytest.raises(KafkaError) as caught:
+                await self.read(cluster, 7, 10)
+            assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+            with pytest.raises(KafkaError, match="no records came for 100 ms"):
+                await self.read(cluster, 0, 10, stall_timeout_ms=100)
+
+    async def test_nothing_between_equal_offsets(self):
+        async with FakeCluster(t=1) as cluster:
+            assert await self.read(cluster, 5, 5) == []
+            assert not cluster.sent(FetchRequest)
+
+
+@contextmanager
+def served(**topics: int) -> Iterator[FakeCluster]:
+    """A fake cluster on a loop of its own, as blocking clients need."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> FakeCluster:
+        return await FakeCluster(**topics).__aenter__()
+
+    cluster = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    try:
+        yield cluster
+    finally:
+        asyncio.run_coroutine_threadsafe(cluster.__aexit__(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class TestBlocking:
+    def test_records_go_out_and_come_back(self):
+        with served(t=2) as cluster:
+            options = {"bootstrap_servers": cluster.bootstrap, **FAST}
+            with sync.Producer(**options) as producer:
+                sent = [producer.send("t", b"%d" % n, partition=n % 2) for n in range(9_000)]
+                producer.flush()
+                assert [future.result(0).offset for future in sent] == [n // 2 for n in range(9_000)]
+                with pytest.raises(TypeError, match="not str"):
+                    producer.send("t", "text").result(2)
+            with sync.Consumer("t", group_id="g", auto_offset_reset="earliest", **options) as consumer:
+                seen = set()
+                for record in consumer:
+                    seen.add(int(record.value or b""))
+                    if len(seen) == 5_000:
+                        break
+                consumed = sum(consumer.position(partition) for partition in consumer.assignment())
+                assert consumed == 5_000, "not what was polled but what was handed out"
+            assert sum(offset for offset, _ in cluster.groups.group("g").offsets.values()) == 5_000
+
+    def test_several_threads_may_send(self):
+        with served(t=1) as cluster, sync.Producer(bootstrap_servers=cluster.bootstrap, **FAST) as producer:
+
+            def send(name: int) -> None:
+                for n in range(500):
+                    producer.send("t", b"%d %d" % (name, n))
+
+            threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            producer.flush()
+            log = [bytes(r.value or b"") for batch in cluster.topics["t"][0].batches for r in iter_records(batch)]
+            for name in range(4):
+                mine = [value for value in log if value.startswith(b"%d " % name)]
+                assert mine == [b"%d %d" % (name, n) for n in range(500)]
+
+    def test_admin_and_raw_reader(self):
+        with served(t=1) as cluster:
+            fill(cluster, 9)
+            with sync.Admin(bootstrap_servers=cluster.bootstrap) as admin:
+                admin.create_topics([NewTopic("new")])
+                assert admin.list_topics() == ["new", "t"]
+            with sync.RawReader(bootstrap_servers=cluster.bootstrap) as reader:
+                for chunk in reader.fetch(T0, 2, 8):
+                    assert chunk.next_offset == 9
+                    break
+
+    def test_threads_end_with_their_clients(self):
+        before = threading.active_count()
+        with served(t=1) as cluster:
+            for kind in (sync.Producer, sync.Admin, sync.RawReader):
+                client = kind(bootstrap_servers=cluster.bootstrap)
+                client.start()
+                client.close()
+                client.close()
+                with pytest.raises(RuntimeError, match="closed"):
+                    client.start()
+        assert threading.active_count() == before
