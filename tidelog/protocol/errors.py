@@ -166,12 +166,18 @@ class ErrorCode(IntEnum):
 
 
 class KafkaError(Exception):
-    """An expected refusal. `message` is for people and may reach the client; None means the code says it all."""
+    """An expected refusal. `message` is for people and may reach the client; None means the code says it all.
 
-    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
+    `record_errors` are (index in the batch, message) of the records to blame; a Produce answer tells them (KIP-467).
+    """
+
+    def __init__(
+        self, code: ErrorCode, message: str | None = None, record_errors: tuple[tuple[int, str], ...] = ()
+    ) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message
+        self.record_errors = record_errors
 
     def __str__(self) -> str:
         return self.code.name if self.message is None else f"{self.code.name}: {self.message}"

@@ -70,6 +70,7 @@ class ProducedPartition(NamedTuple):
     log_start_offset: int = -1
     error_message: str | None = None
     current_leader: tuple[int, int] | None = None  # (leader id, leader epoch), sent from version 10 (KIP-951)
+    record_errors: tuple[tuple[int, str], ...] = ()  # (index in the batch, message), sent from version 8 (KIP-467)
 
 
 def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
@@ -177,13 +178,17 @@ def encode_produce_response(
 
 
 def _append_produced(out: bytearray, partition: ProducedPartition, version: int) -> None:
-    index, error_code, base_offset, append_time_ms, start_offset, message, leader = partition
+    index, error_code, base_offset, append_time_ms, start_offset, message, leader, record_errors = partition
     if version < 5:
         out += _PRODUCED.pack(index, error_code, base_offset, append_time_ms)
         return
     out += _PRODUCED_WITH_START.pack(index, error_code, base_offset, append_time_ms, start_offset)
     if version >= PRODUCE_FLEXIBLE_FROM:
-        out.append(1)  # no record errors
+        append_uvarint(out, len(record_errors) + 1) if record_errors else out.append(1)
+        for batch_index, reason in record_errors:
+            out += _INT32.pack(batch_index)
+            _append_text(out, reason, True)
+            out.append(0)
         if message is None:
             out.append(0)
         else:
@@ -194,7 +199,10 @@ def _append_produced(out: bytearray, partition: ProducedPartition, version: int)
             out.append(1)
             out += _LEADER_FIELD.pack(0, 9, leader[0], leader[1], 0)
     elif version == 8:
-        out += b"\0\0\0\0"
+        _append_count(out, len(record_errors), False)
+        for batch_index, reason in record_errors:
+            out += _INT32.pack(batch_index)
+            _append_text(out, reason, False)
         _append_text(out, message, False)
 
 

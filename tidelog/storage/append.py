@@ -238,7 +238,9 @@ def _look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: A
     if len(records) != header.record_count:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{header.record_count} records announced, {len(records)} found")
     if rules.checks_keys and any(record.key is None for record in records):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "a compacted topic takes no record without a key")
+        reason = "a compacted topic takes no record without a key"
+        keyless = tuple((index, reason) for index, record in enumerate(records) if record.key is None)
+        raise KafkaError(ErrorCode.INVALID_RECORD, "One or more records have been rejected", keyless)
     if not rules.stamps_append_time:
         oldest = now_ms - rules.before_max_ms
         for record in records:

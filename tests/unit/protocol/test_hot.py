@@ -79,6 +79,7 @@ def produce_responses(draw: st.DrawFn) -> tuple[int, list[tuple[str | bytes, lis
         int64s if version >= 5 else st.just(-1),
         st.none() | names if version >= 8 else st.none(),
         st.none() | st.tuples(int32s, int32s) if version >= 10 else st.none(),
+        st.lists(st.tuples(int32s, names), max_size=2).map(tuple) if version >= 8 else st.just(()),
     )  # fmt: skip
     return version, draw(st.lists(st.tuples(topics_of(version), st.lists(produced, max_size=3)), max_size=3))
 
@@ -97,6 +98,10 @@ def test_a_produce_response_is_encoded_as_the_compiled_message_would(
                         index=p.partition_index, error_code=p.error_code, base_offset=p.base_offset,
                         log_append_time_ms=p.log_append_time_ms, log_start_offset=p.log_start_offset,
                         error_message=p.error_message,
+                        record_errors=[
+                            produce_messages.BatchIndexAndErrorMessage(batch_index=i, batch_index_error_message=m)
+                            for i, m in p.record_errors
+                        ],
                         current_leader=produce_messages.LeaderIdAndEpoch(
                             leader_id=p.current_leader[0], leader_epoch=p.current_leader[1]
                         ) if p.current_leader else produce_messages.LeaderIdAndEpoch(),

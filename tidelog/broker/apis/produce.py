@@ -142,7 +142,8 @@ def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | 
 def _refused(index: int, error: KafkaError, version: int) -> ProducedPartition:
     code = error.code
     since, instead = _SINCE.get(code, (0, code))
-    return ProducedPartition(index, instead if version < since else code, error_message=error.message)
+    code = instead if version < since else code
+    return ProducedPartition(index, code, error_message=error.message, record_errors=error.record_errors)
 
 
 def _refuse(request: ProduceRequest, version: int, correlation_id: int, error: KafkaError) -> Answer:
