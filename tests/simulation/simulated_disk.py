@@ -9,6 +9,7 @@ only what was in the process. `fail_after` makes the n-th operation that changes
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from random import Random
 
 from tidelog.storage.disk import Buffer, DirectoryEntry, DirectoryInUse, Disk, File, FileMap, Lock
@@ -165,7 +166,7 @@ class SimulatedFile:
         self._pins = 0
         self._closing = False
         self._is_open = True
-        self.write_at = self._write_at
+        self.write_at: Callable[[Buffer, int], int] = self._write_at
 
     def _write_at(self, data: Buffer, position: int) -> int:
         assert not self._closing, f"write to a closed file: {self._path}"

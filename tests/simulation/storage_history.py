@@ -7,8 +7,10 @@ counts as acknowledged as soon as the log calls it committable, otherwise when a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.simulation.storage_invariants import INVARIANTS, Broken
@@ -33,11 +35,13 @@ TRANSACTIONAL = (100, 101)
 
 
 class History:
-    """`steps`: what was done, for the report of a failure."""
+    """`steps`: what was done, for the report of a failure. `weights` and `settings` take the place of how
+    often an action is chosen and of what is drawn for the log's configuration."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, weights: Mapping[str, int] | None = None, **settings: Any) -> None:
         self.seed = seed
         self.rng = Random(seed)
+        self.weights = weights or {}
         self.steps: list[str] = []
         self.disk = SimulatedDisk(self.rng)
         self.now_ms = 1_000_000
@@ -57,6 +61,7 @@ class History:
             cleanup_policy=frozenset({"delete"}),
             preallocate=rng.random() < 0.1,
         )
+        self.config = replace(self.config, **settings)
         self.sequences: dict[int, int] = {}
         self.producer_epochs = dict.fromkeys((*range(PRODUCERS), *TRANSACTIONAL), 0)
         self.transactions: set[int] = set()
@@ -92,7 +97,8 @@ class History:
 
     def _run(self) -> None:
         self.survive(self.open)
-        doers, weights = zip(*self.actions)
+        doers = [action for action, _ in self.actions]
+        weights = [self.weights.get(action.__name__, weight) for action, weight in self.actions]
         for action in self.rng.choices(doers, weights, k=STEPS):
             if self.rng.random() < 0.06:
                 self.disk.fail_after(self.rng.randint(1, 12))
@@ -282,6 +288,8 @@ class History:
 
     def flush(self) -> None:
         self.finish_flush()
+        if self.rng.random() < 0.05:
+            self.disk.fail_after(self.rng.randint(1, 5))  # between one sync of a flush and the next
         if self.rng.random() < 0.05:
             self.fail_sync()
             return

@@ -1,6 +1,7 @@
 """What must hold of a log whenever it was opened: one named class per promise.
 
-Each is given the log and the model of it, changes nothing that matters, and raises `Broken` with what it saw. They are the vocabulary of the storage simulation; a planted bug must be caught by the one that names it.
+Each is given the log and the model of it, changes nothing that matters, and raises `Broken` with what it saw. They are
+the vocabulary of the storage simulation; a planted bug must be caught by the one that names it.
 """
 
 from __future__ import annotations

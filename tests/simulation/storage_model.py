@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class AppendedBatch:
-    """`data` as stamped by the log; `sent` as the producer sent it; `ends`: whether it aborts a transaction, or None."""
+    """`data` as stamped by the log, `sent` by the producer; `ends`: does it abort a transaction? None: it is data."""
 
     base_offset: int
     last_offset: int

@@ -21,6 +21,7 @@ from tidelog.storage.checkpoints import CLEAN_SHUTDOWN_FILE
 from tidelog.storage.flush import Durability, FlushTask
 from tidelog.storage.leader_epochs import LeaderEpochs
 from tidelog.storage.log import PartitionLog
+from tidelog.storage.log_config import INT64_MAX
 from tidelog.storage.log_directory import LogDirectory
 from tidelog.storage.producer_snapshots import ProducerSnapshots
 from tidelog.storage.producer_state import ProducerState
@@ -29,7 +30,7 @@ from tidelog.storage.sparse_index import SparseIndex
 
 CHUNK = 50
 SEEDS = int(os.environ.get("TIDELOG_SEEDS", "300"))
-PLANTED_SEEDS = 600
+PLANTED_SEEDS = 2000
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +147,7 @@ def forget_sequences_on_replay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProducerState, "replay", blind)
 
 
-PLANTS: list[tuple[Plant, str]] = [
+PLANTS = [
     (skip_the_fsync, "AcknowledgedRecordsArePresent"),
     (sync_files_but_not_directories, "AcknowledgedRecordsArePresent"),
     (acknowledge_before_the_flush, "AcknowledgedRecordsArePresent"),
@@ -155,10 +156,7 @@ PLANTS: list[tuple[Plant, str]] = [
     (scan_without_the_crc, "LogIsAPrefixOfWhatWasAppended"),
     (leave_segments_behind_a_gap, "LogIsAPrefixOfWhatWasAppended"),
     (keep_the_clean_marker, "LogIsAPrefixOfWhatWasAppended"),
-    (truncate_without_checkpointing, "LogIsAPrefixOfWhatWasAppended"),
-    (checkpoint_the_end_of_an_open_segment, "TimestampsAreFound"),
     (delete_before_the_log_start_is_checkpointed, "LogStartIsWhereItWasPut"),
-    (keep_epochs_of_a_lost_tail, "LeaderEpochsAgree"),
     (trust_a_snapshot_from_the_future, "ProducersAreRemembered"),
     (forget_sequences_on_replay, "ProducersAreRemembered"),
 ]
@@ -167,12 +165,54 @@ PLANTS: list[tuple[Plant, str]] = [
 @pytest.mark.parametrize(("plant", "invariant"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_caught(plant: Plant, invariant: str, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
+    hunt(invariant, {}, {})
+
+
+# These need several things to come together, so their histories are steered to where they do.
+NO_FLUSH = {"flush_messages": INT64_MAX}
+QUIET = dict.fromkeys(("begin_flush", "finish_flush", "maintain", "delete_records", "restart_cleanly"), 0)
+DEEP_PLANTS = [
+    (
+        truncate_without_checkpointing,
+        "LogIsAPrefixOfWhatWasAppended",
+        {"append": 60, "truncate": 5, "checkpoint": 6, "flush": 4, "lose_power": 3, **QUIET},
+        {"segment_bytes": 1000, "retention_bytes": -1, **NO_FLUSH},
+    ),
+    (
+        keep_epochs_of_a_lost_tail,
+        "LeaderEpochsAgree",
+        {"append": 30, "lose_power": 5, "end_process": 5, "flush": 3, "truncate": 0},
+        NO_FLUSH,
+    ),
+    (
+        checkpoint_the_end_of_an_open_segment,
+        "TimestampsAreFound",
+        {"checkpoint": 8, "flush": 12, "lose_power": 3},
+        {"segment_bytes": 1000},
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "invariant", "weights", "settings"), DEEP_PLANTS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_deeply_planted_bug_is_caught(
+    plant: Plant, invariant: str, weights: dict[str, int], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    for seed in range(20):
+        History(seed, weights, **settings).run()  # the soil itself is sound
+    plant(monkeypatch)
+    hunt(invariant, weights, settings)
+
+
+def hunt(invariant: str, weights: dict[str, int], settings: dict[str, Any]) -> None:
     caught: set[str] = set()
     for seed in range(PLANTED_SEEDS):
         try:
-            History(seed).run()
+            History(seed, weights, **settings).run()
         except Exception as error:
             caught.add(f"{type(error).__name__}: {error}")
             if invariant in str(error):
                 return
-    pytest.fail(f"{plant.__name__} was not caught by {invariant}, only by {sorted(caught)[:5]}")
+    pytest.fail(f"not caught by {invariant}, only by {sorted(caught)[:5]}")

@@ -35,6 +35,7 @@ class FlushTask:
         file = segment.file
         file.pin()
         self._files.append(file)
+        segment.synced_bytes = max(0, segment.synced_bytes)
         self.segments.append((segment, segment.size_bytes))
 
     def add_paths(self, paths: list[str]) -> None:
@@ -166,7 +167,8 @@ class Durability:
             raise task.error
         if self._truncated_to == INT64_MAX:
             for segment, size_bytes in task.segments:
-                segment.synced_bytes = max(segment.synced_bytes, size_bytes)
+                if segment.synced_bytes >= 0:  # else it was trimmed while the task ran
+                    segment.synced_bytes = max(segment.synced_bytes, size_bytes)
         self.recovery_point = max(self.recovery_point, min(task.target_offset, self._truncated_to))
         self._seal_in_task = INT64_MAX
         self.is_wanted = self._unsynced_seal != INT64_MAX

@@ -43,9 +43,9 @@ class PartitionLog:
     """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
 
     __slots__ = (
-        "_flush_at", "_rules", "_segment_bytes", "clock_ms", "config", "directory", "disk", "durability", "failure",
-        "high_watermark", "is_closed", "jitter_ms", "leader_epochs", "log_end_offset", "log_start_offset", "partition",
-        "producers", "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
+        "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "clock_ms", "config", "directory", "disk",
+        "durability", "failure", "high_watermark", "is_closed", "jitter_ms", "leader_epochs", "log_end_offset",
+        "log_start_offset", "partition", "producers", "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class PartitionLog:
         """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
         self.failure: str | None = None
         self.is_closed = False
+        self._end_at_maintenance = -1
         self.clock_ms = now_ms
         """Some time not long ago, for deadlines that need no precision."""
         self.durability = Durability(disk, loaded.recovery_point, config.flush_messages, now_ms)
@@ -286,12 +287,19 @@ class PartitionLog:
             return ReadResult([], 0, offset)
         try:
             return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
-        except CorruptIndex as error:
-            self._mend(error)
+        except (CorruptIndex, OSError) as error:
+            return self._read_again(error, offset, max_bytes, upper_offset, min_one_batch)
+
+    def _read_again(
+        self, error: Exception, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool
+    ) -> ReadResult:
         try:
-            return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
-        except CorruptIndex as error:
-            raise CorruptLog(str(error)) from error
+            if isinstance(error, CorruptIndex):
+                self._mend(error)
+                return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
+            raise error
+        except (CorruptIndex, OSError) as last:
+            raise CorruptLog(f"{self.directory}: {last}") from error
 
     def _mend(self, error: CorruptIndex) -> None:
         _log.warning("an index is rebuilt: %s", error)
@@ -384,12 +392,15 @@ class PartitionLog:
 
     def maintain(self, now_ms: int) -> None:
         """Retention, time-based flushing, forgetting silent producers, removing files whose time has come."""
+        is_idle = self.log_end_offset == self._end_at_maintenance
+        self._end_at_maintenance = self.log_end_offset
         self.clock_ms = now_ms
         shortening.apply_retention(self, now_ms)
         self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
         if now_ms - self.durability.last_flush_ms >= self.config.flush_ms:
             self.durability.is_wanted = True
         self.segments.remove_doomed(now_ms)
+        self.segments.release(keep_active=not is_idle)
 
     def close(self) -> None:
         """Leave everything on the device, so that a clean start needs no scan."""

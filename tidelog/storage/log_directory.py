@@ -188,6 +188,8 @@ class LogDirectory:
                 log.durability.note_path(file)
             log.durability.note_directory(directory)
             log.durability.note_directory(self.path)
+        if log.committable_offset < log.log_end_offset:
+            log.flush()  # or what was acknowledged before the crash would be hidden until somebody flushes
         return log
 
     # Upkeep

@@ -118,8 +118,11 @@ def _bytes(segment: Segment, start: int, length: int) -> Region:
     return data
 
 
-def position_of(segment: Segment, offset: int) -> int:
-    """Where the batch lies that holds `offset`, or the first one after it; the segment's end past its last batch."""
+def position_of(segment: Segment, offset: int, *, wait: bool = False) -> int:
+    """Where the batch lies that holds `offset`, or the first one after it; the segment's end past its last batch.
+
+    With `wait` the device is waited for; without, ColdRead is raised.
+    """
     recent = segment.recent_offsets
     if recent and offset >= recent[0]:
         if offset >= segment.next_offset:
@@ -134,7 +137,7 @@ def position_of(segment: Segment, offset: int) -> int:
         return segment.size_bytes
     row = segment.offset_index.floor(offset)
     start = row[1] if row is not None else 0
-    for position, base_offset, last_offset, _ in walk(segment, start):
+    for position, base_offset, last_offset, _ in walk(segment, start, wait=wait):
         if row is not None and position == start and last_offset != row[0]:
             raise CorruptIndex(segment.path, f"the index has offset {row[0]} at {start}, there is {base_offset}")
         if last_offset >= offset:

@@ -304,8 +304,8 @@ def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -
             break
         if index + 1 < len(segments) and segments[index + 1].base_offset <= producers.end_offset:
             continue
-        start = position_of(segment, producers.end_offset) if producers.end_offset > segment.base_offset else 0
         try:
+            start = position_of(segment, producers.end_offset, wait=True)
             for position, header in headers(segment, start):
                 if header.last_offset >= end_offset:
                     break

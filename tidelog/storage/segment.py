@@ -215,7 +215,11 @@ class Segment:
         if self._map is None or self._map.size_bytes < end:
             if self._map is not None:
                 self._loose_maps = [loose for loose in (*self._loose_maps, self._map) if not loose.close()]
-            self._map = self.file.map(self.size_bytes)
+            self._map = None
+            try:
+                self._map = self.file.map(self.size_bytes)
+            except ValueError as error:
+                raise OSError(5, f"the file is shorter than {self.size_bytes} bytes", self.path) from error
         return self._map.view
 
     def release(self) -> None:

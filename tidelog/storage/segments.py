@@ -103,6 +103,8 @@ class Segments:
                 self._disk.remove(path)
             self.doomed = [item for item in self.doomed if item[0] > now_ms]
 
-    def release(self) -> None:
+    def release(self, *, keep_active: bool = False) -> None:
+        """Give back descriptors and maps; what is still needed opens them again."""
         for segment in self._list:
-            segment.release()
+            if not (keep_active and segment is self.active):
+                segment.release()
