@@ -136,14 +136,15 @@ def group_entries(config: NodeConfig, layers: Layers, overrides: Mapping[str, st
     """Every group key; `consumer.session.timeout.ms` falls back to the broker's `group.consumer.session.timeout.ms`."""
     for name, definition in sorted(GROUP.items()):
         broker_key = f"group.{name}"
-        synonyms = _chain(config, layers, broker_key) if broker_key in BROKER else []
+        if broker_key in BROKER:
+            synonyms = _chain(config, layers, broker_key)
+        else:
+            synonyms = [Synonym(name, definition.default, DEFAULT_SOURCE)]
         value = overrides.get(name)
         if value is not None:
             synonyms.insert(0, Synonym(name, value, GROUP_SOURCE))
-        elif synonyms:
-            value = synonyms[0].value
         else:
-            value = definition.default
+            value = synonyms[0].value
         yield _entry(definition, canonical_text(definition, value), synonyms, read_only=False)
 
 

@@ -67,9 +67,12 @@ def _created(services: Services, topic: CreatedTopic) -> CreatableTopicResult:
         text = topic.configs.get(name)
         if text is None and definition.update_mode == INTERNAL:
             continue
-        value = config.topic_default(name, layers) if text is None else text
-        source = effective_topic_source(config, layers, name) if text is None else TOPIC_SOURCE
-        configs.append(CreatableTopicConfigs(name=name, value=canonical_text(definition, value), config_source=source))
+        if text is None:
+            value = canonical_text(definition, config.topic_default(name, layers))
+            source = effective_topic_source(config, layers, name)
+        else:
+            value, source = text, TOPIC_SOURCE  # as it was given, as Kafka answers
+        configs.append(CreatableTopicConfigs(name=name, value=value, config_source=source))
     return CreatableTopicResult(
         name=topic.name,
         topic_id=topic.topic_id,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-from tidelog.broker.cluster_view import NO_SUCH_TOPIC
 from tidelog.broker.config_definitions_types import STRING
 from tidelog.broker.config_entries import (
     BROKER_LOGGER_SOURCE,
@@ -71,7 +70,7 @@ def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[
         if problem is not None:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if name not in image.topics_by_name:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
         return topic_entries(config, layers, image.topic_config(name))
     if kind == BROKER_RESOURCE:
         if not name:
