@@ -186,8 +186,9 @@ class Partitions:
     def _advanced(self, partition: Partition) -> None:
         """The high watermark, the log start or the leader of a partition has changed."""
         watch = self._watches[partition]
-        for entry in watch.fetches:
-            entry.changed()
+        if watch.fetches:
+            for entry in watch.fetches:
+                entry.changed()
         if watch.produces:
             for callback in watch.produces.reached(partition.high_watermark):
                 callback(None)

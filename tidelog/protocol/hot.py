@@ -24,6 +24,12 @@ _INT32 = Struct(">i")
 _FRAME_HEAD = Struct(">ii")
 _ONE_PARTITION_HEAD = Struct(">BhiBB")  # transactional id, acks, timeout, topics, length of the name
 _ONE_PARTITION_INDEX = Struct(">Bi")  # partitions, index
+# Size, correlation id, header tags, topics, length of the name; then after the name: partitions, index, error, offset,
+# append time, log start, record errors, message, three times no tags around the throttle time.
+_ONE_PRODUCED_HEAD = Struct(">iiBBB")
+_ONE_PRODUCED_TAIL = Struct(">BihqqqBBBBiB")
+_ONE_PRODUCED_BYTES = 47
+_ANSWERED_ACKS = (-1, 1)
 _PRODUCED = Struct(">ihqq")
 _PRODUCED_WITH_START = Struct(">ihqqq")
 _LEADER_FIELD = Struct(">BBiiB")  # tag, size, leader id, leader epoch, no tags
@@ -75,13 +81,6 @@ class ProducedPartition(NamedTuple):
 
 def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
     """Decode a Produce request body; bytes behind it are ignored. Raises MalformedMessage."""
-    if version >= PRODUCE_FLEXIBLE_FROM and version < TOPIC_ID_FROM:
-        try:
-            request = _one_partition(buffer)
-        except (IndexError, StructError, UnicodeDecodeError):
-            request = None  # the compiled decoder says what is wrong with it
-        if request is not None:
-            return request
     message, _ = ProduceMessage.read(buffer, 0, version)
     by_id = version >= TOPIC_ID_FROM
     return ProduceRequest(
@@ -98,10 +97,29 @@ def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
     )
 
 
-def _one_partition(buffer: memoryview) -> ProduceRequest | None:
-    """A flexible request with no transaction, one topic, one partition and no tags; None for any other."""
+class OneProduce(NamedTuple):
+    """A Produce request of one partition, no transaction and acks of 1 or all, as librdkafka sends it."""
+
+    topic: str
+    index: int
+    records: memoryview
+    acks: int
+    timeout_ms: int
+
+
+def decode_one_produce(buffer: memoryview, version: int) -> OneProduce | None:
+    """The request, if it is flexible and of one topic by name, one partition and no tags; None for any other."""
+    if not PRODUCE_FLEXIBLE_FROM <= version < TOPIC_ID_FROM:
+        return None
+    try:
+        return _one_produce(buffer)
+    except (IndexError, StructError, UnicodeDecodeError):
+        return None  # `decode_produce` says what is wrong with it
+
+
+def _one_produce(buffer: memoryview) -> OneProduce | None:
     transactional_id, acks, timeout_ms, topics, name_length = _ONE_PARTITION_HEAD.unpack_from(buffer)
-    if transactional_id or topics != 2 or not 1 < name_length < 0x80:
+    if transactional_id or topics != 2 or not 1 < name_length < 0x80 or acks not in _ANSWERED_ACKS:
         return None
     name_end = 8 + name_length
     partitions, index = _ONE_PARTITION_INDEX.unpack_from(buffer, name_end)
@@ -125,7 +143,20 @@ def _one_partition(buffer: memoryview) -> ProduceRequest | None:
     end = position + length - 1
     if length == 0 or end + 3 != len(buffer) or buffer[end] or buffer[end + 1] or buffer[end + 2]:
         return None
-    return ProduceRequest(None, acks, timeout_ms, [(str(buffer[9:name_end], "utf-8"), [(index, buffer[position:end])])])
+    return OneProduce(str(buffer[9:name_end], "utf-8"), index, buffer[position:end], acks, timeout_ms)
+
+
+def encode_one_produced(
+    correlation_id: int, topic: str, index: int, base_offset: int, log_append_time_ms: int, log_start_offset: int
+) -> bytes:
+    """The whole response frame to a `OneProduce` that succeeded."""
+    name = topic.encode()
+    length = len(name)
+    return (
+        _ONE_PRODUCED_HEAD.pack(_ONE_PRODUCED_BYTES + length, correlation_id, 0, 2, length + 1)
+        + name
+        + _ONE_PRODUCED_TAIL.pack(2, index, 0, base_offset, log_append_time_ms, log_start_offset, 1, 0, 0, 0, 0, 0)
+    )
 
 
 def _append_text(out: bytearray, text: str | None, flexible: bool) -> None:

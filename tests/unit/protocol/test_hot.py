@@ -13,8 +13,10 @@ from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.hot import (
     FetchedPartition,
     ProducedPartition,
+    decode_one_produce,
     decode_produce,
     encode_fetch_response,
+    encode_one_produced,
     encode_produce_response,
 )
 from tidelog.protocol.messages import fetch as fetch_messages
@@ -69,6 +71,36 @@ def test_a_produce_request_is_decoded_as_the_compiled_message_wrote_it(case: tup
         message.transactional_id, message.acks, message.timeout_ms,
     )  # fmt: skip
     assert [(t, [(i, None if r is None else bytes(r)) for i, r in ps]) for t, ps in decoded.topics] == topics
+
+
+@given(produce_requests())
+def test_the_request_of_one_partition_is_recognised_and_no_other(case: tuple[int, Any, list[Any]]) -> None:
+    version, message, topics = case
+    one = decode_one_produce(memoryview(message.encode(version)), version)
+    is_one = (
+        9 <= version < 13
+        and message.transactional_id is None
+        and message.acks != 0
+        and len(topics) == 1
+        and len(topics[0][0].encode()) < 127
+        and len(topics[0][1]) == 1
+        and topics[0][1][0][1] is not None
+    )
+    assert (one is not None) == is_one
+    if one is not None:
+        [(topic, [(index, records)])] = topics
+        assert (one.topic, one.index, bytes(one.records)) == (topic, index, records)
+        assert (one.acks, one.timeout_ms) == (message.acks, message.timeout_ms)
+
+
+@given(int32s, st.text(alphabet="abcå-", min_size=1, max_size=60), int32s, int64s, int64s, int64s)
+def test_the_answer_to_one_partition_is_the_same_as_among_many(
+    correlation_id: int, topic: str, index: int, base_offset: int, append_time_ms: int, start_offset: int
+) -> None:
+    partition = ProducedPartition(index, 0, base_offset, append_time_ms, start_offset)
+    one = encode_one_produced(correlation_id, topic, index, base_offset, append_time_ms, start_offset)
+    for version in (9, 10, 11, 12):
+        assert one == encode_produce_response(correlation_id, version, [(topic, [partition])])
 
 
 @st.composite

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 from tidelog.broker.context import Deferred, Services
 from tidelog.protocol.compression import ZSTD
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.hot import ProducedPartition, ProduceRequest, decode_produce, encode_produce_response
+from tidelog.protocol.hot import (
+    OneProduce,
+    ProducedPartition,
+    ProduceRequest,
+    decode_one_produce,
+    decode_produce,
+    encode_one_produced,
+    encode_produce_response,
+)
 from tidelog.protocol.record_batch import read_header
+from tidelog.replication.partition import ACKS_ALL
 
 if TYPE_CHECKING:
     from tidelog.broker.connection import KafkaConnection
@@ -27,6 +36,7 @@ log = logging.getLogger("tidelog.produce")
 API_KEY = 0
 VERSIONS = range(3, 14)
 ZSTD_FROM = 7
+ACKS = (ACKS_ALL, 0, 1)
 
 # From these versions on a client may be told of the errors on the left; older ones get the one on the right.
 _SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
@@ -40,9 +50,12 @@ def serve(
     services: Services, body: memoryview, version: int, correlation_id: int, connection: KafkaConnection
 ) -> Answer:
     """Append all batches of a request. Raises MalformedMessage."""
+    one = decode_one_produce(body, version)
+    if one is not None:
+        return _serve_one(services, one, version, correlation_id)
     request = decode_produce(body, version)
     acks = request.acks
-    if acks not in (-1, 0, 1):
+    if acks not in ACKS:
         return _refuse(request, version, correlation_id, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
     if request.transactional_id is not None:
         error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
@@ -65,7 +78,7 @@ def serve(
                 failed = True
                 answered.append(_refused(index, error, version))
                 continue
-            if acks == -1 and partition.log.high_watermark <= info.last_offset:
+            if acks == ACKS_ALL and partition.log.high_watermark <= info.last_offset:
                 waiting.append((partition, info.last_offset + 1, answered, len(answered)))
             answered.append(
                 ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)
@@ -79,6 +92,26 @@ def serve(
     if not waiting:
         return encode_produce_response(correlation_id, version, topics)
     return _Parked(services, topics, waiting, request.timeout_ms, version, correlation_id)
+
+
+def _serve_one(services: Services, request: OneProduce, version: int, correlation_id: int) -> Answer:
+    """What librdkafka sends: the same as `serve` without its loops."""
+    topic, index, records, acks, timeout_ms = request
+    partitions = services.partitions
+    try:
+        partition = partitions.leader(topic, index)
+        if partition.is_internal:
+            _refuse_what_the_log_would_take(partition, records, version)
+        info = partitions.append(partition, records, services.clock_ms(), acks)
+    except KafkaError as error:
+        return encode_produce_response(correlation_id, version, [(topic, [_refused(index, error, version)])])
+    if acks == ACKS_ALL and partition.log.high_watermark <= info.last_offset:
+        answered = [ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)]
+        waiting = [(partition, info.last_offset + 1, answered, 0)]
+        return _Parked(services, [(topic, answered)], waiting, timeout_ms, version, correlation_id)
+    return encode_one_produced(
+        correlation_id, topic, index, info.first_offset, info.log_append_time_ms, info.log_start_offset
+    )
 
 
 class _Parked(Deferred):
