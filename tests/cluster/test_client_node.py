@@ -1,0 +1,283 @@
+"""Our client against real nodes, Tidelog and Apache Kafka alike, and in one group with librdkafka."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tidelog.bench import peers
+from tidelog.bench.processes import ServerProcess, TidelogProcess
+from tidelog.client import (
+    Admin,
+    Consumer,
+    NewTopic,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    Producer,
+    TopicPartition,
+    sync,
+)
+from tidelog.client.cluster import Cluster
+from tidelog.client.config import ClientConfig
+from tidelog.client.raw_fetch import fetch_raw
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.records import iter_records
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "3",
+    "log.flush.interval.messages": "1",
+}
+_topics = itertools.count()
+
+
+@pytest.fixture(scope="module", params=["tidelog", "kafka"])
+def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp(request.param)
+    if request.param == "tidelog":
+        with TidelogProcess(directory, options=OPTIONS) as tidelog:
+            yield tidelog
+        return
+    if (reason := peers.why_unavailable()) is not None:
+        pytest.skip(reason)
+    with peers.KafkaProcess(directory, options=OPTIONS, heap="512m") as kafka:
+        yield kafka
+
+
+async def make_topic(node: ServerProcess, partitions: int = 1, **configs: str) -> str:
+    name = f"topic-{next(_topics)}"
+    async with Admin(bootstrap_servers=node.bootstrap) as admin:
+        configs = {key.replace("_", "."): value for key, value in configs.items()}
+        await admin.create_topics([NewTopic(name, partitions, 1, configs)])
+    return name
+
+
+async def read_all(node: ServerProcess, topic: str, count: int, **options: Any) -> list[Any]:
+    found: list[Any] = []
+    options = {"auto_offset_reset": "earliest", **options}
+    async with Consumer(topic, bootstrap_servers=node.bootstrap, **options) as consumer, asyncio.timeout(30):
+        while len(found) < count:
+            for records in (await consumer.poll(1000)).values():
+                found.extend(records)
+    return found
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_records_come_back_as_they_went(node, codec):
+    topic = await make_topic(node, 3)
+    async with Producer(bootstrap_servers=node.bootstrap, compression_type=codec) as producer:
+        for number in range(3_000):
+            key = None if number % 7 == 0 else b"k%d" % (number % 50)
+            value = None if number % 11 == 0 else b"%d" % number * 20
+            await producer.send(
+                topic, value, key, headers=[("n", b"%d" % number), ("nil", None)], timestamp_ms=10_000 + number
+            )
+    records = await read_all(node, topic, 3_000)
+    numbers = [record.timestamp_ms - 10_000 for record in records]
+    assert sorted(numbers) == list(range(3_000))
+    for record, number in zip(records, numbers):
+        assert record.key == (None if number % 7 == 0 else b"k%d" % (number % 50))
+        assert record.value == (None if number % 11 == 0 else b"%d" % number * 20)
+        assert record.headers == (("n", b"%d" % number), ("nil", None))
+    by_key: dict[bytes, list[int]] = {}
+    for record, number in zip(records, numbers):
+        if record.key is not None:
+            by_key.setdefault(record.key, []).append(number)
+    assert all(of_key == sorted(of_key) for of_key in by_key.values()), "the order of a key"
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+async def test_every_level_of_acknowledgement(node, acks):
+    topic = await make_topic(node)
+    async with Producer(bootstrap_servers=node.bootstrap, acks=acks, linger_ms=0) as producer:
+        sent = [await producer.send_and_wait(topic, b"%d" % number) for number in range(20)]
+    assert [each.offset for each in sent] == ([-1] * 20 if acks == "0" else list(range(20)))
+    assert [record.value for record in await read_all(node, topic, 20)] == [b"%d" % number for number in range(20)]
+
+
+async def test_nothing_is_lost_or_doubled_over_hard_kills(node):
+    topic = await make_topic(node, 2)
+    acknowledged: list[bytes] = []
+    begun: asyncio.Future[Any]
+    options = {"batch_size": 2_000, "linger_ms": 1, "request_timeout_ms": 3_000, "delivery_timeout_ms": 60_000}
+
+    async with Producer(bootstrap_servers=node.bootstrap, **options) as producer:
+
+        async def send(first: int) -> None:
+            pending = []
+            for number in range(first, first + 20_000):
+                value = b"%d" % number
+                pending.append((value, await producer.send(topic, value, partition=number % 2)))
+                if number == first:
+                    pending[0][1].add_done_callback(begun.set_result)
+            for value, future in pending:
+                await future
+                acknowledged.append(value)
+
+        for first in (0, 20_000):
+            begun = asyncio.get_running_loop().create_future()
+            sending = asyncio.create_task(send(first))
+            await begun
+            node.kill()
+            assert not sending.done(), "the kill comes while records are on their way"
+            await asyncio.to_thread(node.start)
+            await sending
+    values = [record.value for record in await read_all(node, topic, 40_000)]
+    assert len(acknowledged) == 40_000
+    assert Counter(values) == Counter(acknowledged)
+    for parity in range(2):
+        numbers = [int(value) for value in values if int(value) % 2 == parity]
+        assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+async def test_a_group_shares_the_work_and_commits_it(node, strategy):
+    topic = await make_topic(node, 4)
+    group = f"group-{topic}"
+    async with Producer(bootstrap_servers=node.bootstrap) as producer:
+        for number in range(4_000):
+            await producer.send(topic, b"%d" % number, partition=number % 4)
+    seen: Counter[bytes] = Counter()
+    options = {
+        "bootstrap_servers": node.bootstrap,
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "partition_assignment_strategy": strategy,
+        "heartbeat_interval_ms": 100,
+        "max_poll_records": 50,
+    }
+
+    async def work(consumer: Consumer) -> None:
+        for records in (await consumer.poll(100)).values():
+            seen.update(record.value or b"" for record in records)
+
+    async with asyncio.timeout(60), Consumer(topic, **options) as first:
+        while not seen:
+            await work(first)
+        assert len(first.assignment()) == 4
+        async with Consumer(topic, **options) as second:
+            while len(second.assignment()) != 2 or len(first.assignment()) != 2:
+                await asyncio.gather(work(first), work(second))
+            await asyncio.gather(work(first), work(second))
+        while len(first.assignment()) != 4 or len(seen) < 4_000:
+            await work(first)
+    assert set(seen.values()) == {1}, "clean hand-overs read nothing twice"
+    async with Admin(bootstrap_servers=node.bootstrap) as admin:
+        committed = await admin.list_consumer_group_offsets(group)
+    assert committed == {TopicPartition(topic, number): OffsetAndMetadata(1_000, "", 0) for number in range(4)}
+
+
+async def test_seeks_times_and_limits(node):
+    topic = await make_topic(node, 1, max_message_bytes="2000")
+    partition = TopicPartition(topic, 0)
+    async with Producer(bootstrap_servers=node.bootstrap, linger_ms=0) as producer:
+        for number in range(100):
+            await producer.send_and_wait(topic, b"%d" % number, timestamp_ms=50_000 + 10 * number)
+        with pytest.raises(KafkaError) as caught:
+            await producer.send_and_wait(topic, b"x" * 3_000)
+        assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+        assert (await producer.send_and_wait(topic, b"100", timestamp_ms=60_000)).offset == 100
+    async with Consumer(bootstrap_servers=node.bootstrap, group_id=f"g-{topic}") as consumer:
+        consumer.assign([partition])
+        found = await consumer.offsets_for_times({partition: 50_123})
+        assert found == {partition: OffsetAndTimestamp(13, 50_130, 0)}
+        assert await consumer.end_offsets([partition]) == {partition: 101}
+        consumer.seek(partition, 13)
+        [record, *_] = (await consumer.poll(2_000))[partition]
+        assert record.value == b"13"
+        await consumer.commit({partition: OffsetAndMetadata(14, "said")})
+        assert await consumer.committed(partition) == {partition: OffsetAndMetadata(14, "said", -1)}
+
+
+async def test_raw_batches_are_what_was_sent(node):
+    topic = await make_topic(node)
+    async with Producer(bootstrap_servers=node.bootstrap, compression_type="lz4") as producer:
+        for number in range(20_000):
+            await producer.send(topic, b"%d" % number)
+    cluster = Cluster(ClientConfig.from_options({"bootstrap_servers": node.bootstrap}))
+    await cluster.start()
+    try:
+        values = []
+        async for chunk in fetch_raw(cluster, TopicPartition(topic, 0), 1_000, 19_000, chunk_bytes=20_000):
+            values += [record.value for record in iter_records(chunk.data) if 1_000 <= record.offset < 19_000]
+    finally:
+        await cluster.close()
+    assert values == [b"%d" % number for number in range(1_000, 19_000)]
+
+
+def test_the_blocking_clients(node):
+    options = {"bootstrap_servers": node.bootstrap}
+    with sync.Admin(**options) as admin:
+        topic = f"blocking-{next(_topics)}"
+        admin.create_topics([NewTopic(topic, 2, 1)])
+        assert topic in admin.list_topics()
+        assert admin.describe_configs(topics=[topic])[topic]["cleanup.policy"].value == "delete"
+        assert len(admin.describe_cluster().nodes) == 1
+        with sync.Producer(**options) as producer:
+            futures = [producer.send(topic, b"%d" % number) for number in range(10_000)]
+            producer.flush()
+            assert all(future.result(0).offset >= 0 for future in futures)
+        with sync.Consumer(topic, group_id=topic, auto_offset_reset="earliest", **options) as consumer:
+            values = {int(record.value or b"") for record in itertools.islice(consumer, 10_000)}
+        assert values == set(range(10_000))
+        committed = admin.list_consumer_group_offsets(topic)
+        assert sum(offset.offset for offset in committed.values()) == 10_000
+        admin.delete_topics([topic])
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+async def test_one_group_with_librdkafka(node, strategy):
+    confluent = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    topic = await make_topic(node, 4)
+    theirs = confluent.Consumer(
+        {
+            "bootstrap.servers": node.bootstrap,
+            "group.id": f"mixed-{topic}",
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": strategy,
+            "heartbeat.interval.ms": 100,
+        }
+    )
+    theirs.subscribe([topic])
+    seen: Counter[bytes] = Counter()
+
+    def work_theirs() -> None:
+        message = theirs.poll(0.05)
+        if message is not None and message.error() is None:
+            seen[message.value()] += 1
+
+    ours = Consumer(
+        topic,
+        bootstrap_servers=node.bootstrap,
+        group_id=f"mixed-{topic}",
+        auto_offset_reset="earliest",
+        partition_assignment_strategy=strategy,
+        heartbeat_interval_ms=100,
+    )
+    try:
+        async with asyncio.timeout(60), ours:
+            while len(ours.assignment()) != 2 or len(theirs.assignment()) != 2:
+                await asyncio.gather(asyncio.to_thread(work_theirs), ours.poll(50))
+            assert {part.partition for part in theirs.assignment()} | {
+                part.partition for part in ours.assignment()
+            } == {0, 1, 2, 3}
+            async with Producer(bootstrap_servers=node.bootstrap) as producer:
+                for number in range(400):
+                    await producer.send(topic, b"%d" % number, partition=number % 4)
+            while len(seen) < 400:
+                _, records = await asyncio.gather(asyncio.to_thread(work_theirs), ours.poll(20))
+                for batch in records.values():
+                    seen.update(record.value or b"" for record in batch)
+        async with asyncio.timeout(30):
+            while len(theirs.assignment()) != 4:
+                await asyncio.to_thread(work_theirs)
+    finally:
+        await asyncio.to_thread(theirs.close)
+    assert set(seen.values()) == {1}
