@@ -101,7 +101,7 @@ class OneProduce(NamedTuple):
     """A Produce request of one partition, no transaction and acks of 1 or all, as librdkafka sends it."""
 
     topic: str
-    index: int
+    partition_index: int
     records: memoryview
     acks: int
     timeout_ms: int

@@ -89,7 +89,7 @@ def test_the_request_of_one_partition_is_recognised_and_no_other(case: tuple[int
     assert (one is not None) == is_one
     if one is not None:
         [(topic, [(index, records)])] = topics
-        assert (one.topic, one.index, bytes(one.records)) == (topic, index, records)
+        assert (one.topic, one.partition_index, bytes(one.records)) == (topic, index, records)
         assert (one.acks, one.timeout_ms) == (message.acks, message.timeout_ms)
 
 
