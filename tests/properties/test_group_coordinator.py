@@ -184,7 +184,10 @@ def check_whole(coordinator: GroupCoordinator) -> None:
         assert group._supporters == {name: names.count(name) for name in set(names)}
         assert bool(group.members) or group.state in (GroupState.EMPTY, GroupState.PREPARING_REBALANCE)
         assert not group.awaiting_sync or group.state is GroupState.COMPLETING_REBALANCE
-        assert not group.awaiting_join or group.state is GroupState.PREPARING_REBALANCE
+        if group.state is not GroupState.PREPARING_REBALANCE:
+            # But for static members that are back, until that is stored.
+            assert all(group.members[each].is_static for each in group.awaiting_join)
+            assert not group.awaiting_join or group.writes_in_flight
         for member_id in [*group.members, *group.pending_members]:
             waits = member_id in group.awaiting_join or member_id in group.awaiting_sync
             assert waits or TimerKey("session", group.group_id, member_id) in coordinator.timers, (
@@ -257,11 +260,12 @@ class GroupMachine(RuleBasedStateMachine):
             if error == E.NONE:
                 self.generations.on_joined(response)
                 if client.member_id == asked_as:
+                    if response.generation_id > client.generation:
+                        self.touch(client, reply)  # told again of the same one, it gains no time
                     client.member_id, client.generation = response.member_id, response.generation_id
                     is_leader = response.leader == response.member_id and not response.skip_assignment
                     client.leads = [member.member_id for member in response.members] if is_leader else None
                     client.synced = False
-                    self.touch(client, reply)
             elif error == E.MEMBER_ID_REQUIRED:
                 client.member_id = response.member_id
                 self.touch(client, reply)
@@ -272,6 +276,7 @@ class GroupMachine(RuleBasedStateMachine):
                     self.check_liveness(client, error)
             elif error == E.FENCED_INSTANCE_ID and client.member_id == asked_as:
                 assert was_static is not None
+                client.live_until_ms = -1
 
         reply = self.world.join(
             member=asked_as, instance=client.instance, session_ms=SESSION_MS, rebalance_ms=self.rebalance_ms,
@@ -295,21 +300,26 @@ class GroupMachine(RuleBasedStateMachine):
             assignments = {member: b"%s/%d" % (member.encode(), self.next_offset) for member in given}
             self.assignments.on_handed_in(generation, assignments)
 
+        group = self.world.coordinator().groups.get("g")
+        waits = group is not None and group.state is GroupState.COMPLETING_REBALANCE
+        until_ms = client.live_until_ms
+
         def answered(reply: Reply) -> None:
             if reply.error == E.NONE:
                 self.assignments.on_synced(generation, member_id, reply.response.assignment)
-                if client.member_id == member_id:
-                    client.synced = True
-                    self.touch(client, reply)
-            elif client.member_id == member_id:
-                if reply.error in (E.REBALANCE_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE, E.UNKNOWN_SERVER_ERROR):
-                    self.touch(client, reply)
+                client.synced = client.synced or client.member_id == member_id
+            if client.member_id == member_id:
+                if was_parked or (waits and reply.error == E.NONE):
+                    self.touch(client, reply)  # a sync in a stable group gains no time
+                elif client.live_until_ms > LONG_MS:
+                    client.live_until_ms = until_ms
                 self.check_liveness(client, reply.error)
 
         reply = self.world.sync(
             member=member_id, generation=generation, instance=client.instance, assignments=assignments
         )
-        if reply.is_parked:
+        was_parked = reply.is_parked
+        if was_parked:
             client.live_until_ms = max(client.live_until_ms, LONG_MS * 10)
         self.send(reply, answered)
 
@@ -342,7 +352,7 @@ class GroupMachine(RuleBasedStateMachine):
     def commit(self, number: int, partition: int) -> None:
         self.next_offset += 1
         offset = self.next_offset
-        client = self.clients[number] if number >= 0 else Client(-1, None)
+        client = self.clients[number] if number >= 0 and self.clients[number].generation >= 0 else Client(-1, None)
         self.offsets.on_sent(partition, offset)
 
         def answered(reply: Reply) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from tidelog.broker.context import Deferred
 from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
 from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
-from tidelog.broker.coordinators.ports import Ports, TimerHandle
+from tidelog.broker.coordinators.ports import Ports, TimerHandle, told_to_members
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.records import encode_batch
 
@@ -30,19 +30,6 @@ C = TypeVar("C", bound=Coordinator)
 PENDING_WRITES_MAX = 10_000
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
-
-# What a failed append means to a member (Kafka's CoordinatorOperationExceptionHelper).
-_APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
 
 
 class _State(Enum):
@@ -57,7 +44,7 @@ class _Pending:
 
     __slots__ = ("answered", "deadline_ms", "next_offset", "operation", "size_bytes", "write")
 
-    def __init__(self, write: Write | None, next_offset: int, deadline_ms: int, size_bytes: int) -> None:
+    def __init__(self, write: Write, next_offset: int, deadline_ms: int, size_bytes: int) -> None:
         self.write = write
         self.operation: Callable[[], None] | None = None
         self.next_offset = next_offset
@@ -76,6 +63,9 @@ class _Shard(Generic[C]):
         self.state = _State.LOADING
         self.pending: deque[_Pending] = deque()
         self.pending_bytes = 0
+        self.late = 0  # so many of them, from the front, are `answered`
+        self.committed_offset = 0
+        self.writes_under_way = 0
         self.parked: dict[int, Deferred | None] = {}
         self.finishers: dict[int, Callable[[Any], Any]] = {}
         self.timer: TimerHandle | None = None
@@ -223,12 +213,17 @@ class CoordinatorRuntime(Generic[C]):
             encoded = [(outcome.wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]
             batch = encode_batch(encoded, compression=self._compression)
             size_bytes = len(batch)
-            next_offset = self._ports.append(shard.partition, batch)
+            shard.writes_under_way += 1
+            try:
+                next_offset = self._ports.append(shard.partition, batch)
+            finally:
+                shard.writes_under_way -= 1
         except KafkaError as error:
             if shard.append_error is not error.code:
                 shard.append_error = error.code  # said once, however many requests meet it
                 log.warning("%s: appends to partition %d are refused: %s", self._name, shard.partition, error)
-            self._fail(shard, write, _APPEND_ERRORS.get(error.code, error.code))
+            self._fail(shard, write, told_to_members(error.code))
+            self._drain(shard)
             return
         except ValueError as error:
             # A name from the request that the record's format cannot hold.
@@ -236,11 +231,14 @@ class CoordinatorRuntime(Generic[C]):
             self._fail(shard, write, ErrorCode.INVALID_REQUEST)
             return
         shard.append_error = None
+        if not shard.is_active():
+            return  # the append itself brought to light that the log is lost; whoever waited was told
         shard.pending.append(_Pending(write, next_offset, outcome.now_ms + self._write_timeout_ms, size_bytes))
         shard.pending_bytes += size_bytes
         self._ports.when_committed(
             shard.partition, next_offset, lambda error: self._on_commit(shard, next_offset, error)
         )
+        self._drain(shard)
 
     def _fail(self, shard: _Shard[C], write: Write, error: ErrorCode, in_log: bool = False) -> None:
         for token, _ in write.replies:
@@ -256,20 +254,27 @@ class CoordinatorRuntime(Generic[C]):
             log.warning("%s: partition %d lost its log: %s", self._name, shard.partition, error)
             self._close(shard, _State.FAILED)
             return
-        while shard.pending and shard.pending[0].next_offset <= offset:
-            self._complete(shard, shard.pending.popleft())
-            if not shard.is_active():
-                return
+        shard.committed_offset = max(shard.committed_offset, offset)
+        self._drain(shard)
         self._arm(shard)
+
+    def _drain(self, shard: _Shard[C]) -> None:
+        """Replay and answer what is committed, in log order.
+
+        An append may move the high watermark for batches before its own. Their answers can lead to further writes, so
+        nothing is drained until the append is entered as pending itself.
+        """
+        while shard.pending and shard.pending[0].next_offset <= shard.committed_offset and not shard.writes_under_way:
+            self._complete(shard, shard.pending.popleft())
 
     def _complete(self, shard: _Shard[C], pending: _Pending) -> None:
         shard.pending_bytes -= pending.size_bytes
+        shard.late -= pending.answered
         if pending.operation is not None:
             if not pending.answered:
                 pending.operation()
             return
         write = pending.write
-        assert write is not None
         base_offset = pending.next_offset - len(write.records)
         for index, record in enumerate(write.records):
             shard.coordinator.replay(base_offset + index, record, -1)
@@ -288,10 +293,9 @@ class CoordinatorRuntime(Generic[C]):
     def _arm(self, shard: _Shard[C]) -> None:
         """Have one timer per partition, due no later than its earliest deadline."""
         due_ms = shard.coordinator.next_deadline_ms()
-        if shard.pending:
-            first_ms = next((each.deadline_ms for each in shard.pending if not each.answered), None)
-            if first_ms is not None and (due_ms is None or first_ms < due_ms):
-                due_ms = first_ms
+        if shard.late < len(shard.pending):
+            write_due_ms = shard.pending[shard.late].deadline_ms
+            due_ms = write_due_ms if due_ms is None else min(due_ms, write_due_ms)
         if due_ms is None or not shard.is_active():
             return
         if shard.timer is not None:
@@ -307,15 +311,15 @@ class CoordinatorRuntime(Generic[C]):
         if not shard.is_active():
             return
         now = self._now()
-        for pending in list(shard.pending):
-            if pending.deadline_ms > now.steady_ms:
-                break
-            if not pending.answered:
+        try:
+            while shard.late < len(shard.pending) and shard.pending[shard.late].deadline_ms <= now.steady_ms:
+                pending = shard.pending[shard.late]
                 pending.answered = True
-                assert pending.write is not None
+                shard.late += 1
                 self._fail(shard, pending.write, ErrorCode.COORDINATOR_NOT_AVAILABLE, in_log=True)
-        self._apply(shard, shard.coordinator.on_deadline(now))
-        self._arm(shard)
+            self._apply(shard, shard.coordinator.on_deadline(now))
+        finally:
+            self._arm(shard)  # whatever went wrong with one member, time goes on for the others
 
     # -- elections ---------------------------------------------------------------------------------------------------
 
@@ -347,7 +351,7 @@ class CoordinatorRuntime(Generic[C]):
             shard.timer.cancel()
             shard.timer = None
         shard.pending.clear()
-        shard.pending_bytes = 0
+        shard.pending_bytes = shard.late = 0
         for token in list(shard.parked):
             self._answer(shard, token, KafkaError(ErrorCode.NOT_COORDINATOR))
 
@@ -357,8 +361,15 @@ class CoordinatorRuntime(Generic[C]):
             return
         try:
             end_offset = next(steps)
-        except (KafkaError, MalformedMessage, OSError) as error:
-            log.error("%s: partition %d cannot be loaded: %s", self._name, shard.partition, error)
+        except Exception as error:
+            expected = isinstance(error, (KafkaError, MalformedMessage, OSError))
+            log.error(
+                "%s: partition %d cannot be loaded: %s",
+                self._name,
+                shard.partition,
+                error,
+                exc_info=None if expected else error,
+            )
             self._close(shard, _State.FAILED)
             return
         if end_offset == MORE_TO_COME:

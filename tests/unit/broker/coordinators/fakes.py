@@ -40,6 +40,7 @@ class FakePorts:
 
     def __init__(self, commits_at_once: bool = True) -> None:
         self.commits_at_once = commits_at_once
+        self.commits_on_append = False  # an append makes known that everything before it is committed
         self.logs: dict[int, list[bytearray]] = {}
         self.end_offsets: dict[int, int] = {}
         self.high_watermarks: dict[int, int] = {}
@@ -57,6 +58,8 @@ class FakePorts:
         stamp(batch, 0, base_offset, 0)
         self.logs.setdefault(partition, []).append(bytearray(batch))
         self.end_offsets[partition] = read_header(batch).next_offset
+        if self.commits_on_append:
+            self.commit(partition, base_offset)
         if self.commits_at_once:
             self.high_watermarks[partition] = self.end_offsets[partition]
         return self.end_offsets[partition]

@@ -9,7 +9,13 @@ from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
 from tidelog.broker.coordinators.outcome import Now, Outcome
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
+from tidelog.protocol.records import (
+    ControlRecordType,
+    decode_batch,
+    encode_batch,
+    encode_control_batch,
+    encode_end_txn_value,
+)
 
 E = ErrorCode
 
@@ -22,6 +28,8 @@ class Tape:
         self.ended: list[tuple[int, bool]] = []
         self.events: list[tuple] = []
         self.deadline_ms: int | None = None
+        self.broken_at_ms = -1
+        self.writes_when_committed: list[bytes] = []
 
     def encode(self, record: bytes) -> tuple[bytes, bytes | None]:
         if record == b"unencodable":
@@ -32,6 +40,7 @@ class Tape:
         return None if key == b"unknown" else key
 
     def replay(self, offset: int, record: bytes, producer_id: int) -> None:
+        assert record != b"broken" or self.events, "breaks while loading"
         self.replayed.append((offset, record, producer_id))
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
@@ -43,7 +52,10 @@ class Tape:
 
     def on_committed(self, context: object, now: Now) -> Outcome:
         self.events.append(("committed", context, len(self.replayed)))
-        return Outcome(now)
+        outcome = Outcome(now)
+        if self.writes_when_committed:
+            outcome.write([self.writes_when_committed.pop(0)])
+        return outcome
 
     def on_failed(self, context: object, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
         self.events.append(("late" if in_log else "failed", context, error))
@@ -53,6 +65,9 @@ class Tape:
         return self.deadline_ms
 
     def on_deadline(self, now: Now) -> Outcome:
+        if now.steady_ms == self.broken_at_ms:
+            self.deadline_ms = now.steady_ms + 50
+            raise ZeroDivisionError
         if self.deadline_ms is not None and self.deadline_ms <= now.steady_ms:
             self.events.append(("deadline", now.steady_ms))
             self.deadline_ms = None
@@ -324,3 +339,40 @@ def test_a_wall_clock_that_jumps_expires_nobody():
     world.ports.wall_ahead_ms -= 7_200_000
     world.advance(10_000)
     assert world.heartbeat(member=member).error == E.UNKNOWN_MEMBER_ID
+
+
+def test_an_append_that_commits_earlier_ones_does_not_mix_up_the_order():
+    bench = Bench(commits_at_once=False)
+    tape = bench.elect()
+    tape.writes_when_committed = [b"nested 1", b"nested 2"]
+    first = bench.write(b"first", context=1)
+    bench.ports.commits_on_append = True
+    second = bench.write(b"second", context=2)
+    assert first.response == "stored"
+    bench.ports.commits_at_once = True
+    third = bench.write(b"third")
+    bench.ports.commit(0)
+    assert (second.response, third.response) == ("stored", "stored")
+    logged = [record.key for batch in bench.ports.logs[0] for record in decode_batch(batch)]
+    assert [record for _, record, _ in tape.replayed] == logged
+
+
+def test_a_failure_in_one_deadline_does_not_stop_the_clock():
+    bench = Bench()
+    tape = bench.elect()
+    start = bench.ports.now_ms()
+    tape.deadline_ms = start + 100
+    bench.write(b"a")
+    tape.broken_at_ms = start + 100
+    with pytest.raises(ZeroDivisionError):
+        bench.ports.advance(100)
+    bench.ports.advance(100)
+    assert tape.events[-1] == ("deadline", start + 150)
+
+
+def test_a_coordinator_that_breaks_while_loading_is_not_served():
+    bench = Bench()
+    bench.elect()
+    bench.write(b"broken")
+    bench.elect(epoch=2)
+    assert bench.write(b"a").error == E.NOT_COORDINATOR

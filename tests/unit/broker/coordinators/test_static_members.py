@@ -129,3 +129,13 @@ def test_a_static_member_is_removed_by_its_instance_id():
     assert [each.member_id for each in leave.response.members] == ["", ""]
     assert world.heartbeat(member=first, instance="i1").error == E.REBALANCE_IN_PROGRESS
     assert world.heartbeat(member=second, instance="i2").error == E.UNKNOWN_MEMBER_ID
+
+
+def test_a_rebalance_that_begins_before_the_record_is_stored_takes_the_member_along():
+    world = World(commits_at_once=False)
+    first, _ = static_pair(world)
+    back = world.join(instance="i2")
+    world.leave("g", first)
+    assert back.response.generation_id == 2, "it had joined, nobody else was left"
+    world.ports.commit(0)
+    assert back.response.leader == back.response.member_id

@@ -244,8 +244,8 @@ class GroupCoordinator:
             # Unless somebody came while it was being deleted: then it lives on, and so do its generations.
             if self.groups.get(group.group_id) is group and group.group_id not in self.offsets:
                 del self.groups[group.group_id]
-        elif context.reply is not None:
-            outcome.reply(*context.reply)
+        elif context.kind == "replacement":
+            self._joins.replacement_stored(context, outcome)
         self._forget_if_traceless(group)
         return outcome
 
@@ -258,12 +258,8 @@ class GroupCoordinator:
             if group.assignment_in_flight == context.generation == group.generation:
                 self._rebalancer.drop_assignment(group, error, outcome)
                 self._rebalancer.prepare(group, f"storing the assignment failed with {error.name}", outcome)
-        elif context.reply is not None:
-            if not in_log:
-                self._joins.undo_replacement(context, outcome)
-            token, answer = context.reply
-            answer.error_code, answer.member_id = error, ""
-            outcome.reply(token, answer)
+        elif context.kind == "replacement":
+            self._joins.replacement_failed(context, error, in_log, outcome)
         self._forget_if_traceless(group)
         return outcome
 

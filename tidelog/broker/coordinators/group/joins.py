@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group, Member
-from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, joined, members_for_leader
+from tidelog.broker.coordinators.group.rebalance import (
+    GroupWrite,
+    Rebalancer,
+    Replacement,
+    TimerKey,
+    joined,
+    members_for_leader,
+)
 from tidelog.broker.coordinators.group.states import GroupState
 from tidelog.broker.coordinators.outcome import Caller, Outcome, RandomBits
 from tidelog.broker.coordinators.timers import TimerQueue
@@ -177,18 +184,17 @@ class Joins:
         self._timers.cancel(TimerKey("session", group.group_id, old_member_id))
         self._rebalancer.extend_session(group, member, outcome.now_ms)
         group.update(member, protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
+        # Parked in any case: should a rebalance begin before the record is stored, it has joined that.
+        group.awaiting_join[member_id] = caller.token
         reason = f"static member {instance_id} is back as {member_id}"
         if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
             # Nothing changes but the id: no rebalance, the record with the new id is all there is to do.
             outcome.note(f"group {group.group_id}: {reason}, no rebalance needed")
-            answer = replacement_answer(group, member_id, old_leader, caller.api_version)
-            write = GroupWrite(
-                "replacement", group, group.generation, member_id, (old_member_id, before), (caller.token, answer)
-            )
+            stored = Replacement(member_id, caller.token, caller.api_version, old_leader, old_member_id, before)
+            write = GroupWrite("replacement", group, group.generation, stored)
             assignments = {other.member_id: other.assignment for other in group.members.values()}
             self._rebalancer.store(group, write, assignments, outcome)
             return
-        group.awaiting_join[member_id] = caller.token
         self._rebalancer.prepare_or_complete(group, reason, outcome)
 
     def _fence(self, group: Group, member_id: str, outcome: Outcome) -> None:
@@ -200,19 +206,37 @@ class Joins:
         if token is not None:
             outcome.reply(token, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
 
-    def undo_replacement(self, write: GroupWrite, outcome: Outcome) -> None:
-        """The record with the new member id could not be stored: the old id is the member again, if it still can."""
-        group, undo = write.group, write.undo
-        member = group.members.get(write.member_id)
-        if undo is None or member is None or member.instance_id is None:
+    def replacement_stored(self, write: GroupWrite, outcome: Outcome) -> None:
+        if self._still_waits(write) and write.replacement is not None:
+            group, (member_id, token, api_version, old_leader, _, _) = write.group, write.replacement
+            del group.awaiting_join[member_id]
+            outcome.reply(token, replacement_answer(group, member_id, old_leader, api_version))
+            self._rebalancer.extend_session(group, group.members[member_id], outcome.now_ms)
+
+    def replacement_failed(self, write: GroupWrite, error: ErrorCode, in_log: bool, outcome: Outcome) -> None:
+        """The old id is the member again, unless the record with the new one may yet be committed."""
+        if not self._still_waits(write) or write.replacement is None:
             return
-        if group.state is not GroupState.STABLE or group.generation != write.generation:
-            return
-        old_member_id, before = undo
-        self._timers.cancel(TimerKey("session", group.group_id, write.member_id))
-        group.replace_static(member.instance_id, old_member_id)
-        group.update(member, before.protocols, before.rebalance_timeout_ms, before.session_timeout_ms)
+        group, (member_id, token, _, _, old_member_id, before) = write.group, write.replacement
+        del group.awaiting_join[member_id]
+        outcome.reply(token, refused(error, ""))
+        member = group.members[member_id]
+        if not in_log:
+            assert member.instance_id is not None
+            self._timers.cancel(TimerKey("session", group.group_id, member_id))
+            group.replace_static(member.instance_id, old_member_id)
+            group.update(member, before.protocols, before.rebalance_timeout_ms, before.session_timeout_ms)
         self._rebalancer.extend_session(group, member, outcome.now_ms)
+
+    def _still_waits(self, write: GroupWrite) -> bool:
+        """False once the group has moved on: the rebalance, or whoever fenced or removed it, answers it."""
+        group, stored = write.group, write.replacement
+        return (
+            stored is not None
+            and group.state is GroupState.STABLE
+            and group.generation == write.generation
+            and group.awaiting_join.get(stored.member_id) == stored.token
+        )
 
 
 def refused(error: ErrorCode, member_id: str) -> JoinGroupResponse:

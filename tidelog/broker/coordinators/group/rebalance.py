@@ -29,15 +29,24 @@ class TimerKey(NamedTuple):
     member_id: str = ""
 
 
+class Replacement(NamedTuple):
+    """A static instance that came back as `member_id`, parked under `token` until that is stored."""
+
+    member_id: str
+    token: int
+    api_version: int
+    old_leader: str | None
+    old_member_id: str
+    before: Member  # as it was under the old id
+
+
 class GroupWrite(NamedTuple):
     """The context of a GroupMetadata write. `kind` is empty, assignment, replacement or deletion."""
 
     kind: str
     group: Group
     generation: int
-    member_id: str = ""
-    undo: tuple[str, Member] | None = None  # replacement: the member id before, and the member as it was
-    reply: tuple[int, JoinGroupResponse] | None = None  # replacement: who joined, and the answer
+    replacement: Replacement | None = None
 
 
 class Rebalancer:
