@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from tests.unit.broker.coordinators.fakes import World, context
 from tidelog.broker.apis import heartbeat, join_group, leave_group, offset_commit, offset_fetch, sync_group
-from tidelog.broker.context import Deferred
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit, decode
+from tidelog.broker.request import Deferred
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader

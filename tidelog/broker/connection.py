@@ -13,11 +13,10 @@ from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tidelog.broker.context import Deferred
+from tidelog.broker.request import Answer, Deferred
 from tidelog.protocol.errors import MalformedMessage
 
 if TYPE_CHECKING:
-    from tidelog.broker.dispatch import Answer
     from tidelog.protocol.hot import Buffer
 
 log = logging.getLogger("tidelog.connection")

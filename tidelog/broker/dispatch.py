@@ -14,21 +14,16 @@ from collections.abc import Callable, Coroutine, Iterable
 from struct import Struct
 from struct import error as StructError
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from tidelog.broker.apis import fetch, produce
-from tidelog.broker.context import Deferred, RequestContext, Services
+from tidelog.broker.request import Answer, Deferred, Peer, RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM, Buffer
-
-if TYPE_CHECKING:
-    from tidelog.broker.connection import KafkaConnection
+from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM
 
 log = logging.getLogger("tidelog.dispatch")
-
-# Frames ready to be written in order, a Deferred that will hold them, or None where no response is due (acks=0).
-Answer: TypeAlias = "Buffer | list[Buffer] | Deferred | None"
 
 _HEADER = Struct(">hhih")
 _FRAME_HEAD = Struct(">ii")
@@ -39,7 +34,7 @@ COLD_TASKS_MAX = 4096
 
 
 class Dispatcher:
-    """`apis`: handler modules (see `context`); each says its REQUEST class, handle() and refuse()."""
+    """`apis`: handler modules (see `services`); each says its REQUEST class, handle() and refuse()."""
 
     def __init__(self, services: Services, apis: Iterable[ModuleType]) -> None:
         self._services = services
@@ -55,7 +50,7 @@ class Dispatcher:
         }
         return hot | {key: api.versions for key, api in self._apis.items()}
 
-    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer:
+    def dispatch(self, frame: memoryview, connection: Peer) -> Answer:
         try:
             key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
         except StructError:
@@ -73,7 +68,7 @@ class Dispatcher:
 
     def _dispatch_cold(
         self, frame: memoryview, key: int, version: int, correlation_id: int, client_id_bytes: int,
-        connection: KafkaConnection,
+        connection: Peer,
     ) -> Answer:  # fmt: skip
         api = self._apis.get(key)
         if api is None:

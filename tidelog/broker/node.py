@@ -39,7 +39,6 @@ from tidelog.broker.apis import (
     sync_group,
 )
 from tidelog.broker.config import ConfigError
-from tidelog.broker.context import Services
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
@@ -49,6 +48,7 @@ from tidelog.broker.hosting import Hosting
 from tidelog.broker.metadata_wiring import broker_registration, controller_settings, metadata_log_config
 from tidelog.broker.partitions import Partitions
 from tidelog.broker.server import Server, ServerLimits, bind
+from tidelog.broker.services import Services
 from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.registration import BrokerRegistration
 from tidelog.replication.controller.state import ControllerState

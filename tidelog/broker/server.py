@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tidelog.broker.connection import KafkaConnection
 
 if TYPE_CHECKING:
-    from tidelog.broker.dispatch import Answer
+    from tidelog.broker.request import Answer
 
 log = logging.getLogger("tidelog.server")
 

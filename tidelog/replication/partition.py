@@ -31,8 +31,8 @@ ACKS_ALL = -1
 
 class Partition:
     __slots__ = (
-        "_on_advance", "index", "is_internal", "isr", "leader_epoch", "leader_id", "leads", "log", "min_insync_replicas",
-        "offline", "topic", "topic_id",
+        "_on_advance", "index", "is_internal", "isr", "leader_epoch", "leader_id", "leads", "log",
+        "min_insync_replicas", "offline", "topic", "topic_id",
     )  # fmt: skip
 
     def __init__(

@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.broker.metadata_services import running_services
 from tidelog.broker.config import NodeConfig
-from tidelog.broker.context import Services
 from tidelog.broker.node import Node
+from tidelog.broker.services import Services
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.messages.create_topics import (
     CreatableTopic,

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from tests.unit.replication.nodes import Node
 from tidelog.broker.config import NodeConfig
-from tidelog.broker.context import RequestContext, Services
 from tidelog.broker.metadata_wiring import controller_settings
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 
 
 class Groups:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.broker.connection import BUFFER_INITIAL_BYTES, IN_FLIGHT_MAX, KafkaConnection
-from tidelog.broker.context import Deferred
+from tidelog.broker.request import Deferred
 from tidelog.protocol.errors import MalformedMessage
 
 

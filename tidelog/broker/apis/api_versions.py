@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.api import SERVED, ApiKey
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import (

@@ -9,7 +9,8 @@ from __future__ import annotations
 from tidelog.broker.config_definitions import TOPIC
 from tidelog.broker.config_definitions_types import INTERNAL
 from tidelog.broker.config_entries import TOPIC_SOURCE, canonical_text, effective_topic_source
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import (
     CreatableTopic,

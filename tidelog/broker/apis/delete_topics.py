@@ -6,7 +6,8 @@ Deviation: results come in the order of the request; Kafka shuffles them to hide
 from __future__ import annotations
 
 from tidelog.broker.cluster_view import NO_SUCH_TOPIC, NO_SUCH_TOPIC_ID
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_topics import (
     DeletableTopicResult,

@@ -19,7 +19,8 @@ from tidelog.broker.config_entries import (
     group_entries,
     topic_entries,
 )
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,

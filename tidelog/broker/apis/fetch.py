@@ -8,10 +8,10 @@ is cut to WAIT_MS_MAX so that a vanished client is forgotten.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from tidelog.broker.context import Deferred, Services
 from tidelog.broker.fetch_sessions import FetchSession, SessionPartition
+from tidelog.broker.request import Answer, Deferred, Peer
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
     TOPIC_ID_FROM,
@@ -23,10 +23,6 @@ from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.replication.partition import Isolation
 from tidelog.storage.reader import ColdRead
 
-if TYPE_CHECKING:
-    from tidelog.broker.connection import KafkaConnection
-    from tidelog.broker.dispatch import Answer
-
 API_KEY = 1
 VERSIONS = range(4, 19)
 ZSTD_FROM = 10
@@ -35,9 +31,7 @@ RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 WAIT_MS_MAX = 300_000
 
 
-def serve(
-    services: Services, body: memoryview, version: int, correlation_id: int, connection: KafkaConnection
-) -> Answer:
+def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
     """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id

@@ -10,7 +10,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tidelog.broker.cluster_view import broker_endpoint
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.broker.topic_creation import GROUP_TOPIC
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidelog.broker.context import Deferred, RequestContext, Services
+from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 

@@ -6,7 +6,8 @@ transactional producers are refused with COORDINATOR_NOT_AVAILABLE, since no tra
 
 from __future__ import annotations
 
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 

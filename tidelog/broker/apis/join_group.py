@@ -6,7 +6,8 @@ The answer waits until the join phase is over. Errors travel in `error_code` wit
 
 from __future__ import annotations
 
-from tidelog.broker.context import Deferred, RequestContext, Services
+from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 

@@ -5,7 +5,8 @@ One member leaves, or from version 3 many, static ones by instance id too (KIP-3
 
 from __future__ import annotations
 
-from tidelog.broker.context import Deferred, RequestContext, Services
+from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from tidelog.broker import authorized_operations
 from tidelog.broker.cluster_view import broker_endpoint, cluster_controller, reachable_brokers
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import (
     MetadataRequest,

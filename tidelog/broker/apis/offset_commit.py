@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_commit import (
     OffsetCommitRequest,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tidelog.broker.context import Deferred, RequestContext, Services
 from tidelog.broker.coordinators.group.offsets import FetchedOffset, FetchedTopics
+from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequest,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tidelog.broker.context import RequestContext, Services
+from tidelog.broker.request import RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,

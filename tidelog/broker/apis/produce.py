@@ -11,7 +11,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidelog.broker.context import Deferred, Services
+from tidelog.broker.request import Answer, Deferred, Peer
+from tidelog.broker.services import Services
 from tidelog.protocol.compression import ZSTD
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
@@ -27,8 +28,6 @@ from tidelog.protocol.record_batch import read_header
 from tidelog.replication.partition import ACKS_ALL
 
 if TYPE_CHECKING:
-    from tidelog.broker.connection import KafkaConnection
-    from tidelog.broker.dispatch import Answer
     from tidelog.replication.partition import Partition
 
 log = logging.getLogger("tidelog.produce")
@@ -46,9 +45,7 @@ _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
 _Waiting = tuple["Partition", int, list[ProducedPartition], int]
 
 
-def serve(
-    services: Services, body: memoryview, version: int, correlation_id: int, connection: KafkaConnection
-) -> Answer:
+def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
     """Append all batches of a request. Raises MalformedMessage."""
     one = decode_one_produce(body, version)
     if one is not None:

@@ -5,7 +5,8 @@ The answer waits until the leader's assignment is committed to `__consumer_offse
 
 from __future__ import annotations
 
-from tidelog.broker.context import Deferred, RequestContext, Services
+from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 

@@ -16,10 +16,10 @@ from enum import Enum
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from tidelog.broker.context import Deferred
 from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
 from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
 from tidelog.broker.coordinators.ports import Ports, TimerHandle, told_to_members
+from tidelog.broker.request import Deferred
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.records import encode_batch
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from tidelog.broker.context import Deferred, RequestContext
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+from tidelog.broker.request import Deferred, RequestContext
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from tidelog.broker.context import Deferred, RequestContext
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.offsets import FetchedTopics
 from tidelog.broker.coordinators.outcome import Caller, RandomBits
 from tidelog.broker.coordinators.ports import Ports
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
+from tidelog.broker.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse

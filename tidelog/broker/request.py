@@ -1,27 +1,23 @@
-"""What a request handler is given, and how it may answer later.
+"""One request as a handler sees it: who asks, and how the answer may come later.
 
-A handler in `broker/apis/` is called as `handle(services, context, request)` and returns the response message, a
-`Deferred` that is completed later from the loop thread, or (cold APIs only) is a coroutine function. It holds no
-socket and knows no connection: order, framing and encoding belong to `dispatch` and `connection`.
+Knows no connection, socket or API: order and framing belong to `connection`, decoding and encoding to `dispatch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
-from tidelog.broker.producer_ids import ProducerIds
-from tidelog.broker.topic_creation import TopicCreation
+from tidelog.protocol.hot import Buffer
 
-if TYPE_CHECKING:
-    import random
 
-    from tidelog.broker.config import NodeConfig
-    from tidelog.broker.coordinators.group.service import GroupCoordinatorService
-    from tidelog.broker.partitions import Partitions
-    from tidelog.replication.controller.controller import Controller
-    from tidelog.replication.controller.image import MetadataImage
+class Peer(Protocol):
+    """The other end, as far as a handler may know it."""
+
+    host: str
+    listener_name: str
+
+    def close(self) -> None: ...
 
 
 class RequestContext:
@@ -74,22 +70,5 @@ class Deferred:
             self._on_complete = callback
 
 
-@dataclass(slots=True)
-class Services:
-    """The parts of a node that handlers may use; put together by `node.py`, the one composition root."""
-
-    config: NodeConfig
-    node_id: int
-    cluster_id: str
-    clock_ms: Callable[[], int]
-    image: Callable[[], MetadataImage]
-    partitions: Partitions
-    controller: Controller
-    groups: GroupCoordinatorService
-    rng: random.Random
-    producer_ids: ProducerIds = field(init=False)
-    topic_creation: TopicCreation = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.producer_ids = ProducerIds(lambda: self.controller.allocate_producer_ids(self.node_id))
-        self.topic_creation = TopicCreation(self.config, self.controller)
+# Frames ready to be written in order, a Deferred that will hold them, or None where no response is due (acks=0).
+Answer: TypeAlias = "Buffer | list[Buffer] | Deferred | None"
