@@ -178,7 +178,9 @@ class History:
 
     def start_again(self) -> None:
         self.crashes += 1
-        if self.rng.random() < 0.75:
+        # A truncation cut short by the end of the process alone may, without a flush policy, be undone by a later loss
+        # of power, as in Kafka: the two together are not tried.
+        if self.rng.random() < 0.75 or self.model.lowest_cut is not None:
             self.steps.append("POWER LOST")
             self.disk.lose_power()
             self.model.kept_end = 0

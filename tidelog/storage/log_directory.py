@@ -32,7 +32,7 @@ from tidelog.storage.checkpoints import (
 )
 from tidelog.storage.disk import DirectoryInUse, Disk, Lock
 from tidelog.storage.log import CorruptLog, PartitionLog
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.recovery import Checkpoints, load_log
 from tidelog.storage.retention import segment_jitter_ms
 
@@ -188,8 +188,10 @@ class LogDirectory:
                 log.durability.note_path(file)
             log.durability.note_directory(directory)
             log.durability.note_directory(self.path)
-        if log.committable_offset < log.log_end_offset:
-            log.flush()  # or what was acknowledged before the crash would be hidden until somebody flushes
+        if not self.was_clean and not is_new and config.flush_messages != INT64_MAX:
+            # Else what was acknowledged before the crash would be hidden until somebody flushes; and what is appended
+            # next would stand on a tail, or on a cut, that only the page cache knows.
+            log.flush()
         return log
 
     # Upkeep
@@ -241,12 +243,8 @@ class LogDirectory:
         replace_file(self._disk, self.path, name, encode_offsets(offsets))
 
     def _write_log_starts(self) -> None:
-        # As Kafka does, only where the first segment's name does not say it already.
-        starts = {
-            key: log.log_start_offset
-            for key, log in self.logs.items()
-            if log.segments.condemned or log.log_start_offset > log.segments.first.base_offset
-        }
+        # Kafka leaves out those that the first segment's name says; here its predecessors' removal may not be durable.
+        starts = {key: log.log_start_offset for key, log in self.logs.items() if log.log_start_offset > 0}
         self._write_offsets(LOG_START_FILE, starts)
 
 

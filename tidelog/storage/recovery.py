@@ -107,7 +107,7 @@ class _Loader:
         self.changed = False
 
     def load(self) -> LoadedLog:
-        segments = self._open_segments()
+        segments = self._drop_deleted(self._open_segments())
         first_unflushed = len(segments)
         if not self.is_clean and segments:
             first_unflushed = self._first_unflushed(segments)
@@ -185,6 +185,19 @@ class _Loader:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
         return segments
+
+    def _drop_deleted(self, segments: list[Segment]) -> list[Segment]:
+        """Without the segments that lie wholly below the log start.
+
+        Their deletion may have reached the device for some and not for others: a gap there is none of the log.
+        """
+        count = 0
+        while count + 1 < len(segments) and segments[count + 1].base_offset <= self.checkpoints.log_start_offset:
+            count += 1
+        for segment in segments[:count]:
+            for path in segment.paths():
+                self.disk.remove(path)
+        return segments[count:]
 
     def _read_epochs(self) -> tuple[LeaderEpochs, bool]:
         """The cache, and whether it is to be believed below the recovery point."""
