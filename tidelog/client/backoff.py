@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
+if TYPE_CHECKING:
+    from random import Random
+
 
 _JITTER = 0.2
 _LARGEST_EXPONENT = 30
