@@ -321,12 +321,14 @@ class History:
         self.model.log_start = max(self.model.log_start, self.log.log_end_offset)  # retention may take all it likes
         self.directory.maintain(self.now_ms)
         self.model.log_start = self.log.log_start_offset
+        self.model.forgotten_below = max(self.model.forgotten_below, self.model.log_start)
 
     def delete_records(self) -> None:
         self.log.set_high_watermark(self.log.log_end_offset)
         span = self.log.log_end_offset - self.log.log_start_offset
         target = self.log.log_start_offset + self.rng.randint(0, span)
         self.model.log_start = max(self.model.log_start, target)
+        self.model.forgotten_below = max(self.model.forgotten_below, target)
         self.log.delete_records(target)
 
     def truncate(self) -> None:

@@ -131,7 +131,8 @@ class ProducersAreRemembered:
                 entry.epoch == wanted.epoch, self, f"producer {producer_id} is at {entry.epoch}, not {wanted.epoch}"
             )
             opened = entry.transaction_first_offset
-            same = opened == wanted.transaction_first_offset or -1 < opened < log.log_start_offset
+            known_from = max(log.log_start_offset, model.forgotten_below)
+            same = opened == wanted.transaction_first_offset or -1 < opened < known_from
             require(
                 same,
                 self,
@@ -160,7 +161,8 @@ class TransactionsAreKnown:
         wanted = {row for row in model.aborted() if row[2] >= first}
         found = {row[:3] for row in log.aborted_transactions(first, log.log_end_offset)}
         # Where a transaction began is only known from the log start on, if it began before.
-        cut = {(row[0], row[2]) for row in found | wanted if row[1] < log.log_start_offset}
+        known_from = max(log.log_start_offset, model.forgotten_below)
+        cut = {(row[0], row[2]) for row in found | wanted if row[1] < known_from}
         differ = {row for row in found ^ wanted if (row[0], row[2]) not in cut}
         require(not differ, self, f"aborted {sorted(found)} instead of {sorted(wanted)}")
         opened = [p.transaction_first_offset for p in model.producers().values() if p.transaction_first_offset >= 0]

@@ -43,10 +43,12 @@ class LogModel:
     """`promised_end`: everything below it was acknowledged under flush.messages=1, or covered by a finished flush.
     `promised_start`: the log start that a checkpoint made durable. `kept_end`: what the page cache must still hold at
     the next start, after the process alone ended. `doubtful`: an append that the crash interrupted. `lowest_cut`:
-    where a truncation that the crash interrupted would have ended."""
+    where a truncation that the crash interrupted would have ended. `forgotten_below`: the highest log start ever; who
+    wrote only below it need not be remembered, even if a crash takes the log start back."""
 
     batches: list[AppendedBatch] = field(default_factory=list)
     log_start: int = 0
+    forgotten_below: int = 0
     promised_end: int = 0
     promised_start: int = 0
     kept_end: int = 0
@@ -70,7 +72,7 @@ class LogModel:
         """The producers as the retained batches tell them."""
         found: dict[int, ModelProducer] = {}
         for batch in self.batches:
-            if batch.producer_id < 0 or batch.last_offset < self.log_start:
+            if batch.producer_id < 0 or batch.last_offset < max(self.log_start, self.forgotten_below):
                 continue
             producer = found.setdefault(batch.producer_id, ModelProducer(batch.producer_epoch))
             if producer.epoch != batch.producer_epoch:
