@@ -117,7 +117,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _process(self) -> None:
         """Take every whole frame out of the buffer, then write all answers that are due with one call."""
         view, start, end = self._view, self._start, self._end
-        dispatch = self._owner.dispatch
+        dispatch, pending = self._owner.dispatch, self._pending
         size = 0
         self._corked = True
         try:
@@ -126,12 +126,16 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 if not 8 <= size <= self._owner.frame_bytes_max:
                     raise MalformedMessage(f"frame of {size} bytes (socket.request.max.bytes)")
                 stop = start + 4 + size
-                if stop > end or not self._ready():
+                if stop > end or self._exclusive or not self._writable or len(pending) >= IN_FLIGHT_MAX:
                     break
                 frame = view[start + 4 : stop]
                 start = stop
                 size = 0
-                self._answer(dispatch(frame, self))
+                answer = dispatch(frame, self)
+                if type(answer) is bytes and not pending:
+                    self._out.append(answer)
+                else:
+                    self._answer(answer)
         except MalformedMessage as error:
             log.warning("closing connection from %s: %s", self.host, error)
             self.close()
@@ -139,8 +143,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
         finally:
             self._corked = False
             self._start = start
-        self._make_room(size)
-        self._flush()
+        if start == end:
+            self._start = self._end = 0
+        else:
+            self._make_room(size)
+        if self._out:
+            self._flush()
         self._update_reading()
 
     def _ready(self) -> bool:
@@ -149,9 +157,6 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _make_room(self, frame_bytes: int) -> None:
         """After processing: the rest of the frame that has begun must fit behind what is already here."""
         start, end = self._start, self._end
-        if start == end:
-            self._start = self._end = 0
-            return
         capacity = self._capacity_bytes
         wanted = 4 + frame_bytes
         if start + wanted <= capacity and end < capacity:
@@ -228,14 +233,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             else:
                 self._out.append(frames)
         if not self._corked:
-            self._flush()
+            if self._out:
+                self._flush()
             self._resume()
 
     def _flush(self) -> None:
-        out = self._out
-        if not out:
-            return
-        self._out = []
+        out, self._out = self._out, []
         transport = self._transport
         if transport is None:
             return
@@ -264,7 +267,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         if self._transport is not None:
-            self._flush()
+            if self._out:
+                self._flush()
             self._transport.close()
 
     def abort(self) -> None:

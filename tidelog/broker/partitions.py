@@ -189,7 +189,7 @@ class Partitions:
         if watch.fetches:
             for entry in watch.fetches:
                 entry.changed()
-        if watch.produces:
+        if watch.produces.waiting:
             for callback in watch.produces.reached(partition.high_watermark):
                 callback(None)
 

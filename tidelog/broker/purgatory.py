@@ -20,25 +20,23 @@ DEADLINE_RESOLUTION_MS = 10
 class OffsetWaiters:
     """Callbacks of one partition, each waiting until the high watermark reaches its offset."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
+        """(offset, callback) in offset order; looked at on every append, so not hidden behind a method."""
 
     def add(self, required_offset: int, callback: Callable[[Exception | None], None]) -> None:
         """`required_offset` is the offset after the last record. A retried batch that is already in the log may ask
         for less than the one before it: it then waits as long as that one, which is safe and keeps the order."""
-        waiting = self._waiting
+        waiting = self.waiting
         if waiting and waiting[-1][0] > required_offset:
             required_offset = waiting[-1][0]
         waiting.append((required_offset, callback))
 
     def reached(self, high_watermark: int) -> list[Callable[[Exception | None], None]]:
         """Take out every callback whose offset is now below or at the high watermark."""
-        waiting = self._waiting
+        waiting = self.waiting
         done = []
         while waiting and waiting[0][0] <= high_watermark:
             done.append(waiting.popleft()[1])
@@ -46,8 +44,8 @@ class OffsetWaiters:
 
     def take_all(self) -> list[Callable[[Exception | None], None]]:
         """Take out everything: the replica is no longer the leader."""
-        done = [callback for _, callback in self._waiting]
-        self._waiting.clear()
+        done = [callback for _, callback in self.waiting]
+        self.waiting.clear()
         return done
 
 

@@ -97,14 +97,9 @@ def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
     )
 
 
-class OneProduce(NamedTuple):
-    """A Produce request of one partition, no transaction and acks of 1 or all, as librdkafka sends it."""
-
-    topic: str
-    partition_index: int
-    records: memoryview
-    acks: int
-    timeout_ms: int
+# A Produce request of one partition, no transaction and acks of 1 or all, as librdkafka sends it: topic, index,
+# records, acks, timeout in ms. A plain tuple, for it is made for every request.
+OneProduce = tuple[str, int, memoryview, int, int]
 
 
 def decode_one_produce(buffer: memoryview, version: int) -> OneProduce | None:
@@ -143,7 +138,7 @@ def _one_produce(buffer: memoryview) -> OneProduce | None:
     end = position + length - 1
     if length == 0 or end + 3 != len(buffer) or buffer[end] or buffer[end + 1] or buffer[end + 2]:
         return None
-    return OneProduce(str(buffer[9:name_end], "utf-8"), index, buffer[position:end], acks, timeout_ms)
+    return str(buffer[9:name_end], "utf-8"), index, buffer[position:end], acks, timeout_ms
 
 
 def encode_one_produced(

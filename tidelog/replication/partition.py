@@ -95,8 +95,10 @@ class Partition:
                 f"The size of the current ISR {list(self.isr)} is insufficient to satisfy the min.isr requirement "
                 f"of {self.min_insync_replicas} for partition {self.topic}-{self.index}",
             )
-        info = self.log.append_as_leader(batches, self.leader_epoch, now_ms, from_client=from_client)
-        self.advance_high_watermark()
+        log = self.log
+        info = log.append_as_leader(batches, self.leader_epoch, now_ms, from_client=from_client)
+        if log.committable_offset > log.high_watermark:
+            self.advance_high_watermark()
         return info
 
     def advance_high_watermark(self) -> None:

@@ -122,7 +122,9 @@ class PartitionLog:
 
     def set_high_watermark(self, offset: int) -> int:
         """Move the high watermark, kept within the log; returns what it is now."""
-        high_watermark = max(self.log_start_offset, min(offset, self.log_end_offset))
+        high_watermark = offset if offset < self.log_end_offset else self.log_end_offset
+        if high_watermark < self.log_start_offset:
+            high_watermark = self.log_start_offset
         self.high_watermark = high_watermark
         if self.producers.has_transactions:
             self.producers.on_high_watermark(high_watermark)

@@ -34,7 +34,7 @@ def test_a_waiter_leaves_when_the_high_watermark_reaches_its_offset_and_not_befo
     for callback in waiters.reached(50):
         callback(None)
     assert called == sorted(asked), "each once, in the order of their appends"
-    assert len(waiters) == 0
+    assert not waiters.waiting
 
 
 def test_a_duplicate_that_asks_for_less_waits_behind_those_before_it() -> None:

@@ -89,8 +89,7 @@ def test_the_request_of_one_partition_is_recognised_and_no_other(case: tuple[int
     assert (one is not None) == is_one
     if one is not None:
         [(topic, [(index, records)])] = topics
-        assert (one.topic, one.partition_index, bytes(one.records)) == (topic, index, records)
-        assert (one.acks, one.timeout_ms) == (message.acks, message.timeout_ms)
+        assert one == (topic, index, records, message.acks, message.timeout_ms)
 
 
 @given(int32s, st.text(alphabet="abcå-", min_size=1, max_size=60), int32s, int64s, int64s, int64s)
