@@ -54,12 +54,16 @@ def test_kafka_answers_as_recorded(tmp_path: Path):
             script = path.read_text().splitlines()
             if script[0].startswith(OURS_ALONE):
                 continue
-            remote = Remote(kafka.port, topics[0].topic_id.bytes)
-            answered = Transcript(remote, f"g-{path.stem}").run(script)
-            remote.close()
-            theirs = [line for line in answered if not line.startswith("=")]
             ours = [line for line in script if not line.startswith("=")]
-            differences += difflib.unified_diff(
-                ours, theirs, f"{path.stem} here", f"{path.stem} by Kafka", lineterm="", n=2
-            )
+            # On a busy machine an answer may come after the next request: then once more, slowly.
+            for settle_s in (0.1, 0.6):
+                remote = Remote(kafka.port, topics[0].topic_id.bytes, settle_s)
+                theirs = Transcript(remote, f"g-{path.stem}-{settle_s}").run(script)
+                remote.close()
+                if theirs == ours:
+                    break
+            else:
+                differences += difflib.unified_diff(
+                    ours, theirs, f"{path.stem} here", f"{path.stem} by Kafka", lineterm="", n=2
+                )
     assert not differences, "\n".join(differences)

@@ -122,7 +122,7 @@ class CommittedOffsets:
 
     def check(self, world: World) -> None:
         for partition, values in self.possible.items():
-            found = world.coordinator().fetch_offsets("g", [("t", bytes(16), [partition])], False)
+            found = world.coordinator().offsets.fetch("g", [("t", bytes(16), [partition])], False)
             assert found[0][1][0].offset in values, "an acknowledged offset is lost"
 
 

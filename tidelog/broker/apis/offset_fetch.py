@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tidelog.broker.coordinators.group.offsets import FetchedOffset, FetchedTopics
+from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedOffset, FetchedTopics
 from tidelog.broker.request import Deferred, RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -74,7 +74,7 @@ class _Answer:
         self._version = version
         self._found: list[Any] = [None] * len(self.groups)
 
-    def known_topics(self, group: OffsetFetchRequestGroup) -> list[tuple[str, bytes, list[int]]] | None:
+    def known_topics(self, group: OffsetFetchRequestGroup) -> AskedTopics | None:
         if group.topics is None:
             return None
         if self._version < TOPIC_IDS_FROM:

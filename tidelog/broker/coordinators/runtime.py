@@ -66,8 +66,7 @@ class _Shard(Generic[C]):
         self.late = 0  # so many of them, from the front, are `answered`
         self.committed_offset = 0
         self.writes_under_way = 0
-        self.parked: dict[int, Deferred | None] = {}
-        self.finishers: dict[int, Callable[[Any], Any]] = {}
+        self.parked: dict[int, tuple[Deferred, Callable[[Any], Any] | None]] = {}
         self.timer: TimerHandle | None = None
         self.timer_due_ms = 0
         self.append_error: ErrorCode | None = None
@@ -105,12 +104,14 @@ class CoordinatorRuntime(Generic[C]):
         partition: int,
         operation: Callable[[C, int, Now], Outcome],
         finish: Callable[[Any], Any] | None = None,
+        *,
+        after_pending: bool = False,
     ) -> Any:
         """Run `operation(coordinator, token, now)` and return its answer, or a Deferred that will hold it.
 
         The answer is the response passed through `finish`, or a KafkaError (then unchanged). Raises KafkaError where
         the partition is not served (NOT_COORDINATOR), loads (COORDINATOR_LOAD_IN_PROGRESS) or is overloaded
-        (COORDINATOR_NOT_AVAILABLE).
+        (COORDINATOR_NOT_AVAILABLE). `after_pending`: not before everything written so far is committed.
         """
         shard = self._active(partition)
         if (
@@ -120,6 +121,15 @@ class CoordinatorRuntime(Generic[C]):
         ):
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many requests are under way")
         token = next(self._tokens)
+        if after_pending and shard.pending:
+            deferred = self._park(shard, token, finish)
+            # A place in the queue of writes, without records of its own; it runs or times out like they do.
+            deadline_ms = self._ports.now_ms() + self._write_timeout_ms
+            waiting = _Pending(Write([], [(token, None)]), shard.pending[-1].next_offset, deadline_ms, 0)
+            waiting.operation = lambda: self._apply(shard, operation(shard.coordinator, token, self._now()))
+            shard.pending.append(waiting)
+            self._arm(shard)
+            return deferred
         outcome = operation(shard.coordinator, token, self._now())
         if len(outcome.replies) == 1 and not outcome.writes and outcome.replies[0][0] == token:
             # The usual case, a heartbeat say: answered, nothing to wait for.
@@ -129,29 +139,12 @@ class CoordinatorRuntime(Generic[C]):
             if isinstance(answer, KafkaError):
                 raise answer
             return answer if finish is None else finish(answer)
-        deferred = Deferred()
-        self._park(shard, token, deferred, finish)
+        deferred = self._park(shard, token, finish)
         self._apply(shard, outcome)
         self._arm(shard)
         if isinstance(deferred.response, KafkaError):
             raise deferred.response
         return deferred if deferred.response is None else deferred.response
-
-    def submit_after_pending(self, partition: int, operation: Callable[[C], Any]) -> Any:
-        """Run a read once everything written before is committed: `operation(coordinator)` returns the answer."""
-        shard = self._active(partition)
-        if not shard.pending:
-            return operation(shard.coordinator)
-        if len(shard.pending) >= PENDING_WRITES_MAX or self._parked >= PARKED_REQUESTS_MAX:
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many requests are under way")
-        token = next(self._tokens)
-        deferred = Deferred()
-        self._park(shard, token, deferred, None)
-        deadline_ms = self._ports.now_ms() + self._write_timeout_ms
-        waiting = _Pending(Write([], [(token, None)]), shard.pending[-1].next_offset, deadline_ms, 0)
-        waiting.operation = lambda: self._answer(shard, token, operation(shard.coordinator))
-        shard.pending.append(waiting)
-        return deferred
 
     def read(self, partition: int, operation: Callable[[C], Any]) -> Any:
         """Run a read of the committed state now; raises as `submit`."""
@@ -181,18 +174,18 @@ class CoordinatorRuntime(Generic[C]):
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return shard
 
-    def _park(self, shard: _Shard[C], token: int, deferred: Deferred, finish: Callable[[Any], Any] | None) -> None:
-        shard.parked[token] = deferred
-        if finish is not None:
-            shard.finishers[token] = finish
+    def _park(self, shard: _Shard[C], token: int, finish: Callable[[Any], Any] | None) -> Deferred:
+        deferred = Deferred()
+        shard.parked[token] = (deferred, finish)
         self._parked += 1
+        return deferred
 
     def _answer(self, shard: _Shard[C], token: int, response: Any) -> None:
-        deferred = shard.parked.pop(token, None)
-        if deferred is None:
+        parked = shard.parked.pop(token, None)
+        if parked is None:
             return  # it was told that its write takes too long
         self._parked -= 1
-        finish = shard.finishers.pop(token, None)
+        deferred, finish = parked
         deferred.complete(response if finish is None or isinstance(response, KafkaError) else finish(response))
 
     # -- what an outcome asks for ------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_a_consumer_without_a_group_commits_and_fetches():
 def test_metadata_and_leader_epoch_come_back():
     world = World()
     world.commit(metadata="from row 7")
-    ((_, [entry]),) = world.coordinator().fetch_offsets("g", None, False)
+    ((_, [entry]),) = world.coordinator().offsets.fetch("g", None, False)
     assert (entry.partition, entry.offset, entry.metadata, entry.leader_epoch) == (0, 1, "from row 7", -1)
 
 
@@ -117,7 +117,7 @@ def test_an_offset_of_a_topic_made_again_under_its_name_is_not_found():
     world.commit(topic_id=old)
 
     def found(topic_id: bytes) -> int:
-        return world.coordinator().fetch_offsets("g", [("t", topic_id, [0])], False)[0][1][0].offset
+        return world.coordinator().offsets.fetch("g", [("t", topic_id, [0])], False)[0][1][0].offset
 
     assert (found(old), found(new), found(bytes(16))) == (1, -1, 1)
     world.service.on_topics_deleted([("t", new)])

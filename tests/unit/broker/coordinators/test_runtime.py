@@ -120,6 +120,12 @@ def test_a_node_alone_answers_in_the_same_call():
     assert bench.runtime.submit(0, _stored) == "stored"
 
 
+def _count(tape: Tape, token: int, now: Now) -> Outcome:
+    outcome = Outcome(now)
+    outcome.reply(token, [len(tape.replayed)])
+    return outcome
+
+
 def _stored(tape: Tape, token: int, now: Now) -> Outcome:
     outcome = Outcome(now)
     outcome.reply_when_stored([b"r"], token, "stored")
@@ -152,11 +158,11 @@ def test_reads_after_what_is_under_way():
     bench = Bench(commits_at_once=False)
     bench.elect()
     bench.write(b"a")
-    later = Reply(lambda: bench.runtime.submit_after_pending(0, lambda tape: [len(tape.replayed)]))
+    later = Reply(lambda: bench.runtime.submit(0, _count, after_pending=True))
     assert later.is_parked
     bench.ports.commit(0)
     assert later.response == [1]
-    assert bench.runtime.submit_after_pending(0, lambda tape: [len(tape.replayed)]) == [1]
+    assert bench.runtime.submit(0, _count, after_pending=True) == [1]
 
 
 def test_who_is_not_served_here():

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tidelog.broker.coordinators.group import records
+from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.joins import Joins, refused
-from tidelog.broker.coordinators.group.offsets import FetchedTopics, OffsetStore, commit_records, commit_refusal
+from tidelog.broker.coordinators.group.offsets import AskedTopics, OffsetStore, commit_records, commit_refusal
 from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, synced
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
 from tidelog.broker.coordinators.group.states import HEARTBEAT_ANSWER, GroupState
 from tidelog.broker.coordinators.outcome import Caller, Now, Outcome, RandomBits
 from tidelog.broker.coordinators.timers import TimerQueue
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.delete_groups import DeletableGroupResult
+from tidelog.protocol.messages.describe_groups import DescribedGroup
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest
 from tidelog.protocol.messages.leave_group import LeaveGroupResponse, MemberIdentity, MemberResponse
+from tidelog.protocol.messages.list_groups import ListedGroup
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
@@ -169,10 +172,12 @@ class GroupCoordinator:
         return outcome
 
     def fetch_offsets(
-        self, group_id: str, topics: list[tuple[str, bytes, list[int]]] | None, require_stable: bool
-    ) -> FetchedTopics:
-        """See `OffsetStore.fetch`; what is asked for by name and what by id is the caller's business."""
-        return self.offsets.fetch(group_id, topics, require_stable)
+        self, group_id: str, topics: AskedTopics | None, require_stable: bool, caller: Caller, now: Now
+    ) -> Outcome:
+        """Answered with `FetchedTopics`, see `OffsetStore.fetch`."""
+        outcome = Outcome(now)
+        outcome.reply(caller.token, self.offsets.fetch(group_id, topics, require_stable))
+        return outcome
 
     def forget_topics(self, topics: Collection[tuple[str, bytes]], now: Now) -> Outcome:
         """Topics, (name, id) each, are deleted: so are the offsets committed for them."""
@@ -180,6 +185,43 @@ class GroupCoordinator:
         tombstones = self.offsets.tombstones_of_topics(topics)
         for start in range(0, len(tombstones), EXPIRY_RECORDS_PER_TURN):
             outcome.write(list(tombstones[start : start + EXPIRY_RECORDS_PER_TURN]))
+        return outcome
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def describe_group(self, group_id: str, api_version: int) -> DescribedGroup:
+        return admin.describe(self.groups.get(group_id), group_id, api_version)
+
+    def list_groups(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
+        return admin.listed(self.groups.values(), states, types)
+
+    def delete_group(self, group_id: str, caller: Caller, now: Now) -> Outcome:
+        """Answered with a `DeletableGroupResult`."""
+        outcome = Outcome(now)
+        group = self.groups.get(group_id)
+        error, stored = admin.deletion(group, self.offsets)
+        answer = DeletableGroupResult(group_id=group_id, error_code=error)
+        if group is None or not stored:
+            outcome.reply(caller.token, answer)
+            return outcome
+        group.writes_in_flight += 1
+        outcome.note(f"group {group_id}: deleted on request")
+        outcome.reply_when_stored(stored, caller.token, answer)
+        outcome.writes[-1].context = GroupWrite("deletion", group, group.generation)
+        return outcome
+
+    def delete_offsets(
+        self, group_id: str, topics: Iterable[tuple[str, list[int]]], caller: Caller, now: Now
+    ) -> Outcome:
+        """Answered with (topic, partition) -> ErrorCode, or a KafkaError for the whole."""
+        outcome = Outcome(now)
+        error, errors, stored = admin.offset_deletion(self.groups.get(group_id), self.offsets, topics)
+        if error is not ErrorCode.NONE:
+            outcome.refuse(caller.token, error)
+        elif stored:
+            outcome.reply_when_stored(list(stored), caller.token, errors)
+        else:
+            outcome.reply(caller.token, errors)
         return outcome
 
     # -- replay ------------------------------------------------------------------------------------------------------

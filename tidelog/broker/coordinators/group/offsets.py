@@ -50,6 +50,7 @@ class FetchedOffset(NamedTuple):
 
 
 TopicOffsets = dict[str, dict[int, CommittedOffset]]
+AskedTopics = list[tuple[str, bytes, list[int]]]  # name, topic id or zero, partitions
 FetchedTopics = list[tuple[str, list[FetchedOffset]]]
 
 
@@ -111,10 +112,8 @@ class OffsetStore:
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 
-    def fetch(
-        self, group_id: str, topics: list[tuple[str, bytes, list[int]]] | None, require_stable: bool
-    ) -> FetchedTopics:
-        """`topics`: (name, topic id or zero, partitions), None for all there are. Unknown groups have no offsets."""
+    def fetch(self, group_id: str, topics: AskedTopics | None, require_stable: bool) -> FetchedTopics:
+        """`topics` is None for all there are. Unknown groups have no offsets."""
         stored = self._groups.get(group_id, {})
         if topics is None:
             topics = [(topic, NO_TOPIC_ID, list(partitions)) for topic, partitions in stored.items()]

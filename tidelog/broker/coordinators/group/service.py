@@ -8,20 +8,24 @@ Kafka finds the same groups in the same log. Source: Kafka's `GroupCoordinatorSe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
-from tidelog.broker.coordinators.group.offsets import FetchedTopics
+from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedTopics
 from tidelog.broker.coordinators.outcome import Caller, RandomBits
 from tidelog.broker.coordinators.ports import Ports
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.broker.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.delete_groups import DeletableGroupResult
+from tidelog.protocol.messages.describe_groups import DescribedGroup
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from tidelog.protocol.messages.list_groups import ListedGroup
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
@@ -143,21 +147,71 @@ class GroupCoordinatorService:
         )
 
     def fetch_offsets(
-        self, group_id: str, topics: list[tuple[str, bytes, list[int]]] | None, require_stable: bool
+        self, group_id: str, topics: AskedTopics | None, require_stable: bool
     ) -> FetchedTopics | Deferred:
         """Committed offsets of (name, topic id or zero, partitions), None for all; `require_stable`.
 
         After what is under way.
         """
-        partition = self.partition_for(group_id)
-        run = self._runtime.submit_after_pending if require_stable else self._runtime.read
-        found: FetchedTopics | Deferred = run(
-            partition, lambda coordinator: coordinator.fetch_offsets(group_id, topics, require_stable)
+        found: FetchedTopics | Deferred = self._runtime.submit(
+            self.partition_for(group_id),
+            lambda coordinator, token, now: coordinator.fetch_offsets(
+                group_id, topics, require_stable, Caller(token, -1), now
+            ),
+            after_pending=require_stable,
         )
         return found
 
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def describe_groups(self, group_ids: Iterable[str], api_version: int) -> list[DescribedGroup]:
+        found = []
+        for group_id in group_ids:
+            try:
+                found.append(
+                    self._runtime.read(self.partition_for(group_id), partial(_describe, group_id, api_version))
+                )
+            except KafkaError as error:
+                found.append(DescribedGroup(group_id=group_id, error_code=error.code))
+        return found
+
+    def list_groups(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
+        """All groups coordinated here. Raises COORDINATOR_LOAD_IN_PROGRESS while some may be missing."""
+        if self._runtime.is_loading():
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return [
+            group
+            for partition in self._runtime.active_partitions()
+            for group in self._runtime.read(partition, lambda coordinator: coordinator.list_groups(states, types))
+        ]
+
+    def delete_group(self, context: RequestContext, group_id: str) -> DeletableGroupResult | Deferred:
+        answer: DeletableGroupResult | Deferred = self._runtime.submit(
+            self.partition_for(group_id),
+            lambda coordinator, token, now: coordinator.delete_group(group_id, caller_of(context, token), now),
+            after_pending=True,
+        )
+        return answer
+
+    def delete_offsets(
+        self, context: RequestContext, group_id: str, topics: list[tuple[str, list[int]]]
+    ) -> dict[tuple[str, int], ErrorCode] | Deferred:
+        _check_group_id(group_id)
+        answer: dict[tuple[str, int], ErrorCode] | Deferred = self._runtime.submit(
+            self.partition_for(group_id),
+            lambda coordinator, token, now: coordinator.delete_offsets(
+                group_id, topics, caller_of(context, token), now
+            ),
+            after_pending=True,
+        )
+        return answer
+
     def _submit(self, group_id: str, operation: Any, finish: Callable[[Any], Any] | None = None) -> Any:
         return self._runtime.submit(self.partition_for(group_id), operation, finish)
+
+
+def _describe(group_id: str, api_version: int, coordinator: GroupCoordinator) -> DescribedGroup:
+    return coordinator.describe_group(group_id, api_version)
 
 
 def caller_of(context: RequestContext, token: int) -> Caller:
