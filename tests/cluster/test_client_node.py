@@ -174,6 +174,35 @@ async def test_a_group_shares_the_work_and_commits_it(node, strategy):
     assert committed == {TopicPartition(topic, number): OffsetAndMetadata(1_000, "", 0) for number in range(4)}
 
 
+async def test_a_group_goes_on_after_a_hard_kill_of_its_node(node):
+    topic = await make_topic(node, 2)
+    options = {
+        "bootstrap_servers": node.bootstrap,
+        "group_id": f"survivor-{topic}",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "heartbeat_interval_ms": 100,
+    }
+    async with Producer(bootstrap_servers=node.bootstrap) as producer, Consumer(topic, **options) as consumer:
+        seen: Counter[bytes] = Counter()
+
+        async def exchange(first: int) -> None:
+            for number in range(first, first + 500):
+                await producer.send(topic, b"%d" % number, partition=number % 2)
+            await producer.flush()
+            async with asyncio.timeout(60):
+                while len(seen) < first + 500:
+                    for records in (await consumer.poll(200)).values():
+                        seen.update(record.value or b"" for record in records)
+            await consumer.commit()
+
+        await exchange(0)
+        await asyncio.to_thread(node.kill)
+        await asyncio.to_thread(node.start)
+        await exchange(500)
+    assert set(seen.values()) == {1}, "what was committed is not read again"
+
+
 async def test_seeks_times_and_limits(node):
     topic = await make_topic(node, 1, max_message_bytes="2000")
     partition = TopicPartition(topic, 0)

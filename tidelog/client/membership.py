@@ -221,6 +221,8 @@ class Membership:
     def refused(self, code: ErrorCode) -> None:
         """An answer to a commit or a heartbeat said that this is no member (any more), or that the group deals anew."""
         self._coordinator.heard(code)
+        if self._joining:
+            return  # which is about to hear it first hand
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             self.ask_join()
         elif code in _NOT_A_MEMBER:

@@ -140,10 +140,12 @@ class Rebalancer:
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
         """Raises KafkaError; one that says why, when this consumer is no longer the one to commit."""
+        who = self._identity
         try:
-            await self.coordinator.commit(offsets, self._identity, timeout_ms)
+            await self.coordinator.commit(offsets, who, timeout_ms)
         except KafkaError as error:
-            if self._subscription.subscribed:
+            # Of an earlier membership it says nothing about the present one.
+            if self._subscription.subscribed and who == self._identity:
                 self.membership.refused(error.code)
             if error.code in _GONE:
                 advice = "nothing was committed; poll more often, or raise max_poll_interval_ms"
@@ -158,8 +160,10 @@ class Rebalancer:
         return task
 
     def _auto_commit(self) -> None:
-        if not self._config.auto_commit or self._loop.time() < self._next_auto_commit or self._commits:
+        if not self._config.auto_commit or self._loop.time() < self._next_auto_commit:
             return
+        if self._commits or self._join is not None:
+            return  # one at a time, and none that a rebalance would refuse
         self._next_auto_commit = self._loop.time() + self._config.auto_commit_interval_ms / 1000
         offsets = self._positions()
         if offsets:

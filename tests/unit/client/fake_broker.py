@@ -93,6 +93,7 @@ class FakeNode:
         self.sessions: dict[int, dict[tuple[str, bytes, int], fetch.FetchPartition]] = {}
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -104,7 +105,10 @@ class FakeNode:
             self._server.close()
             self._server = None
         self.drop_connections()
-        await asyncio.sleep(0)
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     def drop_connections(self) -> None:
         for writer in self._writers:
@@ -113,6 +117,10 @@ class FakeNode:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
