@@ -149,10 +149,7 @@ class GroupCoordinatorService:
     def fetch_offsets(
         self, group_id: str, topics: AskedTopics | None, require_stable: bool
     ) -> FetchedTopics | Deferred:
-        """Committed offsets of (name, topic id or zero, partitions), None for all; `require_stable`.
-
-        After what is under way.
-        """
+        """Committed offsets, of all topics for None; with `require_stable` not before what is under way is committed."""
         found: FetchedTopics | Deferred = self._runtime.submit(
             self.partition_for(group_id),
             lambda coordinator, token, now: coordinator.fetch_offsets(
