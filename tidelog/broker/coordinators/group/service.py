@@ -149,7 +149,7 @@ class GroupCoordinatorService:
     def fetch_offsets(
         self, group_id: str, topics: AskedTopics | None, require_stable: bool
     ) -> FetchedTopics | Deferred:
-        """Committed offsets, of all topics for None; with `require_stable` not before what is under way is committed."""
+        """Committed offsets, of all topics for None; `require_stable`: not before what is under way is committed."""
         found: FetchedTopics | Deferred = self._runtime.submit(
             self.partition_for(group_id),
             lambda coordinator, token, now: coordinator.fetch_offsets(
