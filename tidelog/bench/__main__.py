@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 
 from tidelog.bench import compare as comparison
-from tidelog.bench import peers, report
+from tidelog.bench import peers, profiling, report
+from tidelog.bench.micro import hot_path
 
 _NOTES = """CPU is the broker's own, all threads, from its process clock. Latency is taken at the client's socket.
 Every round deletes its topic; before each that writes, as much memory as it writes is touched and freed, for both."""
@@ -65,6 +66,33 @@ def rows() -> None:
     """The names of the rows that `compare` knows."""
     for scenario in comparison.catalogue():
         click.echo(f"{scenario.name:22} {scenario.title}: {', '.join(one.name for one in scenario.metrics)}")
+
+
+@main.command()
+@click.option("--row", required=True, metavar="NAME", help="A row of `compare`, e.g. produce-16kb-w1.")
+@click.option("--lines", default=25, show_default=True, help="How many functions to show.")
+def profile(row: str, lines: int) -> None:
+    """Where a row's CPU goes: user and kernel time, and the functions of the node.
+
+    Example: python -m tidelog.bench profile --row produce-16kb-w1
+    """
+    found = [scenario for scenario in comparison.catalogue() if scenario.name == row]
+    if not found:
+        raise click.UsageError(f"no row {row!r}; `python -m tidelog.bench rows` lists them")
+    figures, split = profiling.measure_split(found[0])
+    for metric in found[0].metrics:
+        click.echo(f"{metric.name:16} {report.number(figures[metric.name])} {metric.unit}")
+    click.echo(f"{'in the kernel':16} {split.kernel_share:.0%} of the CPU, its own warm-up included")
+    click.echo(profiling.functions(found[0], lines))
+
+
+@main.command()
+@click.option("--only", default="", metavar="TEXT", help="Only those whose name contains TEXT.")
+def micro(only: str) -> None:
+    """CPU microseconds of single functions on the hot path, in this process."""
+    for name, call in hot_path.calls().items():
+        if only in name:
+            click.echo(f"{name:32} {hot_path.cost_us(call):10.2f} us")
 
 
 def _kafka_or_none(errors: Console) -> list[str]:

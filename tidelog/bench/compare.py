@@ -23,10 +23,10 @@ from tidelog.bench.usage import available_bytes, warm_pages
 
 OURS, THEIRS = "tidelog", "kafka"
 # A deleted topic's pages serve the next round; Kafka's default would keep them for a minute.
-_OPTIONS = {"log.segment.delete.delay.ms": "1000"}
+OPTIONS = {"log.segment.delete.delay.ms": "1000"}
 MAKERS: dict[str, Callable[[Path], ServerProcess]] = {
-    OURS: lambda directory: TidelogProcess(directory, options=_OPTIONS),
-    THEIRS: lambda directory: KafkaProcess(directory, options=_OPTIONS),
+    OURS: lambda directory: TidelogProcess(directory, options=OPTIONS),
+    THEIRS: lambda directory: KafkaProcess(directory, options=OPTIONS),
 }
 _TOUCH_FIRST_BYTES = 4 << 30
 

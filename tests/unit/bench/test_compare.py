@@ -1,0 +1,91 @@
+"""What passes and what falls short, the table, the JSON, and rounds that alternate."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tidelog.bench import compare, report
+from tidelog.bench.processes import ServerProcess
+from tidelog.bench.scenarios.base import Contestant, Metric, Scenario
+
+
+def row(ours: list[float], theirs: list[float], **targets: Any) -> compare.Row:
+    figures = {name: values for name, values in (("tidelog", ours), ("kafka", theirs)) if values}
+    return compare.Row(Scenario("one", "One"), Metric("cpu", "us", **targets), figures)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "targets", "passes"),
+    [
+        ([20.0], [100.0], {"ratio_at_most": 0.2}, True),
+        ([21.0], [100.0], {"ratio_at_most": 0.2}, False),
+        ([20.0], [100.0], {"at_most": 19.0, "ratio_at_most": 0.2}, False),
+        ([20.0], [], {"ratio_at_most": 0.2}, None),
+        ([20.0], [], {"at_most": 20.0, "ratio_at_most": 0.2}, True),
+        ([], [100.0], {"at_most": 20.0, "ratio_at_most": 0.2}, None),
+        ([20.0], [100.0], {}, None),
+        ([1.0, 30.0, 10.0], [100.0, 1.0, 100.0], {"ratio_at_most": 0.1}, True),
+    ],
+)
+def test_a_row_passes_when_every_target_that_can_be_judged_is_met(
+    ours: list[float], theirs: list[float], targets: dict[str, float], passes: bool | None
+) -> None:
+    assert row(ours, theirs, **targets).passes is passes
+
+
+def test_the_table_says_ours_theirs_the_ratio_and_the_verdict() -> None:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report.table([row([20.0], [100.0], at_most=30, ratio_at_most=0.1), row([1234.0], [])]))
+    text = console.export_text()
+    assert "One" in text
+    for cell in ("20", "100", "0.20", "<= 30, ratio <= 0.10", "short", "1,234"):
+        assert cell in text
+    console.file.close()
+
+
+def test_the_json_keeps_every_round() -> None:
+    found = json.loads(report.as_json([row([1.0, 2.0, 9.0], [4.0], ratio_at_most=1.0)]))
+    assert found["rows"][0]["medians"] == {"tidelog": 2.0, "kafka": 4.0}
+    assert found["rows"][0]["rounds"]["tidelog"] == [1.0, 2.0, 9.0]
+    assert found["rows"][0]["ratio"] == 0.5
+    assert found["rows"][0]["passes"] is True
+
+
+def test_the_names_of_the_rows_are_distinct_and_chosen_by_a_part() -> None:
+    names = [scenario.name for scenario in compare.catalogue()]
+    assert len(set(names)) == len(names)
+    assert [scenario.name for scenario in compare.select(["200b"])] == ["produce-200b-w1", "produce-200b-w16"]
+    assert len(compare.select([])) == len(names)
+
+
+def test_contestants_take_turns_and_change_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Recorder(Scenario):
+        metrics = (Metric("cpu", "us"),)
+
+        def warm(self, contestant: Contestant, scale: float) -> None:
+            log.append(f"warm {self.name} {contestant.name}")
+
+        def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
+            log.append(f"{self.name} {contestant.name}")
+            return {"cpu": float(len(log))}
+
+    @contextmanager
+    def pretend(names: Any, running: bool = True) -> Any:
+        yield [Contestant(name, ServerProcess("/nowhere"), ServerProcess, Path("/nowhere")) for name in names]
+
+    monkeypatch.setattr(compare, "contestants", pretend)
+    rows = compare.run([Recorder("x", "X"), Recorder("y", "Y")], ["a", "b"], rounds=2, scale=0.1)
+    assert log == [
+        *("warm x a", "warm x b", "warm y a", "warm y b"),
+        *("x a", "x b", "y a", "y b"),
+        *("x b", "x a", "y b", "y a"),
+    ]
+    assert rows[0].figures == {"a": [5.0, 10.0], "b": [6.0, 9.0]}

@@ -1,0 +1,77 @@
+"""Why a row costs what it costs: user and kernel time per request, and the functions the time goes to.
+
+The split is measured on an undisturbed node. The functions come from a second node that runs under cProfile, which
+makes every Python call dearer: read its column as shares, not as microseconds.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pstats
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog.bench.compare import OPTIONS
+from tidelog.bench.processes import TidelogProcess
+from tidelog.bench.scenarios.base import Contestant, Scenario
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class ProfiledTidelog(TidelogProcess):
+    """A node under cProfile; the statistics are in `profile_file` once it has been stopped."""
+
+    @property
+    def profile_file(self) -> Path:
+        return self.directory / "profile"
+
+    def command(self) -> list[str]:
+        plain = super().command()
+        return [sys.executable, "-m", "cProfile", "-o", str(self.profile_file), *plain[1:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """CPU of a node during one measurement, in seconds, by where it was spent."""
+
+    user_s: float
+    kernel_s: float
+
+    @property
+    def kernel_share(self) -> float:
+        return self.kernel_s / max(self.user_s + self.kernel_s, 1e-9)
+
+
+def cpu_split(pid: int) -> Split:
+    """User and kernel seconds of a process so far, in steps of a tick."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return Split(int(fields[11]) / _TICKS_PER_S, int(fields[12]) / _TICKS_PER_S)
+
+
+def measure_split(scenario: Scenario) -> tuple[dict[str, float], Split]:
+    """One warm measurement on a node of its own: its figures, and the split of its CPU."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch,
+        TidelogProcess(Path(scratch, "node"), options=OPTIONS) as node,
+    ):
+        contestant = Contestant("tidelog", node, TidelogProcess, Path(scratch))
+        scenario.warm(contestant, 0.2)
+        before = cpu_split(node.pid)
+        figures = scenario.measure(contestant, 1.0)
+        after = cpu_split(node.pid)
+    return figures, Split(after.user_s - before.user_s, after.kernel_s - before.kernel_s)
+
+
+def functions(scenario: Scenario, lines: int = 25) -> str:
+    """The functions of the node with the most time of their own during the scenario."""
+    with tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch:
+        node = ProfiledTidelog(Path(scratch, "node"), options=OPTIONS)
+        with node:
+            scenario.measure(Contestant("tidelog", node, ProfiledTidelog, Path(scratch)), 1.0)
+        out = io.StringIO()
+        statistics = pstats.Stats(str(node.profile_file), stream=out)
+        statistics.strip_dirs().sort_stats("tottime").print_stats(lines)
+    return out.getvalue()
