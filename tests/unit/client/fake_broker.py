@@ -126,8 +126,8 @@ class FakeNode:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 if not await self._answer(await reader.readexactly(size), writer):
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # asyncio's server complains of a handler that ends cancelled
         finally:
             self._writers.discard(writer)
             writer.transport.abort()
