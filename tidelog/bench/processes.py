@@ -214,6 +214,8 @@ class TidelogProcess(ServerProcess):
         environment = super().environment()
         checkout = str(Path(__file__).resolve().parents[2])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (checkout, environment.get("PYTHONPATH"))))
+        # An installed package is compiled once; a start that compiles anew each time would measure the compiler.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         return environment
 
     def __enter__(self) -> TidelogProcess:
