@@ -88,11 +88,9 @@ class AppendRules:
         self.stamps_append_time = config.stamps_append_time
         self.checks_keys = config.is_compacted
         self.codec = _CODECS.get(config.compression_type, _AS_PRODUCED)
-        self.level = {
-            1: config.compression_gzip_level,
-            3: config.compression_lz4_level,
-            4: config.compression_zstd_level,
-        }.get(self.codec)
+        gzip_level = None if config.compression_gzip_level == -1 else config.compression_gzip_level
+        levels = {1: gzip_level, 3: config.compression_lz4_level, 4: config.compression_zstd_level}
+        self.level = levels.get(self.codec)
         limits_age = self.before_max_ms != INT64_MAX and not self.stamps_append_time
         self.looks_inside = self.checks_keys or limits_age or self.codec != _AS_PRODUCED
 

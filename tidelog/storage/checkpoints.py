@@ -73,8 +73,11 @@ def encode_leader_epochs(entries: Iterable[tuple[int, int]]) -> bytes:
 def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
     entries: list[tuple[int, int]] = []
     for line in _entries(data):
-        epoch, start_offset = _fields(line, 2)
-        entries.append((_integer(epoch), _integer(start_offset)))
+        epoch, start_offset = (_integer(field) for field in _fields(line, 2))
+        last_epoch, last_start = entries[-1] if entries else (-1, -1)
+        if epoch <= last_epoch or start_offset <= last_start:
+            raise CorruptCheckpoint(f"epoch {epoch} at {start_offset} after epoch {last_epoch} at {last_start}")
+        entries.append((epoch, start_offset))
     return entries
 
 

@@ -56,7 +56,7 @@ class ColdRead(Exception):
                 if not data:
                     return
                 position += len(data)
-        except OSError:
+        except (OSError, ValueError):  # perhaps closed meanwhile
             return
 
 

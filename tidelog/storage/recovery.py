@@ -206,7 +206,7 @@ class _Loader:
             return LeaderEpochs(), False
         try:
             return LeaderEpochs(decode_leader_epochs(data)), True
-        except (CorruptCheckpoint, AssertionError) as error:
+        except CorruptCheckpoint as error:
             _log.warning("%s/%s is rebuilt from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
             return LeaderEpochs(), False
 

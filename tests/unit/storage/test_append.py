@@ -1,0 +1,185 @@
+"""What a batch must be to enter a log."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from tests.unit.storage.batches import NOW, batch, idempotent, marker
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import check_crc, read_header, write_crc
+from tidelog.protocol.records import decode_batch
+from tidelog.storage.append import AppendRules, admit, admit_replicated
+from tidelog.storage.log_config import LogConfig
+
+
+def admitted(data: memoryview, *, next_offset: int = 100, from_client: bool = True, **settings: Any):
+    return admit(data, next_offset, 5, NOW, AppendRules(LogConfig(**settings)), from_client)
+
+
+def refused(data: memoryview, *, from_client: bool = True, **settings: Any) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        admitted(data, from_client=from_client, **settings)
+    assert caught.value.message
+    return caught.value.code
+
+
+def patched(data: memoryview, position: int, layout: str, value: int, *, crc: bool = True) -> memoryview:
+    struct.pack_into(layout, data, position, value)
+    if crc:
+        write_crc(data, 0, len(data))
+    return data
+
+
+def test_offsets_and_epoch_are_stamped_in_place_and_the_crc_stays_right():
+    data = batch(3)
+    written, [entry] = admitted(data)
+    assert written is data
+    header = read_header(data)
+    assert (header.base_offset, header.last_offset, header.partition_leader_epoch) == (100, 102, 5)
+    assert check_crc(data, 0, header)
+    assert entry == (0, len(data), 100, 102, NOW + 2, 0, -1, -1, -1, 5)
+
+
+def test_a_batch_above_max_message_bytes_is_too_large():
+    data = batch(1, value=b"x" * 500)
+    assert refused(data, max_message_bytes=len(data) - 1) == ErrorCode.MESSAGE_TOO_LARGE
+    admitted(data, max_message_bytes=len(data))
+
+
+@pytest.mark.parametrize("position", [21, 30, 60, 70])
+def test_a_flipped_bit_under_the_crc_is_corrupt(position: int):
+    data = batch(2)
+    data[position] ^= 4
+    assert refused(data) == ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_batch_cut_short_is_corrupt(cut: int):
+    assert refused(batch(2)[:-cut]) == ErrorCode.CORRUPT_MESSAGE
+
+
+def test_an_impossible_length_is_corrupt():
+    assert refused(patched(batch(), 8, ">i", 3, crc=False)) == ErrorCode.CORRUPT_MESSAGE
+    assert refused(patched(batch(), 8, ">i", -5, crc=False)) == ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("magic", "code"), [(0, ErrorCode.INVALID_RECORD), (1, ErrorCode.INVALID_RECORD), (3, ErrorCode.CORRUPT_MESSAGE)]
+)
+def test_other_formats_are_refused(magic: int, code: ErrorCode):
+    assert refused(patched(batch(), 16, ">b", magic, crc=False)) == code
+
+
+def test_nothing_at_all_is_refused():
+    assert refused(memoryview(bytearray())) == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize(("position", "value"), [(57, 4), (57, 0), (57, -1), (23, 5), (23, -1)])
+def test_counts_must_agree(position: int, value: int):
+    assert refused(patched(batch(3), position, ">i", value)) == ErrorCode.INVALID_RECORD
+
+
+def test_clients_may_not_write_control_batches_but_the_node_may():
+    assert refused(marker(abort=True)) == ErrorCode.INVALID_RECORD
+    _, [entry] = admitted(marker(abort=True), from_client=False)
+    assert entry[3] == 100
+
+
+def test_clients_send_one_batch_from_offset_zero():
+    assert refused(batch(1, base_offset=1)) == ErrorCode.INVALID_RECORD
+    two = memoryview(bytearray(bytes(batch(2)) + bytes(batch(3))))
+    assert refused(two) == ErrorCode.INVALID_RECORD
+    _, entries = admitted(two, from_client=False)
+    assert [(entry[2], entry[3]) for entry in entries] == [(100, 101), (102, 104)]
+
+
+def test_an_idempotent_batch_needs_a_sequence():
+    assert refused(patched(idempotent(0), 53, ">i", -1)) == ErrorCode.INVALID_RECORD
+
+
+def test_an_unknown_compression_is_unsupported():
+    assert refused(patched(batch(), 21, ">h", 6)) == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
+def test_timestamps_too_far_ahead_are_refused_by_the_header():
+    settings: dict[str, Any] = {"message_timestamp_after_max_ms": 1000}
+    admitted(batch(1, timestamp=NOW + 1000), **settings)
+    assert refused(batch(1, timestamp=NOW + 1001), **settings) == ErrorCode.INVALID_TIMESTAMP
+    admitted(batch(1, timestamp=-1), **settings)
+
+
+def test_timestamps_too_old_are_found_among_the_records():
+    settings: dict[str, Any] = {"message_timestamp_before_max_ms": 1000}
+    admitted(batch(3, timestamp=NOW - 1000), **settings)
+    assert refused(batch(3, timestamp=NOW - 1001), **settings) == ErrorCode.INVALID_TIMESTAMP
+    admitted(batch(3, timestamp=NOW - 5000), message_timestamp_type="LogAppendTime", **settings)
+
+
+def test_a_producer_may_not_set_log_append_time():
+    assert refused(patched(batch(), 21, ">h", 8)) == ErrorCode.INVALID_TIMESTAMP
+
+
+def test_log_append_time_is_stamped_with_a_new_crc():
+    data = batch(2, timestamp=5)
+    written, [entry] = admitted(data, message_timestamp_type="LogAppendTime")
+    header = read_header(written)
+    assert (header.timestamp_type, header.max_timestamp, entry[4]) == (1, NOW, NOW)
+    assert check_crc(written, 0, header)
+    assert {record.timestamp for record in decode_batch(written)} == {NOW}
+
+
+def test_a_compacted_topic_takes_no_record_without_a_key():
+    settings: dict[str, Any] = {"cleanup_policy": frozenset({"compact"})}
+    assert refused(batch(2), **settings) == ErrorCode.INVALID_RECORD
+    admitted(batch(2, key=b"k"), **settings)
+    admitted(batch(2), from_client=False, **settings)
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_a_topic_with_a_compression_of_its_own_recompresses(codec: str):
+    data = idempotent(4, 3, compression=1 if codec != "gzip" else 4, value=b"abc" * 50)
+    written, [entry] = admitted(data, compression_type=codec)
+    header = read_header(written)
+    assert header.compression == ["uncompressed", "gzip", "snappy", "lz4", "zstd"].index(codec)
+    assert (header.base_offset, header.last_offset, header.base_sequence) == (100, 102, 4)
+    assert (header.producer_id, entry[6], entry[8], entry[1]) == (7, 7, 4, len(written))
+    assert check_crc(written, 0, header)
+    assert [record.value for record in decode_batch(written)] == [b"abc" * 50] * 3
+
+
+def test_a_batch_that_grows_by_recompression_may_become_too_large():
+    data = batch(1, value=b"a" * 5000, compression=1)
+    assert refused(data, compression_type="uncompressed", max_message_bytes=1000) == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_records_that_are_not_what_the_header_says_are_found_where_records_are_looked_at():
+    data = patched(patched(batch(2, key=b"k"), 57, ">i", 3), 23, ">i", 2)
+    code = refused(data, cleanup_policy=frozenset({"compact"}))
+    assert code in (ErrorCode.INVALID_RECORD, ErrorCode.CORRUPT_MESSAGE)
+
+
+class TestReplicated:
+    def test_whole_batches_are_taken_as_they_are(self):
+        data = memoryview(bytearray(bytes(batch(2, base_offset=10)) + bytes(batch(1, base_offset=20))))
+        assert [(b[2], b[3]) for b in admit_replicated(data, 10)] == [(10, 11), (20, 20)]
+
+    def test_a_partial_last_batch_is_left_out(self):
+        first = bytes(batch(2, base_offset=10))
+        for cut in (1, 40, len(first) - 10):
+            data = memoryview(bytearray(first + bytes(batch(1, base_offset=12))[: len(first) - cut]))
+            assert [b[2] for b in admit_replicated(data, 10)][:1] == [10]
+
+    def test_offsets_below_the_log_end_are_refused(self):
+        with pytest.raises(KafkaError) as caught:
+            admit_replicated(batch(2, base_offset=10), 11)
+        assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def test_a_wrong_crc_is_corrupt(self):
+        data = batch(2, base_offset=10)
+        data[70] ^= 1
+        with pytest.raises(KafkaError) as caught:
+            admit_replicated(data, 10)
+        assert caught.value.code == ErrorCode.CORRUPT_MESSAGE

@@ -1,0 +1,108 @@
+"""The operating system's disk: what the port promises of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tidelog.storage import disk as disk_module
+from tidelog.storage.disk import DirectoryEntry, OsDisk
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 64)
+    return str(tmp_path / "file")
+
+
+def test_reading_and_writing_by_position(path: str):
+    file = OsDisk().open(path)
+    assert file.read_at(4, 10) == bytes([10, 11, 12, 13])
+    assert file.read_at(100, 16380) == bytes([252, 253, 254, 255])
+    assert file.read_at_nowait(4, 10) == bytes([10, 11, 12, 13])
+    assert file.read_at_nowait(100, 16380) == bytes([252, 253, 254, 255])
+    assert file.is_warm(16384, 0)
+    assert file.write_at(memoryview(b"abc"), 16384) == 3
+    assert file.size_bytes() == 16387
+    file.truncate(10)
+    assert file.size_bytes() == 10
+    file.sync()
+    file.close()
+    file.close()
+    with pytest.raises(AssertionError):
+        file.write_at(b"x", 0)
+
+
+def test_a_kernel_that_cannot_tell_is_asked_once(path: str, monkeypatch: pytest.MonkeyPatch):
+    def preadv(*arguments: object) -> int:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(disk_module, "_NOWAIT", 8)
+    monkeypatch.setattr(os, "preadv", preadv)
+    file = OsDisk().open(path)
+    assert file.read_at_nowait(3, 0) == b"\0\1\2"
+    assert disk_module._NOWAIT == 0
+    file.close()
+
+
+def test_a_read_that_would_wait_says_so(path: str, monkeypatch: pytest.MonkeyPatch):
+    def preadv(*arguments: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(disk_module, "_NOWAIT", 8)
+    monkeypatch.setattr(os, "preadv", preadv)
+    file = OsDisk().open(path)
+    assert file.read_at_nowait(3, 0) is None
+    assert not file.is_warm(3, 0)
+    file.close()
+
+
+def test_a_map_knows_whether_slices_of_it_are_held(path: str):
+    file = OsDisk().open(path)
+    mapped = file.map(1000)
+    part = mapped.view[10:20]
+    assert not mapped.close()
+    assert bytes(part) == bytes(range(10, 20))
+    part.release()
+    assert mapped.close()
+    assert mapped.close()
+    file.close()
+
+
+def test_a_pinned_file_is_closed_later(path: str):
+    file = OsDisk().open(path)
+    file.pin()
+    file.pin()
+    file.close()
+    file.sync()
+    file.unpin()
+    file.sync()
+    file.unpin()
+    with pytest.raises((OSError, ValueError)):
+        file.sync()
+
+
+def test_names_and_directories(tmp_path: Path):
+    disk, root = OsDisk(), str(tmp_path)
+    disk.make_directory(f"{root}/a/b")
+    disk.make_directory(f"{root}/a/b")
+    disk.write_file(f"{root}/a/one", b"1", sync=True)
+    assert sorted(disk.list_directory(f"{root}/a")) == [DirectoryEntry("b", True), DirectoryEntry("one", False)]
+    disk.rename(f"{root}/a/one", f"{root}/a/two")
+    assert (disk.exists(f"{root}/a/one"), disk.size_of(f"{root}/a/two")) == (False, 1)
+    assert disk.modified_ms(f"{root}/a/two") > 1_600_000_000_000
+    disk.copy_prefix(f"{root}/a/two", f"{root}/a/three", 1)
+    assert disk.read_file(f"{root}/a/three") == b"1"
+    with pytest.raises(OSError):
+        disk.copy_prefix(f"{root}/a/two", f"{root}/a/three", 2)
+    disk.sync_file(f"{root}/a/two")
+    disk.sync_directory(root)
+    disk.remove(f"{root}/a/two")
+    disk.remove(f"{root}/a/two")
+    disk.remove_tree(f"{root}/a")
+    assert not disk.exists(f"{root}/a")
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{root}/missing")
+    assert len(disk.random_bytes(5)) == 5

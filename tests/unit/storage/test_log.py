@@ -1,0 +1,539 @@
+"""A partition's log at work: appending, reading, rolling, flushing, shortening."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, records_of
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import iter_headers
+from tidelog.protocol.records import iter_records
+from tidelog.storage.log import ColdRead, CorruptLog, PartitionLog
+from tidelog.storage.log_config import LogConfig
+
+MakeLogs = Callable[..., Logs]
+
+
+def refused(action: Callable[[], object]) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        action()
+    return caught.value.code
+
+
+class TestAppending:
+    def test_offsets_follow_each_other(self, logs: MakeLogs):
+        made = logs()
+        infos = made.append(batch(3), batch(1), batch(2))
+        assert [(info.first_offset, info.last_offset) for info in infos] == [(0, 2), (3, 3), (4, 5)]
+        assert infos[0].log_append_time_ms == -1
+        assert infos[0].log_start_offset == 0
+        assert offsets_of(records_of(made.log)) == list(range(6))
+
+    def test_a_repeated_batch_is_not_written_again(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(5), idempotent(0, 3), idempotent(3, 2))
+        size = made.log.size_bytes
+        [info] = made.append(idempotent(0, 3))
+        assert (info.duplicate, info.first_offset, info.last_offset) == (True, 5, 7)
+        assert (made.log.log_end_offset, made.log.size_bytes) == (10, size)
+
+    def test_a_gap_in_the_sequence_is_refused_and_leaves_nothing(self, logs: MakeLogs):
+        made = logs()
+        made.append(idempotent(0))
+        code = refused(lambda: made.append(idempotent(2)))
+        assert code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert (made.folder / "00000000000000000000.log").stat().st_size == made.log.size_bytes
+        made.append(idempotent(1))
+
+    def test_log_append_time_is_answered(self, logs: MakeLogs):
+        made = logs(message_timestamp_type="LogAppendTime")
+        [info] = made.append(batch(2, timestamp=5), now_ms=NOW + 77)
+        assert info.log_append_time_ms == NOW + 77
+        assert {record.timestamp for record in records_of(made.log)} == {NOW + 77}
+
+    def test_batches_of_the_node_go_in_with_one_write(self, logs: MakeLogs):
+        made = logs()
+        many = memoryview(bytearray(b"".join(bytes(batch(n)) for n in (1, 2, 3))))
+        [info] = made.append(many, from_client=False)
+        assert (info.first_offset, info.last_offset) == (0, 5)
+        assert offsets_of(records_of(made.log)) == list(range(6))
+
+    def test_a_follower_takes_offsets_and_epochs_as_they_are(self, logs: MakeLogs):
+        made = logs()
+        fetched = bytearray()
+        for data in (batch(2, base_offset=0, leader_epoch=3), batch(1, base_offset=7, leader_epoch=4)):
+            fetched += data
+        info = made.log.append_as_follower(memoryview(fetched), NOW)
+        assert info is not None
+        assert (info.first_offset, info.last_offset, made.log.log_end_offset) == (0, 7, 8)
+        assert list(made.log.leader_epochs) == [(3, 0), (4, 7)]
+        assert offsets_of(records_of(made.log)) == [0, 1, 7]
+        assert offsets_of(records_of(made.log, 1)) == [0, 1, 7]
+        assert made.log.append_as_follower(memoryview(bytearray(20)), NOW) is None
+
+    def test_a_batch_that_fits_no_segment_is_refused(self, logs: MakeLogs):
+        made = logs(segment_bytes=200)
+        assert refused(lambda: made.append(batch(1, value=b"x" * 300))) == ErrorCode.RECORD_LIST_TOO_LARGE
+        made.append(batch())
+
+
+class TestRolling:
+    def test_by_size(self, logs: MakeLogs):
+        made = logs(segment_bytes=300)
+        made.append(*(batch(1, value=b"x" * 100) for _ in range(5)))
+        assert made.files("*.log") == [f"{n:020d}.log" for n in (0, 1, 2, 3, 4)][:1] + [
+            f"{n:020d}.log" for n in (1, 2, 3, 4)
+        ]
+        assert offsets_of(records_of(made.log)) == list(range(5))
+
+    def test_by_the_time_of_the_records(self, logs: MakeLogs):
+        made = logs(segment_ms=1000)
+        made.append(batch(1, timestamp=NOW), batch(1, timestamp=NOW + 1000), batch(1, timestamp=NOW + 1001))
+        assert made.files("*.log") == ["00000000000000000000.log", "00000000000000000002.log"]
+
+    def test_by_age_where_records_have_no_time(self, logs: MakeLogs):
+        made = logs(segment_ms=1000)
+        made.append(batch(1, timestamp=-1), batch(1, timestamp=-1), now_ms=NOW + 1000)
+        assert made.log.segment_count == 1
+        made.append(batch(1, timestamp=-1), now_ms=NOW + 1001)
+        assert made.log.segment_count == 2
+
+    def test_by_a_full_index(self, logs: MakeLogs):
+        made = logs(segment_index_bytes=32, index_interval_bytes=0)
+        made.append(*(batch() for _ in range(10)))
+        assert made.log.segment_count > 2
+        made.close()
+        assert all(path.stat().st_size <= 32 + 12 for path in made.folder.glob("*index"))
+
+    def test_by_offsets_that_the_index_cannot_hold(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch())
+        far = 2**31 + 5
+        made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
+        assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
+        assert offsets_of(records_of(made.log)) == [0, far]
+
+    def test_an_empty_segment_moves_rather_than_being_left_behind(self, logs: MakeLogs):
+        made = logs()
+        far = 2**31 + 5
+        made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
+        assert made.files("*.log") == [f"{far:020d}.log"]
+
+    def test_a_snapshot_of_the_producers_is_left_at_the_roll(self, logs: MakeLogs):
+        made = logs(segment_bytes=300)
+        made.append(*(idempotent(n, value=b"x" * 100) for n in range(3)))
+        assert made.files("*.snapshot") == ["00000000000000000001.snapshot", "00000000000000000002.snapshot"]
+
+    def test_a_preallocated_file_is_trimmed(self, logs: MakeLogs):
+        made = logs(preallocate=True, segment_bytes=1000)
+        made.append(batch(1, value=b"x" * 600))
+        assert (made.folder / "00000000000000000000.log").stat().st_size == 1000
+        made.append(batch(1, value=b"x" * 600))
+        assert (made.folder / "00000000000000000000.log").stat().st_size < 700
+        made.close()
+        assert (made.folder / "00000000000000000001.log").stat().st_size < 700
+        assert offsets_of(records_of(made.open())) == [0, 1]
+
+
+class TestReading:
+    @pytest.fixture
+    def filled(self, logs: MakeLogs) -> Logs:
+        made = logs(segment_bytes=20_000, index_interval_bytes=500)
+        made.append(*(batch(1 + n % 4, value=bytes([n]) * (n * 7 % 900)) for n in range(200)))
+        return made
+
+    @pytest.mark.parametrize("max_bytes", [0, 1, 200, 1000, 5000, 10**6])
+    def test_reading_on_gives_every_record_once(self, filled: Logs, max_bytes: int):
+        assert offsets_of(records_of(filled.log, max_bytes)) == list(range(filled.log.log_end_offset))
+        filled.close_and_open()
+        assert offsets_of(records_of(filled.log, max_bytes)) == list(range(filled.log.log_end_offset))
+
+    def test_a_read_inside_a_batch_gives_the_whole_batch(self, filled: Logs):
+        for offset in range(0, filled.log.log_end_offset, 7):
+            result = filled.log.read(offset, 1, filled.log.log_end_offset)
+            [(_, header)] = list(iter_headers(result.regions[0]))
+            assert header.base_offset <= offset <= header.last_offset
+            assert result.next_offset == header.next_offset
+
+    def test_answers_are_whole_batches_within_the_limit(self, filled: Logs):
+        for offset in range(0, filled.log.log_end_offset, 11):
+            result = filled.log.read(offset, 3000, filled.log.log_end_offset)
+            sizes = [header.size_bytes for _, header in iter_headers(result.regions[0])]
+            assert sum(sizes) == result.size_bytes
+            assert result.size_bytes <= 3000 or len(sizes) == 1
+
+    def test_without_a_first_batch_at_any_price_the_answer_may_be_empty(self, filled: Logs):
+        result = filled.log.read(5, 10, filled.log.log_end_offset, min_one_batch=False)
+        assert (result.regions, result.size_bytes, result.next_offset) == ([], 0, 5)
+
+    def test_nothing_at_or_above_the_bound_is_given(self, filled: Logs):
+        end = filled.log.log_end_offset
+        for upper in range(1, end, 13):
+            offset = max(0, upper - 9)
+            result = filled.log.read(offset, 10**6, upper)
+            found = [record.offset for region in result.regions for record in iter_records(region)]
+            assert all(o < upper for o in found)
+            assert filled.log.read(upper, 10**6, upper).regions == []
+
+    def test_offsets_outside_the_log_are_refused(self, filled: Logs):
+        end = filled.log.log_end_offset
+        assert filled.log.read(end, 100, end).regions == []
+        assert refused(lambda: filled.log.read(end + 1, 100, end)) == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert refused(lambda: filled.log.read(-1, 100, end)) == ErrorCode.OFFSET_OUT_OF_RANGE
+        filled.log.delete_records(10)
+        assert refused(lambda: filled.log.read(9, 100, end)) == ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def test_large_answers_are_slices_of_a_map(self, logs: MakeLogs):
+        made = logs()
+        made.append(*(batch(1, value=b"x" * 50_000) for _ in range(4)))
+        [region] = made.log.read(0, 10**6, 4).regions
+        assert isinstance(region, memoryview)
+        assert region.readonly
+        assert [record.offset for record in iter_records(region)] == [0, 1, 2, 3]
+        [small] = made.log.read(0, 60_000, 4).regions
+        assert isinstance(small, bytes)
+
+    def test_a_slice_outlives_growth_and_truncation(self, logs: MakeLogs):
+        made = logs()
+        made.append(*(batch(1, value=bytes([n]) * 50_000) for n in range(4)))
+        [region] = made.log.read(0, 10**6, 4).regions
+        before = bytes(region)
+        made.append(batch(1, value=b"y" * 90_000))
+        [grown] = made.log.read(0, 10**6, 5).regions
+        made.log.truncate_to(1)
+        made.append(batch(1, value=b"z" * 90_000))
+        assert bytes(region) == before
+        assert bytes(grown)[: len(before)] == before
+        values = [record.value[:1] for record in records_of(made.log) if record.value]
+        assert values == [b"\0", b"z"]
+
+    def test_a_file_is_cut_in_place_when_nobody_holds_a_slice(self, logs: MakeLogs):
+        made = logs()
+        made.append(*(batch(1, value=b"x" * 50_000) for _ in range(4)))
+        path = made.folder / "00000000000000000000.log"
+        inode = path.stat().st_ino
+        region = made.log.read(0, 10**6, 4).regions[0]
+        del region
+        made.log.truncate_to(2)
+        assert path.stat().st_ino == inode
+        region = made.log.read(0, 10**6, 2).regions[0]
+        made.log.truncate_to(1)
+        assert path.stat().st_ino != inode
+        assert len(region) > 100_000
+
+    def test_a_cold_range_says_so_until_it_was_warmed(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
+        made = logs()
+        made.append(*(batch(1, value=b"x" * 50_000) for _ in range(4)))
+        log = made.close_and_open()
+        file = type(log.segments.active.file)
+        monkeypatch.setattr(file, "read_at_nowait", lambda self, size, position: None)
+        for max_bytes in (100, 10**6):
+            with pytest.raises(ColdRead) as caught:
+                log.read(2, max_bytes, 4)
+            caught.value.warm()
+        monkeypatch.undo()
+        assert log.read(2, 10**6, 4).next_offset == 4
+
+    def test_what_was_just_written_is_never_cold(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
+        made = logs()
+        made.append(batch(3))
+        monkeypatch.setattr(type(made.log.segments.active.file), "read_at_nowait", lambda self, size, position: None)
+        assert made.log.read(0, 100, 3).next_offset == 3
+
+    def test_a_damaged_segment_takes_the_log_offline(self, filled: Logs):
+        filled.close_and_open()
+        path = filled.folder / "00000000000000000000.log"
+        data = bytearray(path.read_bytes())
+        data[3000:9000] = bytes(6000)
+        path.write_bytes(data)
+        with pytest.raises(CorruptLog):
+            records_of(filled.log, 1000)
+
+
+class TestTimestamps:
+    @pytest.fixture
+    def filled(self, logs: MakeLogs) -> Logs:
+        made = logs(segment_bytes=1000, index_interval_bytes=100)
+        for number in range(40):
+            made.append(batch(2, timestamp=NOW + 100 * (number + (3 if number % 5 == 0 else 0))), epoch=number // 20)
+        return made
+
+    def expected(self, log: PartitionLog, timestamp: int) -> tuple[int, int] | None:
+        retained = (record for record in records_of(log) if record.offset >= log.log_start_offset)
+        return next(((record.timestamp, record.offset) for record in retained if record.timestamp >= timestamp), None)
+
+    def test_the_first_record_not_older_is_found(self, filled: Logs):
+        for timestamp in range(NOW - 100, NOW + 4500, 37):
+            found = filled.log.offset_for_timestamp(timestamp)
+            assert (found and found[:2]) == self.expected(filled.log, timestamp)
+        found = filled.log.offset_for_timestamp(NOW + 3000)
+        assert found is not None
+        assert found.leader_epoch == 1
+
+    def test_also_below_a_moved_log_start_and_after_a_restart(self, filled: Logs):
+        filled.log.delete_records(21)
+        for log in (filled.log, filled.close_and_open(), filled.kill_and_open()):
+            assert log.offset_for_timestamp(0) == (*self.expected(log, 0), 0)  # type: ignore[misc]
+            found = log.offset_for_timestamp(NOW + 1234)
+            assert (found and found[:2]) == self.expected(log, NOW + 1234)
+
+    def test_the_largest_timestamp(self, filled: Logs, logs: MakeLogs):
+        found = filled.log.max_timestamp_offset()
+        newest = max(records_of(filled.log), key=lambda record: (record.timestamp, -record.offset))
+        assert found is not None
+        assert found[:2] == (newest.timestamp, newest.offset)
+
+    def test_an_empty_log_has_none(self, logs: MakeLogs):
+        made = logs()
+        assert made.log.max_timestamp_offset() is None
+        assert made.log.offset_for_timestamp(0) is None
+        made.append(batch(1, timestamp=-1))
+        assert made.log.max_timestamp_offset() is None
+
+
+class TestFlushing:
+    def test_one_flush_answers_many_appends(self, logs: MakeLogs):
+        made = logs(flush_messages=1)
+        made.append(batch(2))
+        assert (made.log.committable_offset, made.log.flush_due) == (0, True)
+        task = made.log.begin_flush()
+        assert not made.log.flush_due
+        made.append(batch(2), batch(1))
+        task.run()
+        made.log.finish_flush(task)
+        assert (made.log.committable_offset, made.log.flush_due) == (2, True)
+        made.log.flush()
+        assert (made.log.committable_offset, made.log.flush_due) == (5, False)
+
+    def test_only_what_crosses_the_limit_waits(self, logs: MakeLogs):
+        made = logs(flush_messages=4)
+        made.append(batch(3))
+        assert (made.log.committable_offset, made.log.flush_due) == (3, False)
+        made.append(batch(2))
+        assert (made.log.committable_offset, made.log.flush_due) == (3, True)
+        made.append(batch(1))
+        assert made.log.committable_offset == 3
+        made.log.flush()
+        assert (made.log.committable_offset, made.log.flush_due) == (6, False)
+
+    def test_without_a_policy_nothing_waits(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(100))
+        assert (made.log.committable_offset, made.log.flush_due) == (100, False)
+
+    def test_a_roll_wants_a_flush_that_nobody_waits_for(self, logs: MakeLogs):
+        made = logs(segment_bytes=200)
+        made.append(*(batch(1, value=b"x" * 100) for _ in range(2)))
+        assert (made.log.committable_offset, made.log.flush_due) == (2, True)
+        made.log.flush()
+        assert not made.log.flush_due
+
+    def test_time_makes_a_flush_due(self, logs: MakeLogs):
+        made = logs(flush_ms=1000)
+        made.append(batch())
+        made.log.maintain(NOW + 999)
+        assert not made.log.flush_due
+        made.log.maintain(NOW + 1000)
+        assert made.log.flush_due
+
+    def test_a_device_that_cannot_sync_takes_the_log_offline(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
+        made = logs(flush_messages=1)
+        made.append(batch())
+
+        def fail(self: object) -> None:
+            raise OSError(5, "no")
+
+        monkeypatch.setattr(type(made.log.segments.active.file), "sync", fail)
+        with pytest.raises(CorruptLog):
+            made.log.flush()
+        assert made.log.committable_offset == 0
+        with pytest.raises(CorruptLog):
+            made.append(batch())
+        made.close()
+        assert not (made.path / ".kafka_cleanshutdown").exists()
+
+    def test_files_stay_open_while_a_flush_needs_them(self, logs: MakeLogs):
+        made = logs(flush_messages=1, segment_bytes=200)
+        made.append(batch(1, value=b"x" * 100))
+        task = made.log.begin_flush()
+        made.append(batch(1, value=b"x" * 100))
+        made.log.segments.release()
+        task.run()
+        made.log.finish_flush(task)
+        assert made.log.committable_offset == 1
+
+    def test_deleting_a_log_does_not_disturb_its_flush(self, logs: MakeLogs):
+        made = logs(flush_messages=1)
+        made.append(batch())
+        task = made.log.begin_flush()
+        made.directory.delete_log("t", 0, NOW)
+        task.run()
+        made.log.finish_flush(task)
+
+
+class TestFullDisk:
+    def test_a_refused_write_leaves_the_log_as_it_was(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
+        made = logs()
+        made.append(batch(2))
+        segment = made.log.segments.active
+        write_at = segment.write_at
+
+        def half(data: memoryview, position: int) -> int:
+            if position == segment.size_bytes:
+                return write_at(data[:10], position)
+            raise OSError(28, "No space left on device")
+
+        segment.write_at = half  # type: ignore[assignment]
+        assert refused(lambda: made.append(batch(3))) == ErrorCode.KAFKA_STORAGE_ERROR
+        assert (made.folder / "00000000000000000000.log").stat().st_size == segment.size_bytes
+        segment.write_at = write_at
+        [info] = made.append(batch(1))
+        assert info.first_offset == 2
+        assert offsets_of(records_of(made.log)) == [0, 1, 2]
+
+
+class TestShortening:
+    @pytest.fixture
+    def filled(self, logs: MakeLogs) -> Logs:
+        made = logs(segment_bytes=700, index_interval_bytes=100, file_delete_delay_ms=50)
+        made.append(*(idempotent(2 * n, 2, value=b"x" * 50) for n in range(20)), epoch=1)
+        return made
+
+    @pytest.mark.parametrize("offset", [0, 1, 2, 10, 21, 38, 39])
+    def test_truncation_cuts_the_batch_that_holds_the_offset(self, filled: Logs, offset: int):
+        log = filled.log
+        log.truncate_to(offset)
+        kept = offset // 2 * 2
+        assert (log.log_end_offset, log.high_watermark) == (kept, kept)
+        assert offsets_of(records_of(log)) == list(range(kept))
+        assert log.producers.entries[7].last_sequence == kept - 1 if kept else 7 not in log.producers.entries
+        [info] = filled.append(idempotent(kept, 2), epoch=2)
+        assert info.first_offset == kept
+        assert list(log.leader_epochs) == ([(1, 0), (2, kept)] if kept else [(2, 0)])
+        for opened in (filled.close_and_open(), filled.kill_and_open()):
+            assert offsets_of(records_of(opened)) == list(range(kept + 2))
+
+    def test_truncation_beyond_the_end_does_nothing(self, filled: Logs):
+        filled.log.truncate_to(40)
+        filled.log.truncate_to(99)
+        assert filled.log.log_end_offset == 40
+
+    def test_a_log_can_be_emptied_to_start_elsewhere(self, filled: Logs):
+        filled.log.truncate_fully_and_start_at(1000)
+        log = filled.log
+        assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (1000, 1000, 1000)
+        assert not log.producers.entries
+        [info] = filled.append(idempotent(5), epoch=3)
+        assert info.first_offset == 1000
+        assert offsets_of(records_of(filled.kill_and_open())) == [1000]
+
+    def test_delete_records_moves_the_log_start(self, filled: Logs):
+        log = filled.log
+        assert log.delete_records(15) == 15
+        assert log.delete_records(3) == 15
+        assert refused(lambda: log.delete_records(41)) == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert offsets_of(records_of(log))[:2] == [14, 15]
+        assert list(log.leader_epochs) == [(1, 15)]
+        filled.directory.maintain(NOW)
+        assert log.segments.first.base_offset <= 14
+        assert filled.close_and_open().log_start_offset == 15
+        assert log.log_start_offset == 15
+        assert filled.log.delete_records(-1) == 40
+
+    def test_deleted_segments_are_renamed_and_go_after_the_delay(self, filled: Logs):
+        count = filled.log.segment_count
+        filled.log.delete_records(25)
+        filled.log.maintain(NOW)
+        assert filled.log.segment_count < count
+        assert not filled.files("*.deleted")  # first the log start is checkpointed
+        filled.directory.maintain(NOW)
+        assert filled.files("*.log.deleted")
+        filled.directory.maintain(NOW + 49)
+        assert filled.files("*.deleted")
+        filled.directory.maintain(NOW + 50)
+        assert not filled.files("*.deleted")
+        assert filled.files("*.snapshot")[0] >= filled.files("*.log")[0]
+
+    def test_retention_by_age_rolls_and_empties(self, filled: Logs):
+        filled.log.set_config(LogConfig(retention_ms=1000, segment_bytes=700))
+        filled.directory.maintain(NOW + 500)
+        assert filled.log.log_start_offset == 0
+        filled.directory.maintain(NOW + 5000)
+        assert (filled.log.log_start_offset, filled.log.log_end_offset) == (40, 40)
+        assert filled.files("*.log") == ["00000000000000000040.log"]
+        [info] = filled.append(idempotent(40), epoch=1)
+        assert info.first_offset == 40
+
+    def test_retention_by_size(self, filled: Logs):
+        filled.log.set_config(LogConfig(retention_bytes=1500, segment_bytes=700))
+        filled.directory.maintain(NOW)
+        assert 1500 <= filled.log.size_bytes < 1500 + 700
+
+    def test_retention_stops_at_the_high_watermark(self, filled: Logs):
+        filled.log.set_config(LogConfig(retention_ms=0, segment_bytes=700))
+        filled.log.high_watermark = 9
+        filled.directory.maintain(NOW + 5000)
+        assert filled.log.log_start_offset <= 9
+
+
+class TestTransactions:
+    def test_the_stable_offset_and_the_aborted(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(2), idempotent(0, 2, transactional=True), idempotent(0, 1, producer_id=8, transactional=True))
+        assert made.log.last_stable_offset == 2
+        made.append(marker(abort=True), from_client=False)
+        assert made.log.last_stable_offset == 4
+        made.append(marker(abort=False, producer_id=8), from_client=False)
+        assert made.log.last_stable_offset == made.log.log_end_offset == 7
+        for log in (made.log, made.close_and_open(), made.kill_and_open()):
+            assert log.aborted_transactions(0, 7) == [(7, 2, 5, 4)]
+            assert log.aborted_transactions(6, 7) == []
+
+    def test_a_marker_is_stable_when_it_is_replicated(self, logs: MakeLogs):
+        made = logs()
+        made.append(idempotent(0, 2, transactional=True))
+        made.log.append_as_leader(marker(abort=False), 0, NOW, from_client=False)
+        assert (made.log.high_watermark, made.log.last_stable_offset) == (2, 0)
+        made.log.set_high_watermark(3)
+        assert made.log.last_stable_offset == 3
+
+    def test_markers_and_data_in_one_fetch_keep_their_order(self, logs: MakeLogs):
+        made = logs()
+        parts = [
+            idempotent(0, 1, base_offset=0, transactional=True),
+            marker(abort=True),
+            idempotent(1, 1, base_offset=2, transactional=True),
+        ]
+        data = bytearray()
+        for number, part in enumerate(parts):
+            part[0:8] = number.to_bytes(8, "big")
+            data += part
+        made.log.append_as_follower(memoryview(data), NOW)
+        made.log.set_high_watermark(3)
+        assert made.log.last_stable_offset == 2
+        assert made.log.aborted_transactions(0, 3) == [(7, 0, 1, 2)]
+
+
+def test_epochs_end_where_the_next_began(logs: MakeLogs):
+    made = logs()
+    made.append(batch(3), epoch=2)
+    made.append(batch(2), epoch=5)
+    assert made.log.end_offset_for_epoch(2) == (2, 3)
+    assert made.log.end_offset_for_epoch(4) == (2, 3)
+    assert made.log.end_offset_for_epoch(5) == (5, 5)
+    assert made.log.end_offset_for_epoch(6) == (-1, -1)
+
+
+def test_idle_files_are_given_back(logs: MakeLogs):
+    made = logs(segment_bytes=200)
+    made.append(*(batch(1, value=b"x" * 100) for _ in range(5)))
+    records_of(made.log)
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    made.log.maintain(NOW)
+    made.log.maintain(NOW)
+    assert len(list(Path("/proc/self/fd").iterdir())) < held
+    made.append(batch())
+    assert offsets_of(records_of(made.log)) == list(range(6))

@@ -1,0 +1,243 @@
+"""One log.dir: whose it is, what is in it, and how it is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, records_of
+from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
+from tidelog.storage.disk import DirectoryInUse, OsDisk
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log_directory import ForeignDirectory, LogDirectory
+
+MakeLogs = Callable[..., Logs]
+CONFIG = LogConfig()
+
+
+def opened(path: Path, *, node_id: int = 1, cluster_id: str | None = None) -> LogDirectory:
+    return LogDirectory.open(OsDisk(), str(path), node_id=node_id, cluster_id=cluster_id)
+
+
+class TestFormatting:
+    def test_an_empty_directory_is_formatted_as_kafka_does(self, tmp_path: Path):
+        directory = opened(tmp_path / "a" / "b", node_id=3, cluster_id="some-cluster")
+        lines = (tmp_path / "a" / "b" / "meta.properties").read_text().splitlines()
+        assert lines[0] == "#"
+        values = dict(line.split("=") for line in lines[1:])
+        assert values["version"] == "1"
+        assert values["node.id"] == "3"
+        assert values["cluster.id"] == "some-cluster"
+        assert uuid_from_text(values["directory.id"]) == directory.directory_id
+        assert not values["directory.id"].startswith("-")
+        directory.close()
+
+    def test_without_a_cluster_id_one_is_made_and_kept(self, tmp_path: Path):
+        first = opened(tmp_path)
+        assert len(first.cluster_id) == 22
+        first.close()
+        second = opened(tmp_path)
+        assert (second.cluster_id, second.directory_id) == (first.cluster_id, first.directory_id)
+        second.close()
+
+    def test_a_directory_without_an_id_gets_one(self, tmp_path: Path):
+        (tmp_path / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=1\n")
+        directory = opened(tmp_path)
+        directory.close()
+        assert "directory.id=" in (tmp_path / "meta.properties").read_text()
+
+
+class TestForeign:
+    def refused(self, path: Path, **kw: object) -> str:
+        with pytest.raises(ForeignDirectory) as caught:
+            opened(path, **kw)  # type: ignore[arg-type]
+        message = str(caught.value)
+        assert "\n" not in message
+        return message
+
+    def test_another_node_another_cluster(self, tmp_path: Path):
+        opened(tmp_path, node_id=1, cluster_id="a").close()
+        assert "belongs to node 1" in self.refused(tmp_path, node_id=2)
+        assert "belongs to cluster a" in self.refused(tmp_path, cluster_id="b")
+        opened(tmp_path, cluster_id="a").close()
+
+    def test_a_directory_with_other_things_in_it(self, tmp_path: Path):
+        (tmp_path / "thesis.tex").write_text("x")
+        assert "thesis.tex" in self.refused(tmp_path)
+        assert not (tmp_path / "meta.properties").exists()
+
+    @pytest.mark.parametrize(
+        "text",
+        ["version=0\nbroker.id=1\n", "nonsense", "version=1\nnode.id=1\n", "version=2\ncluster.id=c\nnode.id=1\n"],
+    )
+    def test_properties_of_another_kind(self, tmp_path: Path, text: str):
+        (tmp_path / "meta.properties").write_text(text)
+        assert "meta.properties" in self.refused(tmp_path)
+        (tmp_path / "meta.properties").write_bytes(b"\xff\xff")
+        self.refused(tmp_path)
+
+    def test_a_refused_directory_is_not_left_locked(self, tmp_path: Path):
+        opened(tmp_path, node_id=1).close()
+        self.refused(tmp_path, node_id=2)
+        opened(tmp_path, node_id=1).close()
+
+
+class TestLock:
+    def test_a_second_owner_is_refused_also_in_this_process(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        with pytest.raises(DirectoryInUse):
+            opened(tmp_path)
+        directory.close()
+        opened(tmp_path).close()
+
+    def test_and_in_another_process(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        code = (
+            "import fcntl, sys\n"
+            "try: fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+            "except OSError: print('locked')\n"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / ".lock")], capture_output=True, text=True, check=True
+        )
+        assert run.stdout.strip() == "locked"
+        directory.close()
+
+    def test_what_cannot_be_written_is_an_os_error(self, tmp_path: Path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OSError):
+            opened(tmp_path / "file" / "logs")
+
+
+class TestLogs:
+    def test_logs_are_found_again(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        for topic, partition in (("a", 0), ("a", 11), ("with-dash.and_dot", 3)):
+            log = directory.create_log(topic, partition, TOPIC_ID, CONFIG, NOW)
+            log.append_as_leader(batch(partition + 1), 0, NOW)
+            log.set_high_watermark(partition)
+        directory.close()
+        asked: list[str] = []
+
+        def config_for(topic: str) -> LogConfig:
+            asked.append(topic)
+            return LogConfig(segment_bytes=12345)
+
+        found = opened(tmp_path).load(config_for, NOW)
+        assert sorted(found) == [("a", 0), ("a", 11), ("with-dash.and_dot", 3)]
+        assert sorted(set(asked)) == ["a", "with-dash.and_dot"]
+        log = found["a", 11]
+        assert (log.topic, log.partition, log.topic_id) == ("a", 11, TOPIC_ID)
+        assert (log.log_end_offset, log.high_watermark, log.config.segment_bytes) == (12, 11, 12345)
+
+    def test_other_directories_are_left_alone(self, tmp_path: Path):
+        opened(tmp_path).close()
+        for name in (
+            "remote-log-index-cache",
+            "a-0.0123456789abcdef0123456789abcdef-future",
+            "b-1.ff-stray",
+            "lost+found",
+        ):
+            (tmp_path / name).mkdir()
+        assert opened(tmp_path).load(lambda topic: CONFIG, NOW) == {}
+
+    def test_one_that_cannot_be_opened_stays_offline_alone(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        for partition in (0, 1):
+            directory.create_log("a", partition, TOPIC_ID, CONFIG, NOW).append_as_leader(batch(), 0, NOW)
+        directory.close()
+        (tmp_path / "a-0" / "00000000000000000000.log").unlink()
+        (tmp_path / "a-0" / "00000000000000000000.log").mkdir()
+        (tmp_path / "a-0" / "leader-epoch-checkpoint").unlink()
+        (tmp_path / "a-0" / "leader-epoch-checkpoint").mkdir()
+        directory = opened(tmp_path)
+        assert list(directory.load(lambda topic: CONFIG, NOW)) == [("a", 1)]
+        assert list(directory.offline) == [("a", 0)]
+        directory.close()
+        assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+    def test_a_deleted_log_is_gone_at_once_and_its_files_later(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        directory.create_log("a", 0, TOPIC_ID, LogConfig(file_delete_delay_ms=100), NOW)
+        directory.delete_log("a", 0, NOW)
+        assert ("a", 0) not in directory.logs
+        [renamed] = [path.name for path in tmp_path.iterdir() if path.name.endswith("-delete")]
+        assert renamed.startswith("a-0.")
+        assert len(renamed) == len("a-0.") + 32 + len("-delete")
+        directory.maintain(NOW + 99)
+        assert (tmp_path / renamed).exists()
+        directory.create_log("a", 0, bytes(16), CONFIG, NOW)
+        directory.maintain(NOW + 100)
+        assert not (tmp_path / renamed).exists()
+        directory.close()
+
+    def test_a_deletion_that_was_begun_is_finished_after_a_restart(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        directory.create_log("t" * 249, 0, TOPIC_ID, CONFIG, NOW)
+        directory.delete_log("t" * 249, 0, NOW)
+        directory.close()
+        directory = opened(tmp_path)
+        assert directory.load(lambda topic: CONFIG, NOW) == {}
+        directory.maintain(NOW)
+        assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+        directory.close()
+
+    def test_several_directories_do_not_know_each_other(self, tmp_path: Path):
+        one, two = opened(tmp_path / "one"), opened(tmp_path / "two")
+        one.create_log("a", 0, TOPIC_ID, CONFIG, NOW)
+        two.create_log("a", 1, TOPIC_ID, CONFIG, NOW)
+        assert one.directory_id != two.directory_id
+        one.close()
+        two.close()
+        assert list(opened(tmp_path / "two").load(lambda topic: CONFIG, NOW)) == [("a", 1)]
+
+
+class TestMetadataLog:
+    def test_it_is_created_and_opened_and_not_among_the_others(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        assert directory.load(lambda topic: CONFIG, NOW) == {}
+        log = directory.open_metadata_log(CONFIG, NOW)
+        assert log.topic_id == METADATA_TOPIC_ID
+        log.append_as_leader(batch(3), 1, NOW, from_client=False)
+        directory.close()
+        directory = opened(tmp_path)
+        assert directory.load(lambda topic: CONFIG, NOW) == {}
+        log = directory.open_metadata_log(CONFIG, NOW)
+        assert offsets_of(records_of(log)) == [0, 1, 2]
+        assert "__cluster_metadata" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+        directory.close()
+
+
+class TestCheckpoints:
+    def test_what_they_say(self, logs: MakeLogs):
+        made = logs(segment_bytes=200)
+        made.append(*(batch(1, value=b"x" * 100) for _ in range(4)))
+        made.log.delete_records(2)
+        made.directory.write_checkpoints()
+        read = {path.name: path.read_text() for path in made.path.glob("*checkpoint")}
+        assert read == {
+            "recovery-point-offset-checkpoint": "0\n1\nt 0 0\n",
+            "log-start-offset-checkpoint": "0\n1\nt 0 2\n",
+            "replication-offset-checkpoint": "0\n1\nt 0 4\n",
+        }
+        made.log.flush()
+        made.directory.write_checkpoints()
+        # One below the end: the indexes of the last segment are not on the device while it is open.
+        assert (made.path / "recovery-point-offset-checkpoint").read_text() == "0\n1\nt 0 3\n"
+        made.close()
+        assert (made.path / "recovery-point-offset-checkpoint").read_text() == "0\n1\nt 0 4\n"
+        assert (made.path / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
+
+    def test_the_marker_is_gone_as_soon_as_the_directory_is_open(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch())
+        made.close()
+        directory = made._open()
+        assert directory.was_clean
+        assert not (made.path / ".kafka_cleanshutdown").exists()
+        directory._lock.release()
+        assert not made._open().was_clean

@@ -1,0 +1,350 @@
+"""What a log makes of what a crash left: torn tails, indexes of zeros, snapshots of another time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, records_of
+from tidelog.protocol.records import iter_records
+from tidelog.storage.log import PartitionLog
+from tidelog.storage.producer_snapshots import encode_snapshot
+from tidelog.storage.producer_state import ProducerEntry
+
+MakeLogs = Callable[..., Logs]
+FIRST, SECOND = "00000000000000000000", "00000000000000000010"
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def made(logs: MakeLogs) -> Logs:
+    """Twenty records of 100 bytes, ten in each of two segments, nothing synced."""
+    made = logs(segment_bytes=1850, index_interval_bytes=300)
+    made.append(*(idempotent(n, value=b"x" * 100, timestamp=NOW + 10 * n) for n in range(20)))
+    assert made.files("*.log") == [f"{FIRST}.log", f"{SECOND}.log"]
+    return made
+
+
+def index_rows(log: PartitionLog) -> list[tuple[Any, Any]]:
+    return [(segment.offset_index.rows(), segment.time_index.rows()) for segment in log.segments]
+
+
+def check(log: PartitionLog, end: int) -> None:
+    """Everything there is agrees with the first `end` records."""
+    assert log.log_end_offset == end
+    assert offsets_of(records_of(log)) == offsets_of(records_of(log, 1)) == list(range(end))
+    for offset in range(end):
+        found = log.offset_for_timestamp(NOW + 10 * offset - 5)
+        assert found is not None
+        assert found.offset == offset
+    assert log.offset_for_timestamp(NOW + 10 * end) is None
+    entry = log.producers.entries[7]
+    assert (entry.last_sequence, entry.batches[-1][3]) == (end - 1, end - 1)
+    assert log.append_as_leader(idempotent(end - 1, value=b"x" * 100), 0, NOW).duplicate
+    assert log.append_as_leader(idempotent(end, timestamp=NOW + 10 * end), 0, NOW).first_offset == end
+
+
+def test_nothing_is_lost_when_only_the_process_ends(made: Logs):
+    check(made.kill_and_open(), 20)
+
+
+def test_the_indexes_are_those_of_a_clean_end(made: Logs):
+    made.close()
+    clean = {path.name: path.read_bytes() for path in made.folder.glob("*index")}
+    made.open()
+    (made.path / ".kafka_cleanshutdown").unlink(missing_ok=True)
+    for path in made.folder.glob("*index"):
+        path.write_bytes(b"")
+    (made.path / "recovery-point-offset-checkpoint").unlink()
+    made.kill_and_open()
+    assert {path.name: path.read_bytes() for path in made.folder.glob("*index")} == clean
+
+
+@pytest.mark.parametrize("lost", [1, 30, 60, 100, 170])
+def test_a_torn_tail_is_cut(made: Logs, lost: int):
+    made.kill()
+    path = made.folder / f"{SECOND}.log"
+    path.write_bytes(path.read_bytes()[:-lost])
+    check(made.open(), 19)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 500, b"garbage" * 20, b"\0" * 12, bytes(range(61))])
+def test_bytes_behind_the_tail_are_cut(made: Logs, tail: bytes):
+    made.kill()
+    path = made.folder / f"{SECOND}.log"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() + tail)
+    log = made.open()
+    assert path.stat().st_size == size
+    check(log, 20)
+
+
+def test_the_log_ends_before_the_first_bad_batch_whatever_follows(made: Logs):
+    made.kill()
+    path = made.folder / f"{FIRST}.log"
+    data = bytearray(path.read_bytes())
+    data[5 * 171 + 100] ^= 1
+    path.write_bytes(data)
+    log = made.open()
+    assert made.files("*.log") == [f"{FIRST}.log"]
+    check(log, 5)
+
+
+def test_a_tail_lost_at_the_end_of_a_batch_takes_the_later_segments_too(made: Logs):
+    made.kill()
+    path = made.folder / f"{FIRST}.log"
+    size = path.stat().st_size // 10
+    path.write_bytes(path.read_bytes()[: 6 * size])
+    log = made.open()
+    assert made.files("*.log") == [f"{FIRST}.log"]
+    check(log, 6)
+
+
+def spoil_zeros(path: Path) -> None:
+    path.write_bytes(bytes(1000 // 24 * 24))
+
+
+def spoil_missing(path: Path) -> None:
+    path.unlink()
+
+
+def spoil_truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def spoil_odd(path: Path) -> None:
+    path.write_bytes(b"\x7f" * 31)
+
+
+def spoil_wild(path: Path) -> None:
+    path.write_bytes(b"\x7f" * 48)
+
+
+def spoil_preallocated(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(24 * 50))
+
+
+SPOILS = [spoil_zeros, spoil_missing, spoil_truncated, spoil_odd, spoil_wild, spoil_preallocated]
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("segment", [FIRST, SECOND])
+def test_a_spoilt_index_is_rebuilt(
+    made: Logs, segment: str, spoil: Callable[[Path], None], suffix: str, is_clean: bool
+):
+    made.log.flush()
+    made.close()
+    right = {path.name: path.read_bytes() for path in made.folder.glob("*index")}
+    spoil(made.folder / f"{segment}.{suffix}")
+    if not is_clean:
+        (made.path / ".kafka_cleanshutdown").unlink()
+    log = made.open()
+    assert made.directory.was_clean is is_clean
+    check(log, 20)
+    first = made.folder / f"{FIRST}.{suffix}"
+    assert first.read_bytes() == right[first.name]
+
+
+def test_an_index_spoilt_while_the_log_is_open_is_rebuilt_on_the_way(made: Logs):
+    made.close_and_open()
+    made.log.segments.release()
+    path = made.folder / f"{FIRST}.index"
+    path.write_bytes(b"\0\0\0\x01\0\0\0\x05" * (path.stat().st_size // 8))
+    for offset in (7, 3, 9):
+        [region] = made.log.read(offset, 1, 20).regions
+        assert [record.offset for record in iter_records(region)] == [offset]
+    assert path.read_bytes()[:8] != b"\0\0\0\x01\0\0\0\x05"
+
+
+class TestSnapshots:
+    def test_garbage_is_deleted_and_the_log_replayed(self, made: Logs):
+        made.close()
+        for name in made.files("*.snapshot"):
+            (made.folder / name).write_bytes(b"\0" * 40)
+        check(made.open(), 20)
+
+    def test_missing_ones_are_made_up_for(self, made: Logs):
+        made.close()
+        for name in made.files("*.snapshot"):
+            (made.folder / name).unlink()
+        check(made.open(), 20)
+
+    def test_one_ahead_of_the_log_is_not_believed(self, made: Logs):
+        made.kill()
+        wrong = encode_snapshot([ProducerEntry(7, 3, -1, NOW, -1, [(90, 90, 90, 90, NOW)])])
+        (made.folder / "00000000000000000091.snapshot").write_bytes(wrong)
+        check(made.open(), 20)
+        assert "00000000000000000091.snapshot" not in made.files("*.snapshot")
+
+    def test_one_behind_the_log_is_replayed_from(self, made: Logs):
+        made.close()
+        assert made.files("*.snapshot") == [f"{SECOND}.snapshot", "00000000000000000020.snapshot"]
+        (made.folder / "00000000000000000020.snapshot").unlink()
+        check(made.open(), 20)
+
+    def test_producers_that_only_the_snapshot_knows_are_remembered(self, made: Logs):
+        made.append(idempotent(0, producer_id=1))
+        made.append(*(idempotent(n, value=b"x" * 100) for n in range(20, 50)))
+        made.directory.write_checkpoints()
+        made.log.delete_records(40)
+        made.directory.maintain(NOW)
+        assert made.log.segments.first.base_offset > 20
+        for log in (made.close_and_open(), made.kill_and_open()):
+            assert log.producers.entries[1].last_sequence == 0
+
+    def test_expired_producers_are_not_loaded(self, made: Logs):
+        made.close()
+        log = made.open(NOW + 2 * 86_400_000)
+        assert not log.producers.entries
+
+
+class TestLeaderEpochs:
+    @pytest.mark.parametrize("content", [None, b"", b"garbage", b"0\n1\n", b"0\n2\n5 0\n3 9\n", bytes(20)])
+    def test_a_spoilt_file_is_rebuilt_from_the_batches(self, logs: MakeLogs, content: bytes | None):
+        made = logs()
+        for epoch in (1, 1, 4, 6):
+            made.append(batch(2), epoch=epoch)
+        made.close()
+        path = made.folder / "leader-epoch-checkpoint"
+        assert path.read_bytes() == b"0\n3\n1 0\n4 4\n6 6\n"
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+        assert list(made.open().leader_epochs) == [(1, 0), (4, 4), (6, 6)]
+
+    def test_epochs_of_a_lost_tail_are_forgotten(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(2), epoch=1)
+        size = made.log.size_bytes
+        made.append(batch(2), epoch=4)
+        made.log.flush()
+        made.kill()
+        path = made.folder / f"{FIRST}.log"
+        path.write_bytes(path.read_bytes()[:size])
+        assert list(made.open().leader_epochs) == [(1, 0)]
+
+
+class TestCheckpoints:
+    @pytest.mark.parametrize("content", [b"garbage", b"", b"0\n1\nt 0 999999\n", b"0\n1\nt 0 3\n", b"\0" * 30])
+    @pytest.mark.parametrize("name", ["recovery-point-offset-checkpoint", "replication-offset-checkpoint"])
+    def test_whatever_they_say_the_log_opens(self, made: Logs, name: str, content: bytes):
+        made.kill()
+        (made.path / name).write_bytes(content)
+        check(made.open(), 20)
+
+    def test_a_log_that_ends_before_its_start_begins_anew(self, made: Logs):
+        made.kill()
+        (made.path / "log-start-offset-checkpoint").write_bytes(b"0\n1\nt 0 100\n")
+        log = made.open()
+        assert (log.log_start_offset, log.log_end_offset) == (100, 100)
+        assert log.append_as_leader(batch(), 0, NOW).first_offset == 100
+
+    def test_segments_below_the_recovery_point_are_not_scanned(self, made: Logs):
+        made.log.flush()
+        made.directory.write_checkpoints()
+        made.kill()
+        path = made.folder / f"{FIRST}.log"
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        assert made.open().log_end_offset == 20
+
+    def test_after_a_clean_end_nothing_is_scanned(self, made: Logs):
+        made.close()
+        path = made.folder / f"{SECOND}.log"
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        assert made.open().log_end_offset == 20
+
+
+class TestStrangeFiles:
+    def test_what_was_being_deleted_or_written_goes(self, made: Logs):
+        made.kill()
+        strange = [
+            f"{FIRST}.log.deleted",
+            f"{FIRST}.index.cleaned",
+            "leader-epoch-checkpoint.tmp",
+            "00000000000000000099.index",
+        ]
+        for name in strange:
+            (made.folder / name).write_bytes(b"x")
+        check(made.open(), 20)
+        assert not [name for name in strange if (made.folder / name).exists()]
+
+    def test_snapshots_of_the_metadata_log_stay(self, made: Logs):
+        made.kill()
+        names = ["00000000000000000010-0000000001.checkpoint", "00000000000000000005-0000000001.checkpoint.deleted"]
+        for name in names:
+            (made.folder / name).write_bytes(b"x")
+        check(made.open(), 20)
+        assert all((made.folder / name).exists() for name in names)
+
+    def test_a_swap_that_was_begun_is_finished(self, made: Logs):
+        made.close()
+        whole = b"".join((made.folder / f"{base}.log").read_bytes() for base in (FIRST, SECOND))
+        for suffix, data in (("log", whole), ("index", b""), ("timeindex", b"")):
+            (made.folder / f"{FIRST}.{suffix}.swap").write_bytes(data)
+        (made.path / ".kafka_cleanshutdown").unlink()
+        log = made.open()
+        assert made.files("*.log") == [f"{FIRST}.log"]
+        check(log, 20)
+
+    def test_an_empty_directory_is_an_empty_log(self, made: Logs):
+        made.kill()
+        for path in made.folder.iterdir():
+            path.unlink()
+        (made.path / "recovery-point-offset-checkpoint").unlink(missing_ok=True)
+        log = made.open()
+        assert (log.log_start_offset, log.log_end_offset, log.topic_id) == (0, 0, None)
+
+    @pytest.mark.parametrize("content", [b"", b"version: 0\n", b"\0" * 43])
+    def test_a_spoilt_topic_id_is_unknown(self, made: Logs, content: bytes):
+        made.kill()
+        (made.folder / "partition.metadata").write_bytes(content)
+        log = made.open()
+        assert log.topic_id is None
+        check(log, 20)
+
+
+def test_a_spoilt_index_of_aborted_transactions_is_made_anew(logs: MakeLogs):
+    made = logs(segment_bytes=600)
+    for number in range(10):
+        made.append(idempotent(2 * number, 2, transactional=True))
+        made.append(marker(abort=number % 2 == 0), from_client=False)
+    expected = made.log.aborted_transactions(0, 30)
+    assert len(expected) == 5
+    made.close()
+    for path in made.folder.glob("*.txnindex"):
+        path.write_bytes(path.read_bytes()[:-3])
+    assert made.open().aborted_transactions(0, 30) == expected
+
+
+def test_an_open_transaction_is_still_open(logs: MakeLogs):
+    made = logs()
+    made.append(batch(2), idempotent(0, 2, transactional=True), batch(1))
+    for log in (made.kill_and_open(), made.close_and_open()):
+        assert log.last_stable_offset == 2
+    made.append(marker(abort=True), from_client=False)
+    assert made.log.aborted_transactions(0, 10) == [(7, 2, 5, 6)]
+
+
+def test_with_a_flush_policy_what_was_read_back_is_committed_at_once(logs: MakeLogs):
+    made = logs(flush_messages=1)
+    made.append(batch(3))
+    assert made.log.committable_offset == 0
+    log = made.kill_and_open()
+    assert (log.committable_offset, log.flush_due) == (3, False)

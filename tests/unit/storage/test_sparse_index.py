@@ -1,0 +1,98 @@
+"""Rows of two rising columns, in memory and in a file."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tidelog.storage.disk import OsDisk
+from tidelog.storage.sparse_index import SparseIndex, offset_index, time_index
+
+BASE = 5_000_000_000
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> SparseIndex:
+    return offset_index(OsDisk(), str(tmp_path / "index"), BASE)
+
+
+def fill(index: SparseIndex, count: int, first: int = 1) -> None:
+    for number in range(first, first + count):
+        index.append(BASE + 10 * number, 100 * number)
+
+
+def test_an_offset_row_is_two_big_endian_int32(index: SparseIndex, tmp_path: Path):
+    fill(index, 2)
+    assert not (tmp_path / "index").exists()
+    assert index.write_rows() == 2
+    assert (tmp_path / "index").read_bytes() == struct.pack(">iiii", 10, 100, 20, 200)
+    assert index.write_rows() == 0
+
+
+def test_a_time_row_is_a_timestamp_and_a_relative_offset(tmp_path: Path):
+    index = time_index(OsDisk(), str(tmp_path / "index"), BASE)
+    index.append(1_700_000_000_000, BASE + 7)
+    index.write_rows()
+    assert (tmp_path / "index").read_bytes() == struct.pack(">qi", 1_700_000_000_000, 7)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 511, 512, 513, 1500])
+def test_floors_are_found_in_memory_and_in_the_file(index: SparseIndex, count: int):
+    fill(index, count)
+    assert index.count == count
+    assert index.floor(BASE + 9) is None
+    assert index.floor_value(99) is None
+    for number in {1, count // 2 or 1, count - 1 or 1, count}:
+        row = (BASE + 10 * number, 100 * number)
+        assert index.floor(BASE + 10 * number) == row
+        assert index.floor(BASE + 10 * number + 9) == row
+        assert index.floor_value(100 * number + 99) == row
+    assert index.floor(BASE + 10**6) == (BASE + 10 * count, 100 * count)
+    assert index.rows() == [(BASE + 10 * n, 100 * n) for n in range(1, count + 1)]
+
+
+def test_an_index_opened_from_its_file_goes_on(index: SparseIndex, tmp_path: Path):
+    fill(index, 700)
+    index.write_rows()
+    index.release()
+    again = offset_index(OsDisk(), index.path, BASE, 700)
+    assert (again.last_key, again.last_value) == (BASE + 7000, 70000)
+    fill(again, 5, 701)
+    assert again.floor(BASE + 7025) == (BASE + 7020, 70200)
+    assert again.floor(BASE + 15) == (BASE + 10, 100)
+    again.write_rows()
+    assert (tmp_path / "index").stat().st_size == 705 * 8
+
+
+@pytest.mark.parametrize("keep", [0, 1, 300, 448, 500, 513, 599, 600, 700])
+def test_truncation_keeps_the_first_rows(index: SparseIndex, keep: int, tmp_path: Path):
+    fill(index, 600)
+    _ = index.row(0)  # a map of the file is there
+    index.truncate(keep)
+    left = min(keep, 600)
+    assert index.rows() == [(BASE + 10 * n, 100 * n) for n in range(1, left + 1)]
+    assert index.last_value == (100 * left if left else -1)
+    fill(index, 3, left + 1)
+    index.write_rows()
+    assert (tmp_path / "index").stat().st_size == (left + 3) * 8
+    assert len(index.rows()) == left + 3
+
+
+def test_a_rebuilt_index_leaves_a_right_file_alone(index: SparseIndex, tmp_path: Path):
+    fill(index, 5)
+    index.write_rows()
+    before = (tmp_path / "index").stat().st_mtime_ns
+    index.begin_rebuild()
+    fill(index, 5)
+    assert index.write_rows() == 0
+    assert (tmp_path / "index").stat().st_mtime_ns == before
+    index.begin_rebuild()
+    fill(index, 4)
+    assert index.write_rows()
+    assert (tmp_path / "index").stat().st_size == 32
+    index.begin_rebuild()
+    (tmp_path / "index").unlink()
+    assert index.write_rows()
+    assert (tmp_path / "index").read_bytes() == b""
