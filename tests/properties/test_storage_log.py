@@ -29,7 +29,7 @@ class LogMachine(RuleBasedStateMachine):
         self.epoch = 0
 
     @initialize(
-        segment_bytes=st.sampled_from((400, 1500, 10_000)),
+        segment_bytes=st.sampled_from((1200, 2500, 10_000)),
         interval=st.sampled_from((0, 100, 1000)),
         index_bytes=st.sampled_from((64, 4096)),
         flush_messages=st.sampled_from((1, 5, 2**63 - 1)),
