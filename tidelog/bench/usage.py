@@ -13,7 +13,6 @@ from pathlib import Path
 
 PAGE_BYTES = mmap.PAGESIZE
 _PROCESS_SCHEDULER_CLOCK = 2
-_PASSES_AT_MOST = 4
 _WARM_PAGE_US = 3.5
 
 
@@ -44,13 +43,13 @@ def usage(pid: int) -> Usage:
     return Usage(cpu_ns(pid) / 1e9, rss_bytes(pid))
 
 
-def available_bytes() -> int:
-    """Memory that could be used without swapping, as the kernel estimates it."""
+def free_bytes() -> int:
+    """Memory nobody uses, not even as page cache."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    return int(lines["MemFree"].split()[0]) * 1024
 
 
-def warm_pages(size_bytes: int) -> float:
+def warm_pages(size_bytes: int, passes_at_most: int = 4) -> float:
     """Touch and free memory, so that the host has backed as many pages as the next row will write.
 
     On a virtual machine a page never used before costs about 13 us, charged to whoever touches it first: 3 s of CPU per
@@ -58,7 +57,7 @@ def warm_pages(size_bytes: int) -> float:
     just freed, so this repeats while it meets cold ones. Returns the last pass's CPU microseconds per page.
     """
     cost_us = 0.0
-    for _ in range(_PASSES_AT_MOST):
+    for _ in range(passes_at_most):
         pages = max(size_bytes // PAGE_BYTES, 1)
         with mmap.mmap(-1, pages * PAGE_BYTES) as memory:
             began_ns = time.process_time_ns()
