@@ -90,6 +90,17 @@ def topic(name: str, partitions: int = 1, factor: int = 1, **configs: str | None
     }
 
 
+def have_topic(wire: Wire, wanted: dict[str, Any]) -> None:
+    """Create it if need be, and wait until the broker knows it: Kafka's lags behind its controller's answer."""
+    wire.ask("create_topics", 7, topics=[wanted], timeout=10_000)
+    for _ in range(100):
+        (found,) = wire.ask("metadata", 9, topics=[{"name": wanted["name"]}], allow_auto_topic_creation=False).topics
+        if found.error_code == 0 and all(each.error_code == 0 for each in found.partitions):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{wanted['name']} was created but is not known after 10 s")
+
+
 def by_hand(name: str, *assignments: tuple[int, list[int]], partitions: int = -1, factor: int = -1) -> dict[str, Any]:
     pairs = [{"partition_index": index, "broker_ids": brokers} for index, brokers in assignments]
     return topic(name, partitions, factor) | {"assignments": pairs}
@@ -184,8 +195,7 @@ def test_configs_are_described_alike(
     pair: tuple[Wire, Wire], version: int, kind: int, name: str, keys: list[str] | None
 ) -> None:
     for wire in pair:
-        wire.ask("create_topics", 7, topics=[topic("described", retention_ms="5")], timeout=10_000)
-    time.sleep(0.2)
+        have_topic(wire, topic("described", retention_ms="5"))
     resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
     answers = [
         plain(wire.ask("describe_configs", version, resources=[resource], include_synonyms=True)) for wire in pair
@@ -198,8 +208,7 @@ def test_configs_are_described_alike(
 @pytest.mark.parametrize("version", range(14))
 def test_metadata_is_alike(pair: tuple[Wire, Wire], version: int) -> None:
     for wire in pair:
-        wire.ask("create_topics", 7, topics=[topic("looked-up", 2)], timeout=10_000)
-    time.sleep(0.2)
+        have_topic(wire, topic("looked-up", 2))
     values: dict[str, Any] = {"allow_auto_topic_creation": False} if version >= 4 else {}
     names = ["looked-up", "bad name", *(["not-there"] if version >= 4 else [])]
     alike(pair, "metadata", version, topics=[{"name": name} for name in names], **values)
