@@ -53,12 +53,12 @@ class Display:
         note = f"{acknowledged:,} of {self._rows:,} acknowledged"
         self._update(self._producer, acknowledged, self._rows, note)
 
-    def consumer(self, number: int, partitions: Sequence[int], records: int, waiting: int) -> None:
+    def consumer(self, number: int, partitions: Sequence[int], records: int, expected: int) -> None:
         task = self._consumers[number - 1]
         if records:
             self._start(task)
         held = f"partitions {' '.join(map(str, partitions))}" if partitions else "joining the group"
-        self._update(task, records, max(waiting, records) or None, f"{records:,} records, {held}")
+        self._update(task, records, expected or None, f"{records:,} records, {held}")
 
     def spark(self, said: Mapping[str, Mapping[str, Any]]) -> None:
         if "done" in said:
@@ -66,6 +66,8 @@ class Display:
         elif "tasks" in said:
             done, every = said["tasks"]["done"], said["tasks"]["every"]
             self._update(self._spark, done, every, f"{done} of {every} tasks")
+        elif "reading" in said:
+            self._update(self._spark, 0, None, "reading the topic")
         elif "session" in said:
             self._update(
                 self._spark, 0, None, f"{said['session']['version']} up after {said['session']['seconds']:.1f} s"

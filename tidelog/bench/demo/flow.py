@@ -12,8 +12,8 @@ import itertools
 import signal
 import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,8 +160,13 @@ class Demo:
             return
         number = int(follower.child.name.split()[-1])
         partitions = follower.get("assigned", "partitions", [])
-        waiting = sum(self._acknowledged[partition] for partition in partitions)
-        self._display.consumer(number, partitions, follower.get("progress", "records", 0), waiting)
+        self._display.consumer(number, partitions, follower.get("progress", "records", 0), self._share_of(partitions))
+
+    def _share_of(self, partitions: list[int]) -> int:
+        """How many of all flights these partitions will hold, judged by those acknowledged so far; exact at the end."""
+        acknowledged = self._acknowledged.total()
+        here = sum(self._acknowledged[partition] for partition in partitions)
+        return round(self._rows * here / acknowledged) if acknowledged else 0
 
     @staticmethod
     def _shared_out(members: list[Follower]) -> bool:
@@ -173,22 +178,24 @@ class Demo:
         return sum(member.get("progress", "records", 0) for member in members)
 
     async def _produce(self, bootstrap: str) -> None:
-        pending: deque[asyncio.Future[RecordMetadata]] = deque()
+        # By key, since records of one key are acknowledged in order: looking at the first of each is enough.
+        pending: defaultdict[bytes, deque[asyncio.Future[RecordMetadata]]] = defaultdict(deque)
         async with Producer(
             bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, compression_type="lz4", linger_ms=5
         ) as producer:
             for number, flight in enumerate(source.read_flights(self._rows, self._tallies)):
-                pending.append(await producer.send(TOPIC, flight.value, flight.key))
+                pending[flight.key].append(await producer.send(TOPIC, flight.value, flight.key))
                 if number % _SETTLE_EVERY == 0:
                     await asyncio.sleep(0)
-                    self._settle(pending)
+                    self._settle(pending.values())
             await producer.flush()
-        self._settle(pending)
-        assert not pending, "flush returned before everything was acknowledged"
+        self._settle(pending.values())
+        assert not any(pending.values()), "flush returned before everything was acknowledged"
 
-    def _settle(self, pending: deque[asyncio.Future[RecordMetadata]]) -> None:
-        while pending and pending[0].done():
-            self._acknowledged[pending.popleft().result().partition] += 1
+    def _settle(self, queues: Iterable[deque[asyncio.Future[RecordMetadata]]]) -> None:
+        for queue in queues:
+            while queue and queue[0].done():
+                self._acknowledged[queue.popleft().result().partition] += 1
         self._display.produced(self._acknowledged.total())
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:

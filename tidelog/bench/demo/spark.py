@@ -79,6 +79,7 @@ def main(bootstrap: str, topic: str, directory: str) -> None:
     emit("session", seconds=time.monotonic() - began, version=session.version)
     if sys.stdin.readline().strip() == "read":
         began = time.monotonic()
+        emit("reading")
         finished = threading.Event()
         reporter = threading.Thread(target=report_tasks, args=(session, finished), daemon=True)
         reporter.start()
