@@ -321,12 +321,17 @@ def _read_yaml(file: Path, text: str) -> dict[str, str]:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark is not None else str(file)
         raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: expected `key: value` lines")
     found: dict[str, str] = {}
-    _flatten(file, "", content, found)
+    try:
+        _flatten(file, "", content, found)
+    except RecursionError:  # an alias inside what it names
+        raise ConfigError(f"{file}: nested without end") from None
     return found
 
 

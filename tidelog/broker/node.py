@@ -227,7 +227,8 @@ class Node:
         return GroupCoordinatorService(settings, ports, self._rng, partition_count)
 
     def _registration(self) -> BrokerRegistration:
-        directory_ids = [directory.directory_id for directory in self._directories]
+        homes = set(map(str, self.config.log_dirs))
+        directory_ids = [directory.directory_id for directory in self._directories if directory.path in homes]
         return broker_registration(self.config, uuid.uuid4().bytes, self._bound_ports(), directory_ids)
 
     def _bound_ports(self) -> dict[str, int]:
@@ -245,7 +246,10 @@ class Node:
         )
 
     def _ready_line(self) -> str:
-        addresses = ",".join(f"{each.name}://{each.host}:{each.port}" for each in self._advertised())
+        addresses = ",".join(
+            f"{each.name}://{f'[{each.host}]' if ':' in each.host else each.host}:{each.port}"
+            for each in self._advertised()
+        )
         data = ",".join(directory.path for directory in self._directories)
         cluster_id = self._directories[0].cluster_id
         return (
@@ -289,6 +293,9 @@ class Node:
             await self._partitions.close()
         self._executor.shutdown(wait=True)
         for directory in self._directories:
-            directory.close()
+            try:
+                directory.close()
+            except OSError as error:
+                log.error("%s could not be closed cleanly: %s", directory.path, error)
         for _, sock in self._sockets:
             sock.close()

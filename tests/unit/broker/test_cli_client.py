@@ -6,14 +6,19 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tidelog import EmbeddedBroker
 from tidelog.broker.main import main
 
+ROOT = Path(__file__).resolve().parents[3]
 Cli = Callable[..., tuple[int, bytes, str]]
 
 
@@ -122,6 +127,60 @@ def test_a_partition_that_is_not_there(cli: Cli):
     assert cli("consume", "small", "-p", "3", "-e")[2] == "tidelog: UNKNOWN_TOPIC_OR_PARTITION: there is no small-3\n"
     assert cli("consume", "not-there", "-e")[2] == "tidelog: UNKNOWN_TOPIC_OR_PARTITION: there is no not-there\n"
     assert b"not-there" not in cli("topics", "list")[1]
+
+
+def test_a_group_of_a_topic_that_is_not_there(cli: Cli):
+    assert cli("consume", "not-there", "-g", "readers")[::2] == (
+        1,
+        "tidelog: UNKNOWN_TOPIC_OR_PARTITION: there is no not-there\n",
+    )
+
+
+def test_an_offset_beyond_the_end_waits_there(cli: Cli):
+    cli("produce", "short", stdin=b"1\n2\n")
+    assert cli("consume", "short", "-o", "99", "--timeout-ms", "400")[:2] == (0, b"")
+    assert cli("consume", "short", "-o", "-99", "-e")[1] == b"1\n2\n"
+
+
+def test_deleting_says_how_far_it_came(cli: Cli):
+    cli("topics", "create", "first")
+    status, out, err = cli("topics", "delete", "first", "second")
+    assert (status, out, err.count("\n")) == (1, b"Deleted topic first.\n", 1)
+
+
+def test_a_partition_to_write_that_is_not_there(cli: Cli):
+    cli("topics", "create", "narrow", "-p", "1")
+    status, _, err = cli("produce", "narrow", "-p", "7", "-X", "max.block.ms=300", stdin=b"1\n")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "not one numbered 7" in err
+
+
+def test_standard_streams_that_are_closed(bootstrap: str):
+    words = f"exec {sys.executable} -m tidelog"
+    for line, expected in (
+        (f"{words} topics list -b {bootstrap} >&-", ""),
+        (f"{words} produce closed -b {bootstrap} <&-", "0 records\n"),
+    ):
+        done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", expected)
+
+
+def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
+    words = [sys.executable, "-m", "tidelog", "produce", "typed", "-b", bootstrap]
+    process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        process.stdin.write(b"one\ntwo\nhalf a li")
+        process.stdin.flush()
+        while cli("consume", "typed", "-o", "earliest", "-e")[1] != b"one\ntwo\n":
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == b"tidelog: interrupted\n"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_line_without_its_key_fails(cli: Cli):

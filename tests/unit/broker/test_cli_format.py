@@ -82,6 +82,8 @@ def test_key_values():
         (["consume", "t", "--from-beginning", "-o", "5"], 2),
         (["topics", "list", "-X", "no.such.option=1"], 2),
         (["topics", "list", "-b", "nonsense"], 2),
+        (["consume", "t", "-o", "--5"], 2),
+        (["consume", "t", "-f", "{value!r}"], 2),
     ],
 )
 def test_exit_codes_without_a_broker(words: list[str], status: int, capsys: pytest.CaptureFixture[str]):

@@ -89,6 +89,21 @@ def test_indexes_up_to_their_unused_end(segment: Path, capsys: pytest.CaptureFix
     assert [(row["offset"], row.get("position")) for row in shown] == [(40, 0), (42, 90), (41, None)]
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("00000000000000000040.index", struct.pack(">iiii", 2, 90, 1, 180), "entries must grow"),
+        ("00000000000000000040.index", struct.pack(">ii", 2, 90) + b"odd", "11 bytes are no multiple of 8"),
+        ("00000000000000000040.timeindex", struct.pack(">qiqi", 1001, 1, 1000, 2), "entries must not go back"),
+        ("00000000000000000040.timeindex", struct.pack(">qi", 1001, 1) + b"odd", "15 bytes are no multiple of 12"),
+    ],
+)
+def test_a_damaged_index_is_said(name: str, data: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / name).write_bytes(data)
+    status, shown = rows(capsys, tmp_path)
+    assert (status, shown[-1]["error"]) == (1, said)
+
+
 def test_every_file_of_a_directory(segment: Path, capsys: pytest.CaptureFixture[str]):
     directory = segment.parent
     (directory / "leader-epoch-checkpoint").write_bytes(encode_leader_epochs([(0, 0), (3, 41)]))
@@ -135,9 +150,15 @@ def test_records_of_internal_topics_are_decoded(tmp_path: Path, capsys: pytest.C
     assert status == 1
 
 
-def test_an_unknown_file_is_one_line_and_a_missing_one_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_or_missing_file_and_an_empty_directory_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     unknown = tmp_path / "notes.txt"
     unknown.write_text("hello")
     assert main(["log", "dump", str(unknown)]) == 1
     assert capsys.readouterr().err == f"tidelog: {unknown}: not a file of a log directory that can be shown\n"
-    assert main(["log", "dump", str(tmp_path / "nothing.log")]) == 2
+    assert main(["log", "dump", str(tmp_path / "nothing.log")]) == 1
+    assert capsys.readouterr().err == f"tidelog: {tmp_path}/nothing.log: No such file or directory\n"
+    (tmp_path / "empty").mkdir()
+    assert main(["log", "dump", f"{tmp_path}/empty/"]) == 1
+    assert capsys.readouterr().err == f"tidelog: {tmp_path}/empty/: no file of a log directory in it\n"

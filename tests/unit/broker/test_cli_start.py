@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def refused(*words: str | Path, cwd: Path) -> str:
@@ -69,6 +75,25 @@ def test_it_says_its_address_first_and_ends_cleanly(
     out, err = node.communicate(timeout=20)
     assert (node.returncode, out, "Traceback" in err) == (0, "", False)
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
+def test_it_lives_and_ends_well_when_nobody_reads_its_output(tmp_path: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    port = free_port()
+    words = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{port}", "-o", f"log.dirs={tmp_path / 'data'}"]
+    process = subprocess.Popen(command(*words), env=environment(), stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    try:
+        deadline = time.monotonic() + 20
+        while not answers(port) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        assert process.communicate(timeout=20)[1] == ""
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_second_node_in_the_same_directory_is_refused(node: subprocess.Popen[str], tmp_path: Path):
@@ -115,6 +140,9 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path):
     refused(file, cwd=tmp_path)
     file.write_text("a: [\n")
     refused(file, cwd=tmp_path)
+    file.write_text("node.id: &itself [*itself]\n")
+    assert "nested without end" in refused(file, cwd=tmp_path)
+    assert "Is a directory" in refused(tmp_path, cwd=tmp_path)
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path):

@@ -5,13 +5,14 @@ Each command's file defines one click command named `command`. Nothing here know
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
 import click
 
 from tidelog import __version__
-from tidelog.broker.cli.common import HELP, fail, reason
+from tidelog.broker.cli.common import HELP, fail, reason, swallow_output
 
 _COMMANDS = {
     "start": ("tidelog.broker.cli.start", "Run a node: broker and controller in one."),
@@ -56,6 +57,7 @@ def run(words: list[str]) -> int:
     """Runs one command; an expected failure becomes one line on standard error."""
     from tidelog.protocol.errors import KafkaError
 
+    _open_what_is_closed()
     try:
         outcome = cli.main(words, prog_name="tidelog", standalone_mode=False)
         sys.stdout.flush()
@@ -68,6 +70,20 @@ def run(words: list[str]) -> int:
         return 1
     except KafkaError as error:
         return fail(str(error))
+    except BrokenPipeError:
+        # Whoever read the output has seen enough, as `head` does.
+        swallow_output()
+        return 1
     except OSError as error:
         return fail(reason(error))
     return outcome if isinstance(outcome, int) else 0
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that the caller closed (`>&-`) read as empty and swallow what is written."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

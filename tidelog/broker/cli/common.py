@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +19,7 @@ Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 # Somebody sits and waits: give up sooner than a service would.
-_PATIENCE_MS = 5_000
+PATIENCE_MS = 5_000
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _BOOTSTRAP = click.option(
@@ -62,18 +64,20 @@ def connecting(function: Decorated) -> Decorated:
 def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> dict[str, Any]:
     """Keyword arguments of a client; what the user gave by `-X` wins over the command's own choice."""
     given = {key.replace(".", "_"): value for key, value in properties.items()}
-    patience = {"default_api_timeout_ms": _PATIENCE_MS, "socket_connection_setup_timeout_ms": _PATIENCE_MS}
+    patience = {"default_api_timeout_ms": PATIENCE_MS, "socket_connection_setup_timeout_ms": PATIENCE_MS}
     return {"bootstrap_servers": bootstrap, "client_id": "tidelog-cli", **patience, **own, **given}
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a command's coroutine; an option no client knows is wrong usage."""
+    """Runs a command's coroutine. An option no client knows is wrong usage, Ctrl-C that nothing awaits a failure."""
     from tidelog.client.config import ConfigError
 
     try:
         return asyncio.run(main)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
+    except KeyboardInterrupt:
+        raise click.ClickException("interrupted") from None
 
 
 def fail(message: str) -> int:
@@ -85,6 +89,13 @@ def fail(message: str) -> int:
 def reason(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}" if error.strerror else str(error)
+
+
+def swallow_output() -> None:
+    """From now on standard output goes nowhere, what is still in its buffer too: nobody reads it any more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def say_count(count: int) -> None:

@@ -47,8 +47,8 @@ def _template(
 
 
 def _offset(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and value not in ("earliest", "latest") and not value.lstrip("-").isdecimal():
-        raise click.BadParameter(f"{value!r} is neither earliest, latest nor a number")
+    if value is not None and value not in ("earliest", "latest") and not value.removeprefix("-").isdecimal():
+        raise click.BadParameter(f"{value!r} is neither earliest, latest nor a whole number")
     return value
 
 
@@ -109,24 +109,24 @@ def command(
 async def _consume(options: dict[str, Any], wanted: Wanted, render: Callable[[ConsumerRecord], bytes]) -> int:
     """Prints until told to stop; how many records."""
     told = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
     async with Consumer(**options) as consumer:
         stops = await _prepare(consumer, wanted)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
         return await _print(consumer, wanted, render, stops, told)
 
 
 async def _prepare(consumer: Consumer, wanted: Wanted) -> dict[TopicPartition, int]:
     """Subscribes or assigns and seeks; partition -> the offset to stop at, where one is known."""
-    if wanted.group is not None:
-        consumer.subscribe([wanted.topic])
-        return {}
     found = await consumer.partitions_for_topic(wanted.topic) or set()
     if wanted.partition is not None:
         found &= {wanted.partition}
     if not found:
         what = wanted.topic if wanted.partition is None else f"{wanted.topic}-{wanted.partition}"
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {what}")
+    if wanted.group is not None:
+        consumer.subscribe([wanted.topic])
+        return {}
     chosen = [TopicPartition(wanted.topic, number) for number in sorted(found)]
     consumer.assign(chosen)
     ends = await consumer.end_offsets(chosen)
@@ -139,7 +139,8 @@ async def _prepare(consumer: Consumer, wanted: Wanted) -> dict[TopicPartition, i
         number = int(wanted.offset)
         begins = await consumer.beginning_offsets(chosen)
         for partition in chosen:
-            consumer.seek(partition, number if number >= 0 else max(begins[partition], ends[partition] + number))
+            offset = number if number >= 0 else ends[partition] + number
+            consumer.seek(partition, min(max(begins[partition], offset), ends[partition]))
     return ends if wanted.until_end else {}
 
 

@@ -23,7 +23,7 @@ def command() -> None:
 
 
 @command.command("dump")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True))
+@click.argument("paths", nargs=-1, required=True, type=click.Path())
 @click.option("-r", "--records", is_flag=True, help="Every record of every batch, decompressed.")
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON object a line.")
 def dump_command(paths: tuple[str, ...], records: bool, json_wanted: bool) -> int:
@@ -39,8 +39,9 @@ def dump_command(paths: tuple[str, ...], records: bool, json_wanted: bool) -> in
       tidelog log dump --records --json tidelog-data/flights-0/00000000000000000000.log
     """
     disk = OsDisk()
-    good = True
-    for path in _files(disk, paths):
+    good, empty = True, True
+    for path in _files(disk, tuple(path.rstrip("/") or path for path in paths)):
+        empty = False
         if not json_wanted:
             click.echo(path)
         try:
@@ -49,6 +50,8 @@ def dump_command(paths: tuple[str, ...], records: bool, json_wanted: bool) -> in
                 click.echo(json.dumps({"file": path, **row}, ensure_ascii=False) if json_wanted else _line(row))
         except ValueError as error:
             raise click.ClickException(str(error)) from None
+    if empty:
+        raise click.ClickException(f"{' '.join(paths)}: no file of a log directory in it")
     return 0 if good else 1
 
 
@@ -67,7 +70,7 @@ def _files(disk: Disk, paths: tuple[str, ...]) -> Iterator[str]:
 
 def _line(row: Row) -> str:
     indent = "  " if "batch" in row or "error" in row else "    "
-    return indent + "  ".join(f"{name}: {_shown(value)}" for name, value in row.items())
+    return (indent + "  ".join(f"{name}: {_shown(value)}" for name, value in row.items())).rstrip()
 
 
 def _shown(value: object) -> str:

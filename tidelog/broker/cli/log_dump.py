@@ -176,14 +176,32 @@ def _metadata_row(record: Record) -> Row:
 
 def _offset_index(disk: Disk, path: str) -> Iterator[Row]:
     base = _base_offset(path)
+    last = (-1, -1)
     for offset, position in _index_rows(disk, path, _OFFSET_ROW):
         yield {"offset": base + offset, "position": position}
+        if offset <= last[0] or position <= last[1]:
+            yield {"error": "entries must grow"}
+            return
+        last = offset, position
+    yield from _odd_bytes(disk, path, _OFFSET_ROW)
 
 
 def _time_index(disk: Disk, path: str) -> Iterator[Row]:
     base = _base_offset(path)
+    last = (-1, -1)
     for timestamp, offset in _index_rows(disk, path, _TIME_ROW):
         yield {"timestamp": timestamp, "offset": base + offset}
+        if timestamp < last[0] or offset < last[1]:
+            yield {"error": "entries must not go back"}
+            return
+        last = timestamp, offset
+    yield from _odd_bytes(disk, path, _TIME_ROW)
+
+
+def _odd_bytes(disk: Disk, path: str, row: Struct) -> Iterator[Row]:
+    size_bytes = disk.size_of(path)
+    if size_bytes % row.size:
+        yield {"error": f"{size_bytes} bytes are no multiple of {row.size}"}
 
 
 def _index_rows(disk: Disk, path: str, row: Struct) -> Iterator[tuple[int, int]]:

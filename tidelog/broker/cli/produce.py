@@ -7,6 +7,7 @@ full, so any amount can be piped in. The first record that is refused ends the c
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any
 
 import click
 
-from tidelog.broker.cli.common import HELP, client_options, connecting, key_values, run, say_count
+from tidelog.broker.cli.common import HELP, PATIENCE_MS, client_options, connecting, key_values, run, say_count
 from tidelog.client import Producer, RecordMetadata
 from tidelog.protocol.compression import CODECS
 
@@ -56,7 +57,9 @@ def command(
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
     shape = Shape(key_separator, null_marker, headers)
-    options = client_options(bootstrap, properties, compression_type=compression, acks=acks)
+    options = client_options(bootstrap, properties, compression_type=compression, acks=acks, max_block_ms=PATIENCE_MS)
+    # The first failure is what this command ends with; there is no need to hear of every batch behind it.
+    logging.getLogger("tidelog.client.sender").addHandler(logging.NullHandler())
     count = run(_produce(options, topic, partition, shape))
     if not quiet:
         say_count(count)
@@ -103,9 +106,8 @@ async def _produce(options: dict[str, Any], topic: str, partition: int | None, s
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
     """Lines as they come: what is there is taken at once, so that typing by hand works as well as a pipe."""
-    loop = asyncio.get_running_loop()
     begun: list[bytes] = []  # the pieces of a line whose end has not come yet
-    while chunk := await loop.run_in_executor(None, os.read, descriptor, _READ_BYTES):
+    while chunk := await _read(descriptor):
         first, newline, after = chunk.partition(b"\n")
         begun.append(first)
         if not newline:
@@ -119,3 +121,19 @@ async def _lines(descriptor: int) -> AsyncIterator[bytes]:
         begun = [rest] if rest else []
     if begun:
         yield b"".join(begun)
+
+
+async def _read(descriptor: int) -> bytes:
+    """The next bytes, empty at the end. Not in a thread: one that reads a terminal would hold up Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except PermissionError:  # a file, always ready
+        await asyncio.sleep(0)
+        return os.read(descriptor, _READ_BYTES)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+    return os.read(descriptor, _READ_BYTES)

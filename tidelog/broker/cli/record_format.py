@@ -43,7 +43,9 @@ def compile_template(template: str) -> Callable[[ConsumerRecord], bytes]:
             parts.append(literal.encode())
         if name is None:
             continue
-        if name not in FIELDS or specification or conversion:
+        if name in FIELDS and (specification or conversion):
+            raise ValueError(f"{{{name}}} takes no format specification or conversion")
+        if name not in FIELDS:
             raise ValueError(f"{{{name}}} is not one of {', '.join(f'{{{field}}}' for field in FIELDS)}")
         parts.append(FIELDS[name])
     parts.append(b"\n")

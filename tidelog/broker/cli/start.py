@@ -7,7 +7,6 @@ else is raised is a bug and shows its traceback. What a node does is in `broker/
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import sys
@@ -17,12 +16,12 @@ from typing import Any
 
 import click
 
-from tidelog.broker.cli.common import HELP, fail, key_values, reason
+from tidelog.broker.cli.common import HELP, fail, key_values, reason, swallow_output
 from tidelog.broker.config import ConfigError, NodeConfig
 
 
 @click.command("start", context_settings=HELP)
-@click.argument("file", required=False, type=click.Path(dir_okay=False))
+@click.argument("file", required=False, type=click.Path())
 @click.option(
     "-o",
     "--override",
@@ -71,9 +70,11 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
 
 def announce(line: str) -> None:
     """Prints the first line: ready, and at which address."""
-    sys.stdout.write(line + "\n")
-    with contextlib.suppress(BrokenPipeError):
+    try:
+        sys.stdout.write(line + "\n")
         sys.stdout.flush()
+    except BrokenPipeError:  # nobody listens; the node is there all the same
+        swallow_output()
 
 
 def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:

@@ -155,11 +155,11 @@ def delete(names: tuple[str, ...], bootstrap: str, properties: dict[str, str]) -
 
     async def ask() -> None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            await admin.delete_topics(list(names))
+            for name in names:
+                await admin.delete_topics([name])
+                click.echo(f"Deleted topic {name}.")
 
     run(ask())
-    for name in names:
-        click.echo(f"Deleted topic {name}.")
 
 
 def _set_here(entries: dict[str, ConfigEntry]) -> dict[str, str | None]:
