@@ -82,13 +82,17 @@ def leave_the_torn_tail(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_an_index_of_zeros(patch: pytest.MonkeyPatch) -> None:
+    write = SparseIndex._write_whole
+
     def keep(index: SparseIndex) -> int:
+        if not index._disk.exists(index.path):
+            return write(index)
         rows = index._disk.size_of(index.path) // index.row_size_bytes
         bases = index._key_base, index._value_base
         SparseIndex.__init__(index, index._disk, index.path, index._struct, *bases, rows)
         return 0
 
-    patch.setattr(SparseIndex, "_write_rebuilt", keep)
+    patch.setattr(SparseIndex, "_write_whole", keep)
 
 
 def scan_without_the_crc(patch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from tidelog.storage.checkpoints import (
 from tidelog.storage.disk import DirectoryInUse, Disk, Lock
 from tidelog.storage.log import CorruptLog, PartitionLog
 from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.recovery import Checkpoints, load_log
+from tidelog.storage.recovery import Checkpoints, LoadedLog, load_log, new_log
 from tidelog.storage.retention import segment_jitter_ms
 
 _logger = logging.getLogger("tidelog.storage")
@@ -42,6 +42,7 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
 _PARTITION_DIRECTORY: Final = re.compile(r"^(?P<topic>.+)-(?P<partition>\d{1,10})$")
 _DELETE_SUFFIX: Final = "-delete"
+_STRAY_SUFFIX: Final = "-stray"
 _MAX_NAME_LENGTH: Final = 255
 
 TopicPartition = tuple[str, int]
@@ -52,7 +53,7 @@ class ForeignDirectory(Exception):
 
 
 class LogDirectory:
-    def __init__(self, disk: Disk, path: str, lock: Lock, properties: dict[str, str]) -> None:
+    def __init__(self, disk: Disk, path: str, lock: Lock, properties: dict[str, str], is_new: bool) -> None:
         self._disk = disk
         self.path = path
         self._lock = lock
@@ -62,6 +63,7 @@ class LogDirectory:
         self.logs: dict[TopicPartition, PartitionLog] = {}
         self.offline: dict[TopicPartition, str] = {}
         """Partitions that could not be opened, and why."""
+        self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
         self.was_clean = disk.exists(f"{path}/{CLEAN_SHUTDOWN_FILE}")
@@ -93,7 +95,7 @@ class LogDirectory:
                 properties = _format(disk, path, node_id, cluster_id)
             else:
                 properties = _read_properties(disk, path, data, node_id, cluster_id)
-            return cls(disk, path, lock, properties)
+            return cls(disk, path, lock, properties, is_new=data is None)
         except BaseException:
             lock.release()
             raise
@@ -123,6 +125,7 @@ class LogDirectory:
                 continue
             log.set_high_watermark(high_watermarks.get(key, 0))
             self.logs[key] = log
+        self._is_loaded = True
         return dict(self.logs)
 
     def create_log(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
@@ -144,54 +147,74 @@ class LogDirectory:
         return log
 
     def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
-        """Take the log away: its directory is renamed now and removed by `maintain` after file.delete.delay.ms."""
-        log = self.logs.pop((topic, partition))
-        log.abandon()
-        suffix = f"-{partition}.{self._disk.random_bytes(16).hex()}{_DELETE_SUFFIX}"
+        """Take the log away: its directory is renamed now and removed by `maintain` after file.delete.delay.ms.
+
+        An offline one goes with the next `maintain`.
+        """
+        log = self.logs.get((topic, partition))
+        target = self._rename_away(topic, partition, _DELETE_SUFFIX)
+        self._doomed.append((now_ms + (log.config.file_delete_delay_ms if log else 0), target))
+
+    def set_aside(self, topic: str, partition: int) -> str:
+        """Take the log away but keep its files, in the directory that is returned; as Kafka does with stray ones."""
+        return self._rename_away(topic, partition, _STRAY_SUFFIX)
+
+    def _rename_away(self, topic: str, partition: int, kind: str) -> str:
+        log = self.logs.pop((topic, partition), None)
+        if log is not None:
+            log.abandon()
+        else:
+            del self.offline[topic, partition]
+        suffix = f"-{partition}.{self._disk.random_bytes(16).hex()}{kind}"
         target = f"{self.path}/{topic[: _MAX_NAME_LENGTH - len(suffix)]}{suffix}"
-        self._disk.rename(log.directory, target)
-        self._doomed.append((now_ms + log.config.file_delete_delay_ms, target))
+        self._disk.rename(f"{self.path}/{topic}-{partition}", target)
+        return target
 
     def _create(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
         directory = f"{self.path}/{topic}-{partition}"
+        is_new = not self._disk.exists(directory)
         self._disk.make_directory(directory)
-        replace_file(self._disk, directory, PARTITION_METADATA_FILE, encode_partition_metadata(topic_id), sync=False)
-        return self._open_log(topic, partition, config, Checkpoints(), now_ms, is_new=True)
+        path = f"{directory}/{PARTITION_METADATA_FILE}"
+        self._disk.write_file(path, encode_partition_metadata(topic_id), sync=False)
+        if is_new:
+            jitter_ms = segment_jitter_ms(config, topic, partition)
+            loaded = new_log(self._disk, directory, config, topic_id, now_ms=now_ms, jitter_ms=jitter_ms)
+            return self._take_over(topic, partition, config, loaded, now_ms, is_settled=False)
+        return self._open_log(topic, partition, config, Checkpoints(), now_ms)
 
     def _open_log(
-        self,
-        topic: str,
-        partition: int,
-        config: LogConfig,
-        checkpoints: Checkpoints,
-        now_ms: int,
-        *,
-        is_new: bool = False,
+        self, topic: str, partition: int, config: LogConfig, checkpoints: Checkpoints, now_ms: int
     ) -> PartitionLog:
-        directory = f"{self.path}/{topic}-{partition}"
         loaded = load_log(
             self._disk,
-            directory,
+            f"{self.path}/{topic}-{partition}",
             config,
             checkpoints,
             is_clean=self.was_clean,
             now_ms=now_ms,
             jitter_ms=segment_jitter_ms(config, topic, partition),
         )
+        log = self._take_over(topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
+        if not self.was_clean and config.flush_messages != INT64_MAX:
+            # Else what was acknowledged before the crash would be hidden until somebody flushes; and what is appended
+            # next would stand on a tail, or on a cut, that only the page cache knows.
+            log.flush()
+        return log
+
+    def _take_over(
+        self, topic: str, partition: int, config: LogConfig, loaded: LoadedLog, now_ms: int, *, is_settled: bool
+    ) -> PartitionLog:
+        directory = f"{self.path}/{topic}-{partition}"
         log = PartitionLog(
             self._disk, directory, topic, partition, config, loaded, now_ms, write_checkpoint=self.write_checkpoints
         )
-        if is_new or not self.was_clean:
+        if not is_settled:
             # The entries that lead to the log, and what a start removed or an earlier process never synced, are to be
             # on the device before the recovery point moves: a removed snapshot that came back might look valid then.
             for file in (f"{directory}/{PARTITION_METADATA_FILE}", *loaded.segments.active.paths()[1:]):
                 log.durability.note_path(file)
             log.durability.note_directory(directory)
             log.durability.note_directory(self.path)
-        if not self.was_clean and not is_new and config.flush_messages != INT64_MAX:
-            # Else what was acknowledged before the crash would be hidden until somebody flushes; and what is appended
-            # next would stand on a tail, or on a cut, that only the page cache knows.
-            log.flush()
         return log
 
     # Upkeep
@@ -219,13 +242,17 @@ class LogDirectory:
             self._disk.remove_tree(path)
 
     def close(self, broker_epoch: int = -1) -> None:
-        """Flush and close every log, write the checkpoints and, if all went well, the clean-shutdown marker."""
+        """Flush and close every log, write the checkpoints and, if all went well, the clean-shutdown marker.
+
+        Without `load` nothing is known of the logs: the checkpoints stay, and the marker comes back if it was there.
+        """
         failed = [key for key, log in self.logs.items() if not _close(log)]
         if self.metadata_log is not None and not _close(self.metadata_log):
             failed.append((METADATA_TOPIC, 0))
         try:
-            self.write_checkpoints()
-            if not failed and not self.offline:
+            if self._is_loaded:
+                self.write_checkpoints()
+            if not failed and not self.offline and (self._is_loaded or self.was_clean):
                 data = encode_clean_shutdown(broker_epoch)
                 replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, data)
         finally:

@@ -86,6 +86,15 @@ def load_log(
     return loader.load()
 
 
+def new_log(
+    disk: Disk, directory: str, config: LogConfig, topic_id: bytes, *, now_ms: int, jitter_ms: int
+) -> LoadedLog:
+    """An empty log in a directory that is new."""
+    segment = Segment.create(disk, directory, 0, config, now_ms, jitter_ms)
+    segments = Segments(disk, directory, [segment])
+    return LoadedLog(segments, ProducerState(), ProducerSnapshots(disk, directory), LeaderEpochs(), topic_id, 0, 0, 0)
+
+
 class _Loader:
     def __init__(
         self,

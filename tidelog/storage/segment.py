@@ -111,11 +111,11 @@ class Segment:
     def create(
         cls, disk: Disk, directory: str, base_offset: int, config: LogConfig, now_ms: int, jitter_ms: int
     ) -> Segment:
-        """A new, empty segment with its three files."""
+        """A new, empty segment: its .log; the indexes get their files with their first rows."""
         segment = cls(disk, directory, base_offset, config, now_ms, jitter_ms=jitter_ms)
-        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, LOG_SUFFIX):
-            disk.write_file(segment.path_of(suffix), b"", sync=False)
-        disk.remove(segment.path_of(TRANSACTION_INDEX_SUFFIX))
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
+            disk.remove(segment.path_of(suffix))
+        disk.write_file(segment.path, b"", sync=False)
         segment._offset_index = offset_index(disk, segment.path_of(INDEX_SUFFIX), base_offset)
         segment._time_index = time_index(disk, segment.path_of(TIME_INDEX_SUFFIX), base_offset)
         if config.preallocate:
@@ -267,7 +267,9 @@ class Segment:
             try:
                 size = self._disk.size_of(path)
             except FileNotFoundError:
-                raise CorruptIndex(path, "is missing") from None
+                if self.size_bytes:
+                    raise CorruptIndex(path, "is missing") from None
+                size = 0
             if size % row_bytes:
                 raise CorruptIndex(path, f"has {size} bytes, no multiple of {row_bytes}")
             counts.append(size // row_bytes)
@@ -341,6 +343,8 @@ class Segment:
         True when that changed a file.
         """
         if self._offset_index is None or self._time_index is None:
+            return False
+        if not self.size_bytes and not self._offset_index.is_rebuilt:
             return False
         times = self._time_index
         if self.max_timestamp > times.last_key:

@@ -28,8 +28,8 @@ class SparseIndex:
     """`kind` is the row layout; `key_base` and `value_base` are added to what a row holds."""
 
     __slots__ = (
-        "_disk", "_first_in_memory", "_is_rebuilt", "_key_base", "_keys", "_map", "_rows_in_file", "_struct",
-        "_value_base", "_values", "count", "last_key", "last_value", "path",
+        "_disk", "_first_in_memory", "_has_file", "_key_base", "_keys", "_map", "_rows_in_file", "_struct",
+        "_value_base", "_values", "count", "is_rebuilt", "last_key", "last_value", "path",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, path: str, row: Struct, key_base: int, value_base: int, count: int) -> None:
@@ -44,7 +44,8 @@ class SparseIndex:
         self._keys = array("q")
         self._values = array("q")
         self._map: FileMap | None = None
-        self._is_rebuilt = False
+        self.is_rebuilt = False
+        self._has_file = count > 0
         self.last_key = -1
         self.last_value = -1
         if count:
@@ -82,7 +83,7 @@ class SparseIndex:
         self.count += 1
         self.last_key = key
         self.last_value = value
-        if self.count - self._rows_in_file >= _SPILL_ROWS and not self._is_rebuilt:
+        if self.count - self._rows_in_file >= _SPILL_ROWS and not self.is_rebuilt:
             self.write_rows()
 
     def floor(self, key: int) -> Row | None:
@@ -134,8 +135,8 @@ class SparseIndex:
 
     def write_rows(self) -> int:
         """Bring all rows to the file (not to the device), and keep only the newest in memory; how many were missing."""
-        if self._is_rebuilt:
-            return self._write_rebuilt()
+        if self.is_rebuilt or not self._has_file:
+            return self._write_whole()
         missing = self.count - self._rows_in_file
         if missing:
             data = self._packed(self._rows_in_file - self._first_in_memory)
@@ -172,9 +173,9 @@ class SparseIndex:
         self._keys, self._values = array("q"), array("q")
         self.count = self._rows_in_file = self._first_in_memory = 0
         self.last_key = self.last_value = -1
-        self._is_rebuilt = True
+        self.is_rebuilt = True
 
-    def _write_rebuilt(self) -> int:
+    def _write_whole(self) -> int:
         data = self._packed(0)
         try:
             is_right = self._disk.size_of(self.path) == len(data) and self._disk.read_file(self.path) == data
@@ -182,7 +183,8 @@ class SparseIndex:
             is_right = False
         if not is_right:
             self._disk.write_file(self.path, data, sync=False)
-        self._is_rebuilt = False
+        self.is_rebuilt = False
+        self._has_file = True
         self._rows_in_file = self.count
         self._forget_old_rows()
         return 0 if is_right else max(1, self.count)
