@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode
+from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
@@ -44,6 +45,9 @@ class Hosting:
         self._node_id = node_id
         self._config = config
         self._directories = list(directories)
+        paths = set(map(str, config.log_dirs))
+        # Not the one for metadata alone, where there is one.
+        self._homes = [directory for directory in directories if directory.path in paths]
         self._partitions = partitions
         self._loop = loop
         self._clock_ms = clock_ms
@@ -51,6 +55,7 @@ class Hosting:
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}
         self._loaded: dict[tuple[str, int], tuple[LogDirectory, PartitionLog]] = {}
+        self._unopened: dict[tuple[str, int], LogDirectory] = {}
         self._log_configs: dict[str, LogConfig] = {}
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
@@ -66,13 +71,18 @@ class Hosting:
                     # What a kill left behind was readable before it: sync it now, or it waits for the next append.
                     found.flush()
                 self._loaded[key] = (directory, found)
+            self._unopened.update(dict.fromkeys(directory.offline, directory))
 
     def start(self) -> None:
         """The first image has been applied: set aside what it does not know, and keep the logs up from now on."""
         for (topic_name, index), (directory, _) in self._loaded.items():
             # Its topic was deleted, or it was moved away, while this node was not there to see it.
-            log.warning("setting aside %s-%d: the metadata does not place it here", topic_name, index)
-            directory.delete_log(topic_name, index, self._clock_ms())
+            try:
+                where = directory.set_aside(topic_name, index)
+            except OSError as error:
+                log.error("%s-%d cannot be set aside: %s", topic_name, index, error)
+            else:
+                log.warning("the metadata does not place %s-%d here: it is kept as %s", topic_name, index, where)
         self._loaded.clear()
         self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self._checkpoint)
         self._every(self._config.integer("log.retention.check.interval.ms"), self._look_after)
@@ -90,9 +100,7 @@ class Hosting:
         for topic in delta.deleted_topics.values():
             self._log_configs.pop(topic.name, None)
             for index in topic.partitions:
-                partition = self._partitions.find(topic.topic_id, index)
-                if partition is not None:
-                    self._drop(partition)
+                self._drop(topic, index)
         if delta.changed_configs:
             self._apply_configs(delta.changed_configs)
         for topic_id, indexes in delta.changed_partitions.items():
@@ -102,11 +110,10 @@ class Hosting:
     def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int]) -> None:
         for index in sorted(indexes):
             placed = topic.partitions.get(index)
-            partition = self._partitions.find(topic.topic_id, index)
             if placed is None or self._node_id not in placed.replicas:
-                if partition is not None:
-                    self._drop(partition)
+                self._drop(topic, index)
                 continue
+            partition = self._partitions.find(topic.topic_id, index)
             if partition is None:
                 partition = self._host(topic, index, placed)
             if partition is not None:
@@ -114,6 +121,9 @@ class Hosting:
 
     def _host(self, topic: TopicImage, index: int, placed: PartitionImage) -> Partition | None:
         now_ms = self._clock_ms()
+        if (topic.name, index) in self._unopened:
+            self._partitions.add_unavailable(topic.name, index, topic.topic_id)
+            return None
         loaded = self._loaded.pop((topic.name, index), None)
         if loaded is not None and loaded[1].topic_id not in (topic.topic_id, bytes(16)):
             # A topic of that name was deleted and made again while this node was away.
@@ -125,8 +135,9 @@ class Hosting:
             directory = self._choose_directory(placed)
             try:
                 found = directory.create_log(topic.name, index, topic.topic_id, self._log_config(topic.name), now_ms)
-            except OSError as error:
+            except (OSError, CorruptLog) as error:
                 log.error("cannot create the log of %s-%d: %s", topic.name, index, error)
+                self._partitions.add_unavailable(topic.name, index, topic.topic_id)
                 return None
         partition = self._partitions.add(topic.name, index, topic.topic_id, found)
         partition.min_insync_replicas = self._min_insync_replicas(topic.name)
@@ -136,15 +147,12 @@ class Hosting:
     def _choose_directory(self, placed: PartitionImage) -> LogDirectory:
         """The directory the metadata names, else the one with the fewest logs (Kafka's LogManager)."""
         wanted = placed.directory_of(self._node_id)
-        for directory in self._directories:
+        for directory in self._homes:
             if directory.directory_id == wanted:
                 return directory
-        if len(self._directories) == 1:
-            return self._directories[0]
-        counts = dict.fromkeys(self._directories, 0)
-        for directory in self._directory_of.values():
-            counts[directory] += 1
-        return min(self._directories, key=counts.__getitem__)
+        if len(self._homes) == 1:
+            return self._homes[0]
+        return min(self._homes, key=lambda directory: len(directory.logs))
 
     def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
         led = partition.leads
@@ -159,11 +167,23 @@ class Hosting:
         if led:
             self._on_role(partition, False)
 
-    def _drop(self, partition: Partition) -> None:
-        if partition.leads:
-            self._on_role(partition, False)
-        self._partitions.remove(partition)
-        self._directory_of.pop(partition).delete_log(partition.topic, partition.index, self._clock_ms())
+    def _drop(self, topic: TopicImage, index: int) -> None:
+        partition = self._partitions.find(topic.topic_id, index)
+        directory: LogDirectory | None
+        if partition is not None:
+            if partition.leads:
+                self._on_role(partition, False)
+            self._partitions.remove(partition)
+            directory = self._directory_of.pop(partition)
+        elif self._partitions.remove_unavailable(topic.name, index, topic.topic_id):
+            directory = self._unopened.pop((topic.name, index), None)
+        else:
+            return
+        try:
+            if directory is not None:
+                directory.delete_log(topic.name, index, self._clock_ms())
+        except OSError as error:
+            log.error("the log of %s-%d cannot be deleted: %s", topic.name, index, error)
 
     # ---------------------------------------------------------------------------------------------------------- configs
 
@@ -201,11 +221,11 @@ class Hosting:
 
     def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
         def run() -> None:
+            self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
             try:
                 work()
             except OSError as error:
                 log.error("upkeep of the logs failed: %s", error)
-            self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
 
         self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
 

@@ -66,6 +66,7 @@ class Partitions:
         self._clock_ms = clock_ms
         # By topic name and by topic id: a handler looks up whichever its version carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
+        self._unavailable: set[tuple[str | bytes, int]] = set()
         self._watches: dict[Partition, _Watch] = {}
         self._known_elsewhere = known_elsewhere
         self._woken: dict[Callable[[], None], None] = {}
@@ -79,6 +80,8 @@ class Partitions:
         indexes = self._hosted.get(topic)
         partition = indexes.get(index) if indexes is not None else None
         if partition is None:
+            if (topic, index) in self._unavailable:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
             if self._known_elsewhere(topic, index):
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             unknown_id = indexes is None and isinstance(topic, bytes)
@@ -202,6 +205,16 @@ class Partitions:
         self._hosted.setdefault(topic_id, {})[index] = partition
         self._watches[partition] = _Watch()
         return partition
+
+    def add_unavailable(self, topic: str, index: int, topic_id: bytes) -> None:
+        """A replica that belongs here and whose log cannot be opened."""
+        self._unavailable.update(((topic, index), (topic_id, index)))
+
+    def remove_unavailable(self, topic: str, index: int, topic_id: bytes) -> bool:
+        """Whether there was one."""
+        found = (topic_id, index) in self._unavailable
+        self._unavailable.difference_update(((topic, index), (topic_id, index)))
+        return found
 
     def remove(self, partition: Partition) -> None:
         """Forget a replica: whoever waits for it is told."""

@@ -1,0 +1,122 @@
+"""What a node does with directories and logs that are not as it left them: it loses nothing and serves the rest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.disk import OsDisk
+from tidelog.storage.log_directory import ForeignDirectory, LogDirectory
+
+MakeBatch = Callable[..., bytes]
+
+
+def snapshot_of(directory: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in directory.iterdir() if each.is_file() and each.name != ".lock"}
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_a_start_that_fails_leaves_the_checkpoints_and_the_marker_as_they_were(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, clean: bool
+) -> None:
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    await node.stop()
+    data = tmp_path / "data"
+    if not clean:
+        (data / ".kafka_cleanshutdown").unlink()
+    before = snapshot_of(data)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "something").write_text("else")
+    with pytest.raises(ForeignDirectory):
+        await start_node(**{"log.dirs": f"{data},{tmp_path / 'foreign'}"})
+    assert snapshot_of(data) == before
+
+
+async def test_a_log_that_cannot_be_opened_is_offline_and_the_node_lives_on(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    both = {"log.dirs": ",".join(map(str, directories))}
+    node = await start_node(**both)
+    wire = await node.connect()
+    await wire.create_topic("bad")
+    await wire.create_topic("good")
+    for topic in ("bad", "good"):
+        await wire.call(produce(topic, make_batch(b"x")), 9, ProduceResponse)
+    await node.stop()
+    (log,) = [path for each in directories for path in each.glob("bad-0/*.log")]
+    log.unlink()
+    log.mkdir()
+
+    node = await start_node(**both)
+    wire = await node.connect()
+    assert fetched(await wire.call(fetch("good"), 11, FetchResponse)) == [b"x"]
+    answer = await wire.call(fetch("bad"), 11, FetchResponse)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    answer = await wire.call(produce("bad", make_batch(b"y")), 9, ProduceResponse)
+    assert produced(answer) == [(ErrorCode.KAFKA_STORAGE_ERROR, -1)]
+    assert sum(len(list(each.glob("bad-0"))) for each in directories) == 1, "an empty log must not take its place"
+
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="bad")], timeout_ms=5000)
+    assert (await wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+    await wire.create_topic("bad")
+    assert produced(await wire.call(produce("bad", make_batch(b"new")), 9, ProduceResponse)) == [(0, 0)]
+
+
+async def test_logs_that_the_metadata_does_not_know_are_kept_aside(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(b"precious")), 9, ProduceResponse)
+    await node.stop()
+    shutil.rmtree(tmp_path / "data" / "__cluster_metadata-0")
+    node = await start_node(**{"log.segment.delete.delay.ms": "0"})
+    node.node._hosting._look_after()
+    wire = await node.connect()
+    await wire.create_topic("t")
+    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == []
+    (stray,) = (tmp_path / "data").glob("t-0.*-stray")
+    assert b"precious" in (stray / "00000000000000000000.log").read_bytes()
+
+
+async def test_a_directory_for_metadata_alone_takes_no_partitions(start_node: Any, tmp_path: Path) -> None:
+    node = await start_node(**{"metadata.log.dir": str(tmp_path / "metadata")})
+    wire = await node.connect()
+    await wire.create_topic("t", 5)
+    assert len(list((tmp_path / "data").glob("t-*"))) == 5
+    await node.stop()
+    node = await start_node(**{"metadata.log.dir": str(tmp_path / "metadata")})
+    assert all(directory.was_clean for directory in node.node._directories)
+
+
+async def test_a_directory_that_cannot_be_closed_does_not_keep_the_others_open(
+    start_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start_node(**{"log.dirs": f"{tmp_path / 'a'},{tmp_path / 'b'}"})
+    real = LogDirectory.write_checkpoints
+
+    def write_checkpoints(directory: LogDirectory) -> None:
+        if directory.path.endswith("/a"):
+            raise OSError(28, "No space left on device")
+        real(directory)
+
+    monkeypatch.setattr(LogDirectory, "write_checkpoints", write_checkpoints)
+    await node.stop()
+    assert not (tmp_path / "a" / ".kafka_cleanshutdown").exists()
+    assert (tmp_path / "b" / ".kafka_cleanshutdown").exists()
+    for name in ("a", "b"):
+        OsDisk().lock(str(tmp_path / name / ".lock")).release()
