@@ -21,6 +21,11 @@ NONE, OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC_OR_PARTITION = 0, 1, 2
 MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION, INVALID_REQUIRED_ACKS = 10, 17, 21
 UNSUPPORTED_VERSION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS = 35, 36, 37
 OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_RECORD, UNKNOWN_TOPIC_ID = 45, 87, 100
+# What a node of one serves so far, with the versions Kafka 4.3 advertises.
+SERVED = {
+    **{0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 18: (0, 4), 19: (2, 7), 20: (1, 6), 22: (0, 5), 23: (2, 4)},
+    **{8: (2, 10), 9: (1, 10), 10: (0, 6), 11: (0, 9), 12: (0, 4), 13: (0, 5), 14: (0, 5), 32: (1, 4), 60: (0, 2)},
+}
 NOW_MS = int(time.time() * 1000)
 
 
@@ -90,6 +95,12 @@ class TestApiVersions:
         answer = wire.ask("api_versions", version, **names)
         assert answer.error_code == NONE
         assert any(one.api_key == 18 for one in answer.api_keys)
+
+    def test_the_versions_advertised_are_kafkas_and_no_more_is_advertised_than_kafka_has(self, wire: Wire) -> None:
+        answer = wire.ask("api_versions", 0)
+        advertised = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
+        assert {key: advertised.get(key) for key in SERVED} == SERVED
+        assert advertised.keys() <= set(range(93))
 
     def test_an_api_nobody_knows_closes_the_connection(self, wire: Wire) -> None:
         wire.send_frame(struct.pack(">hhih", 9999, 0, 1, -1))

@@ -27,13 +27,16 @@ def main() -> None:
 @main.command()
 @click.option("--rows", multiple=True, metavar="TEXT", help="Only rows whose name contains TEXT; may be repeated.")
 @click.option(
-    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Rounds per row; medians are shown."
+    "--rounds", default=5, show_default=True, type=click.IntRange(1), help="Rounds per row; medians are shown."
 )
 @click.option("--quick", is_flag=True, help="One short round: shows that everything runs, not how fast.")
 @click.option("--only", type=click.Choice(list(comparison.MAKERS)), help="Measure one broker alone.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON with every round instead of the table.")
+@click.option("--markdown", is_flag=True, help="Print the table as docs/benchmarks.md has it.")
 @click.option("--strict", is_flag=True, help="Exit with 1 when a target is missed.")
-def compare(rows: Sequence[str], rounds: int, quick: bool, only: str | None, json_: bool, strict: bool) -> None:
+def compare(
+    rows: Sequence[str], rounds: int, quick: bool, only: str | None, json_: bool, markdown: bool, strict: bool
+) -> None:
     """Tidelog beside Apache Kafka, interleaved in one run, as ratios.
 
     Kafka needs Java 17 and Maven; without them it is left out with a line that says so.
@@ -54,6 +57,8 @@ def compare(rows: Sequence[str], rounds: int, quick: bool, only: str | None, jso
         )
     if json_:
         click.echo(report.as_json(measured))
+    elif markdown:
+        click.echo(report.as_markdown(measured))
     else:
         Console().print(report.table(measured))
         click.echo(_NOTES)

@@ -1,4 +1,4 @@
-"""The comparison as a table for people and as JSON for scripts. Measures nothing."""
+"""The comparison as a table for people, as Markdown for pages, as JSON for scripts. Measures nothing."""
 
 from __future__ import annotations
 
@@ -59,6 +59,23 @@ def target(row: Row) -> str:
     if row.metric.ratio_at_most is not None:
         parts.append(f"ratio <= {row.metric.ratio_at_most:.2f}")
     return ", ".join(parts)
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The table for a page: the name of the row in place of its title."""
+    lines = ["| row | figure | tidelog | kafka | ratio | target | |", "|---|---|---:|---:|---:|---|---|"]
+    for row in rows:
+        cells = (
+            f"`{row.scenario.name}`",
+            f"{row.metric.name}, {row.metric.unit}",
+            number(row.value(OURS)),
+            number(row.value(THEIRS)),
+            "-" if row.ratio is None else f"{row.ratio:.2f}",
+            target(row),
+            {True: "pass", False: "short", None: ""}[row.passes],
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def as_json(rows: Sequence[Row]) -> str:

@@ -49,6 +49,14 @@ def test_the_table_says_ours_theirs_the_ratio_and_the_verdict() -> None:
     console.file.close()
 
 
+def test_the_markdown_has_one_line_per_figure() -> None:
+    lines = report.as_markdown([row([20.0], [100.0], at_most=30), row([1234.0], [])]).splitlines()
+    assert lines[2:] == [
+        "| `one` | cpu, us | 20 | 100 | 0.20 | <= 30 | pass |",
+        "| `one` | cpu, us | 1,234 | - | - |  |  |",
+    ]
+
+
 def test_the_json_keeps_every_round() -> None:
     found = json.loads(report.as_json([row([1.0, 2.0, 9.0], [4.0], ratio_at_most=1.0)]))
     assert found["rows"][0]["medians"] == {"tidelog": 2.0, "kafka": 4.0}
