@@ -28,6 +28,8 @@ from tidelog.client.model import (
     PartitionDescription,
     TopicDescription,
     TopicPartition,
+    as_names,
+    as_partition,
 )
 from tidelog.client.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -158,7 +160,7 @@ class Admin:
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
         """Delete topics. Raises the KafkaError of the first that was refused; the others may have been deleted."""
-        wanted = list(names)
+        wanted = as_names(names)
 
         async def attempt() -> DeleteTopicsResponse:
             cluster = await self._reach()
@@ -193,7 +195,7 @@ class Admin:
 
     async def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
         """Topics by name, all of them without `names`. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
-        wanted = None if names is None else list(names)
+        wanted = None if names is None else as_names(names)
         response = await self._metadata(wanted)
         described: dict[str, TopicDescription] = {}
         for topic in response.topics:
@@ -233,7 +235,7 @@ class Admin:
         """Configuration by topic name or broker id, with where each value comes from; only `keys` when given."""
         wanted = None if keys is None else list(keys)
         by_node: dict[int | None, list[DescribeConfigsResource]] = {}
-        for name in topics:
+        for name in as_names(topics):
             resource = DescribeConfigsResource(
                 resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=wanted
             )
@@ -294,7 +296,7 @@ class Admin:
             timestamp = _SPECS.get(given) if isinstance(given, str) else given
             if timestamp is None:
                 raise ValueError(f"{given!r} is none of {', '.join(_SPECS)}, nor a time in ms")
-            timestamps[TopicPartition(*partition)] = timestamp
+            timestamps[as_partition(partition)] = timestamp
         cluster = await self._reach()
         timeout_ms = self._config.default_api_timeout_ms
         return await list_offsets(cluster, timestamps, isolation_level=isolation_level, timeout_ms=timeout_ms)
@@ -302,7 +304,7 @@ class Admin:
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete what is before these offsets (-1: everything); the first offset left, by partition."""
         cluster = await self._reach()
-        wanted = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+        wanted = {as_partition(partition): offset for partition, offset in offsets.items()}
         for topic in {partition.topic for partition in wanted}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
         left: dict[TopicPartition, int] = {}
@@ -341,7 +343,9 @@ class Admin:
         return await coordinator.committed(partitions, self._config.default_api_timeout_ms, require_stable=False)
 
 
-def _creatable(topic: NewTopic) -> CreatableTopic:
+def _creatable(topic: Any) -> CreatableTopic:
+    if not isinstance(topic, NewTopic):
+        raise TypeError(f"expected a list of NewTopic, not one of {topic!r}")
     assigned = bool(topic.replica_assignments)
     return CreatableTopic(
         name=topic.name,

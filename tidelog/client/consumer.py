@@ -8,6 +8,7 @@ record that an `async for` has not handed out yet counts as not consumed, for co
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -25,11 +26,17 @@ from tidelog.client.model import (
     OffsetAndMetadata,
     OffsetAndTimestamp,
     TopicPartition,
+    as_names,
+    as_partition,
 )
 from tidelog.client.positions import Positions
 from tidelog.client.rebalance import Rebalancer
 from tidelog.client.subscription import RebalanceListener, Subscription
+from tidelog.protocol.errors import ErrorCode
 
+log = logging.getLogger(__name__)
+
+_MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
@@ -48,13 +55,14 @@ class Consumer:
         self._config = ConsumerConfig.from_options(options)
         self._subscription = Subscription()
         if topics:
-            self._subscription.subscribe(topics, None, None)
+            self._subscription.subscribe(as_names(topics), None, None)
         self._cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._group: Rebalancer | None = None
         self._news = asyncio.Event()
         self._lookup: Positions | None = None
         self._handing_out: deque[ConsumerRecord] = deque()
+        self._missing: set[str] = set()
         self._closed = False
 
     # -- life
@@ -121,7 +129,7 @@ class Consumer:
     ) -> None:
         """Replace the topics, by name or by a regular expression that must match the whole name."""
         self._open()
-        names = [topics] if isinstance(topics, str) else list(topics)
+        names = [topics] if isinstance(topics, str) else as_names(topics)
         if bool(names) == (pattern is not None):
             raise ValueError("subscribe() takes topics or a pattern")
         self._rewind()
@@ -134,7 +142,7 @@ class Consumer:
         """Read exactly these partitions, without dealing by a group (offsets can still be committed to one)."""
         self._open()
         self._rewind()
-        self._subscription.assign(TopicPartition(*each) for each in partitions)
+        self._subscription.assign(as_partition(each) for each in partitions)
         if self._fetcher is not None:
             self._fetcher.keep_only(set(self._subscription.assigned))
         if self._cluster is not None:
@@ -175,6 +183,7 @@ class Consumer:
         if pattern is not None:
             names = [name for name, topic in known.items() if pattern.fullmatch(name) and self._to_be_read(topic)]
             subscription.set_topics(names)
+        self._say_what_is_missing(known)
         if self._group is not None:
             self._group.membership.metadata_changed()
         elif subscription.subscribed:
@@ -184,6 +193,13 @@ class Consumer:
             if set(everything) != subscription.assigned.keys():
                 subscription.set_assigned(everything)
         self._news.set()
+
+    def _say_what_is_missing(self, known: Mapping[str, TopicMetadata]) -> None:
+        """A misspelt topic would otherwise look like an empty one. Once each, until it is there."""
+        missing = {name for name in self._subscription.topics if name in known and known[name].error in _MISSING}
+        for name in sorted(missing - self._missing):
+            log.warning("cannot read topic %r: %s", name, known[name].error.name)
+        self._missing = missing
 
     def _to_be_read(self, topic: TopicMetadata) -> bool:
         return topic.usable and not (topic.internal and self._config.exclude_internal_topics)
@@ -281,7 +297,7 @@ class Consumer:
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on reading an assigned partition at `offset`. Raises ValueError."""
-        partition = TopicPartition(*partition)
+        partition = as_partition(partition)
         self._rewind()
         self._subscription.seek(partition, offset)
         if self._fetcher is not None:
@@ -296,7 +312,7 @@ class Consumer:
         await self._seek_by_time(partitions, LATEST_TIMESTAMP)
 
     async def _seek_by_time(self, partitions: Collection[TopicPartition], timestamp: int) -> None:
-        wanted = [TopicPartition(*each) for each in partitions] or list(self._subscription.assigned)
+        wanted = [as_partition(each) for each in partitions] or list(self._subscription.assigned)
         for partition in wanted:
             self._subscription.state(partition)
         found = await (await self._started()).list_offsets(dict.fromkeys(wanted, timestamp))
@@ -306,7 +322,7 @@ class Consumer:
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record of an assigned partition. Raises ValueError, KafkaError."""
-        partition = TopicPartition(*partition)
+        partition = as_partition(partition)
         self._subscription.state(partition)
         position = await (await self._started()).find(partition)
         found = self._positions()
@@ -315,10 +331,10 @@ class Consumer:
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
         self._rewind()
-        self._subscription.pause([TopicPartition(*each) for each in partitions])
+        self._subscription.pause([as_partition(each) for each in partitions])
 
     def resume(self, *partitions: TopicPartition) -> None:
-        self._subscription.resume([TopicPartition(*each) for each in partitions])
+        self._subscription.resume([as_partition(each) for each in partitions])
         self._news.set()
 
     def paused(self) -> set[TopicPartition]:
@@ -326,7 +342,7 @@ class Consumer:
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Records between the position and the end the last fetch told of; None while unknown."""
-        return self._subscription.lag(TopicPartition(*partition))
+        return self._subscription.lag(as_partition(partition))
 
     # -- offsets in the cluster
 
@@ -345,15 +361,18 @@ class Consumer:
     def _to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is None:
             return self._positions()
-        return {
-            TopicPartition(*partition): OffsetAndMetadata(given) if isinstance(given, int) else given
-            for partition, given in offsets.items()
-        }
+        wanted: dict[TopicPartition, OffsetAndMetadata] = {}
+        given: Any
+        for partition, given in offsets.items():
+            if not isinstance(given, (int, OffsetAndMetadata)):
+                raise TypeError(f"{partition}: an offset to commit is a number or an OffsetAndMetadata, not {given!r}")
+            wanted[as_partition(partition)] = OffsetAndMetadata(given) if isinstance(given, int) else given
+        return wanted
 
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, None where nothing; without arguments, for every assigned partition."""
         group = await self._need_group()
-        wanted = [TopicPartition(*each) for each in partitions] or list(self._subscription.assigned)
+        wanted = [as_partition(each) for each in partitions] or list(self._subscription.assigned)
         found = await group.coordinator.committed(wanted, self._config.default_api_timeout_ms)
         return {partition: found.get(partition) for partition in wanted}
 
@@ -378,7 +397,7 @@ class Consumer:
         return await self._ends(partitions, LATEST_TIMESTAMP)
 
     async def _ends(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        found = await (await self._started()).list_offsets({TopicPartition(*each): timestamp for each in partitions})
+        found = await (await self._started()).list_offsets({as_partition(each): timestamp for each in partitions})
         return {partition: offset.offset for partition, offset in found.items() if offset is not None}
 
     async def offsets_for_times(
@@ -389,7 +408,7 @@ class Consumer:
             if timestamp < 0:
                 raise ValueError(f"{partition}: {timestamp} is not a time in ms")
         return await (await self._started()).list_offsets(
-            {TopicPartition(*partition): timestamp for partition, timestamp in timestamps.items()}
+            {as_partition(partition): timestamp for partition, timestamp in timestamps.items()}
         )
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:

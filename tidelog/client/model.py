@@ -6,9 +6,9 @@ since the epoch, offsets are absolute, -1 says "not known" wherever Kafka says s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
@@ -26,6 +26,21 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def as_partition(given: Any) -> TopicPartition:
+    """A TopicPartition, or a plain (topic, number). Raises TypeError for anything else, such as a topic's name."""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and isinstance(given[1], int):
+        return given if isinstance(given, TopicPartition) else TopicPartition(*given)
+    raise TypeError(f"expected a TopicPartition, not {given!r}")
+
+
+def as_names(given: Iterable[str]) -> list[str]:
+    """Topic names as a list. Raises TypeError for one string, which would be taken for many of one letter each."""
+    names = given if isinstance(given, str) else list(given)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"expected a list of topic names, not {names!r}")
+    return names
 
 
 class RecordMetadata(NamedTuple):

@@ -88,6 +88,7 @@ class Producer:
             return
         if self._starting is None:
             self._starting = asyncio.get_running_loop().create_task(self._start())
+            self._starting.add_done_callback(_retrieve)
         starting = self._starting
         try:
             await asyncio.shield(starting)
@@ -265,7 +266,9 @@ class Producer:
             )
         return partition
 
-    async def _find_route(self, topic: str, partition: int | None) -> _Route:
+    async def _find_route(self, topic: Any, partition: int | None) -> _Route:
+        if not isinstance(topic, str):
+            raise TypeError(f"topic must be a str, not {type(topic).__name__}")
         if self._closed:
             raise RuntimeError("this producer is closed")
         if self._sender is None:
@@ -326,6 +329,12 @@ class Producer:
         return list({queue.partition.topic for queue in self._accumulator.active()})
 
 
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Whoever waits for a start hears how it went; nobody may be left who does."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _as_bytes(what: str, given: Any) -> bytes:
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)
@@ -335,6 +344,6 @@ def _as_bytes(what: str, given: Any) -> bytes:
 def _check_headers(headers: Headers) -> None:
     each: Any
     for each in headers:
-        name, value = each
-        if not isinstance(name, str) or not (value is None or isinstance(value, bytes)):
-            raise TypeError(f"headers must be pairs of str and bytes or None, not {name!r}: {value!r}")
+        pair = isinstance(each, (tuple, list)) and len(each) == 2
+        if not pair or not isinstance(each[0], str) or not (each[1] is None or isinstance(each[1], bytes)):
+            raise TypeError(f"headers must be pairs of str and bytes or None, not {each!r}")

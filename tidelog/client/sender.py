@@ -108,7 +108,7 @@ class Sender:
             self._expire(now_ms)
         if self._session.restart_pending:
             for partition in self._session.settle():
-                log.warning("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
+                log.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
         if self._session.needs_identity:
             if self._accumulator.unended_count:
                 self._ask_identity()
@@ -289,7 +289,7 @@ class Sender:
                 ticket.exception()
                 unwatched += 1
         if unwatched:
-            log.error("%d records were not delivered: %s", unwatched, error)
+            log.error("%d record%s not delivered: %s", unwatched, " was" if unwatched == 1 else "s were", error)
 
     def fail_all(self, error: KafkaError) -> None:
         """Everything that has not ended fails."""

@@ -8,6 +8,7 @@ what one poll brought. A consumer is for one thread at a time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -35,6 +36,8 @@ from tidelog.client.model import (
 from tidelog.client.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
 from tidelog.client.subscription import RebalanceListener
 
+log = logging.getLogger(__name__)
+
 _MAX_QUEUED = 4096
 
 
@@ -48,6 +51,7 @@ class Producer(Twin):
         self._room = threading.Event()
         self._draining = False
         self._drain_task: asyncio.Task[None] | None = None
+        self._complained = ""
 
     def start(self) -> None:
         """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
@@ -74,6 +78,7 @@ class Producer(Twin):
             if len(self._queue) >= _MAX_QUEUED:
                 self._room.wait(0.05)
         future: Future[RecordMetadata] = Future()
+        future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
         self._queue.append((future, topic, value, key, headers, partition, timestamp_ms))
         if not self._draining:
             self._draining = True
@@ -102,6 +107,7 @@ class Producer(Twin):
                     )
                 except Exception as error:
                     future.set_exception(error)
+                    self._complain(str(error))
                 if not queue or len(queue) == _MAX_QUEUED // 2:
                     self._room.set()
             # First say that nobody drains, then look again: a sender that saw the flag before has queued by then.
@@ -109,6 +115,12 @@ class Producer(Twin):
             if not queue:
                 return
             self._draining = True
+
+    def _complain(self, reason: str) -> None:
+        """Once for many records in a row: their futures may be looked at by nobody."""
+        if reason != self._complained:
+            self._complained = reason
+            log.error("a record was not sent: %s", reason)
 
     def send_and_wait(self, topic: str, value: Any = None, key: Any = None, **how: Any) -> RecordMetadata:
         """Send one record and wait until it is acknowledged. Raises KafkaError when it is not."""

@@ -52,6 +52,17 @@ class TestAdmin:
                 await admin.describe_topics(["nowhere"])
             assert "nowhere" not in cluster.topics, "asking does not create"
 
+    async def test_one_name_is_not_taken_for_many_of_one_letter(self):
+        wrong: Any = "ab"
+        async with FakeCluster(a=1, b=1) as cluster, self.admin(cluster) as admin:
+            with pytest.raises(TypeError, match="a list of topic names, not 'ab'"):
+                await admin.delete_topics(wrong)
+            with pytest.raises(TypeError, match="a list of topic names, not 'ab'"):
+                await admin.describe_topics(wrong)
+            with pytest.raises(TypeError, match="a list of NewTopic, not one of 'a'"):
+                await admin.create_topics(wrong)
+            assert await admin.list_topics() == ["a", "b"]
+
     async def test_another_controller_is_looked_for_when_this_one_is_none(self):
         refusal = CreateTopicsResponse(topics=[CreatableTopicResult(name="a", error_code=ErrorCode.NOT_CONTROLLER)])
         async with FakeCluster() as cluster, self.admin(cluster) as admin:
@@ -164,6 +175,17 @@ class TestBlocking:
                 consumed = sum(consumer.position(partition) for partition in consumer.assignment())
                 assert consumed == 5_000, "not what was polled but what was handed out"
             assert sum(offset for offset, _ in cluster.groups.group("g").offsets.values()) == 5_000
+
+    def test_what_cannot_be_sent_is_logged_and_what_was_handed_over_not_taken_back(self, caplog):
+        with served(t=1) as cluster, sync.Producer(bootstrap_servers=cluster.bootstrap, **FAST) as producer:
+            futures = [producer.send("t", value) for value in ["text"] * 20 + [b"1"]]
+            assert not any(future.cancel() for future in futures)
+            producer.flush()
+            assert isinstance(futures[0].exception(5), TypeError)
+            assert futures[-1].result(5).offset == 0
+            assert [record.message for record in caplog.records] == [
+                "a record was not sent: value must be bytes or None, not str; set value_serializer to convert"
+            ]
 
     def test_several_threads_may_send(self):
         with served(t=1) as cluster, sync.Producer(bootstrap_servers=cluster.bootstrap, **FAST) as producer:

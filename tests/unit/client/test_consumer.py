@@ -115,6 +115,29 @@ class TestWithoutAGroup:
             fill(cluster, "t", 1, 2)
             assert await read(consuming, 2) == [0, 1]
 
+    async def test_a_topic_that_is_not_there_is_said_once(self, caplog):
+        async with FakeCluster() as cluster:
+            async with consumer(cluster, "mispelt", allow_auto_create_topics=False) as reading:
+                await reading.poll(100)
+            assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+                "cannot read topic 'mispelt': UNKNOWN_TOPIC_OR_PARTITION"
+            ]
+
+    async def test_names_and_partitions_of_the_wrong_type_are_said(self):
+        with pytest.raises(TypeError, match=r"a list of topic names, not \[\['t'\]\]"):
+            Consumer(["t"])  # type: ignore[arg-type]
+        wrong: Any
+        for wrong in ("t", ["t"], [("t", "0")], [[T0]]):
+            with pytest.raises(TypeError, match="expected a TopicPartition"):
+                Consumer().assign(wrong)
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as reading:
+            wrong = "0"
+            with pytest.raises(TypeError, match="t-0: an offset to commit is a number or an OffsetAndMetadata"):
+                await reading.commit({T0: wrong})
+            wrong = [T0]
+            with pytest.raises(TypeError, match="expected a TopicPartition, not "):
+                reading.pause(wrong)
+
     async def test_a_consumer_without_topics_says_so(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster) as consuming:
             with pytest.raises(RuntimeError, match="subscribe"):

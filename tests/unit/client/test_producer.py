@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -171,7 +172,7 @@ async def test_the_delivery_timeout_ends_retries(caplog):
                 await sending.send_and_wait("t", b"0")
             assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
             assert "delivery_timeout_ms=150" in str(caught.value)
-            assert "1 records were not delivered" in caplog.text
+            assert "1 record was not delivered" in caplog.text
             await asyncio.sleep(0.02)  # a request may still be on its way, and would then be served
             cluster.scripts.clear()
             await sending.send_and_wait("t", b"1")
@@ -256,6 +257,10 @@ async def test_what_is_not_bytes_is_a_type_error_and_a_serializer_cures_it():
                 await sending.send("t", "text")
             with pytest.raises(TypeError, match="headers"):
                 await sending.send("t", b"", headers=[("a", "text")])  # type: ignore[list-item]
+            with pytest.raises(TypeError, match="headers must be pairs of str and bytes or None, not 'a'"):
+                await sending.send("t", b"", headers={"a": b"1"})  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="topic must be a str, not bytes"):
+                await sending.send(b"t", b"")  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="timestamp_ms"):
                 await sending.send("t", b"", timestamp_ms=-5)
         async with producer(cluster, value_serializer=str.encode, key_serializer=str.encode) as sending:
@@ -291,6 +296,19 @@ async def test_no_broker_is_one_clear_error():
     with pytest.raises(KafkaError, match=r"no broker reached at 127\.0\.0\.1"):
         async with Producer(**options):
             pass
+
+
+async def test_a_start_that_was_cancelled_leaves_no_complaint_behind():
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    sending = Producer(bootstrap_servers="127.0.0.1:1", **{**FAST, "socket_connection_setup_timeout_ms": 100})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await sending.start()
+    await asyncio.sleep(0.2)
+    del sending
+    gc.collect()
+    assert complaints == []
 
 
 async def test_a_refused_producer_id_fails_everything_with_its_reason(caplog):
