@@ -124,6 +124,14 @@ class Directory:
         self.durable = dict(self.entries)
         self.pending.clear()
 
+    def sync_everything(self) -> None:
+        self.sync()
+        for node in self.entries.values():
+            if isinstance(node, Directory):
+                node.sync_everything()
+            else:
+                node.sync()
+
     def lose(self, rng: Random) -> None:
         if self.pending:
             fate = rng.randrange(4)
@@ -379,6 +387,13 @@ class SimulatedDisk:
     def sync_directory(self, path: str) -> None:
         self.operation("sync")
         self._directory(path).sync()
+
+    def sync_all(self, path: str) -> bool:
+        if self._rng.random() < 0.5:
+            return False
+        self.operation("sync")
+        self._root.sync_everything()
+        return True
 
     def lock(self, path: str) -> Lock:
         if path in self.locks:

@@ -374,6 +374,7 @@ class History:
 
     def restart_cleanly(self) -> None:
         self.finish_flush()
+        self.directory.sync_at_once_from = self.rng.choice((1, 32))
         end = self.log.log_end_offset
         self.directory.close()
         self.model.promised_end = end

@@ -16,7 +16,7 @@ import pytest
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.storage_history import History
 from tidelog.protocol.record_batch import BatchHeader
-from tidelog.storage import recovery
+from tidelog.storage import loader, recovery
 from tidelog.storage.checkpoints import CLEAN_SHUTDOWN_FILE
 from tidelog.storage.flush import Durability, FlushTask
 from tidelog.storage.leader_epochs import LeaderEpochs
@@ -100,7 +100,7 @@ def scan_without_the_crc(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_segments_behind_a_gap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery._Loader, "_remove", lambda loader, segments: None)
+    patch.setattr(loader._Loader, "_remove", lambda loader, segments: None)
 
 
 def keep_the_clean_marker(patch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,10 @@ class Disk(Protocol):
         """Creations, renames and removals in the directory reach the device."""
         ...
 
+    def sync_all(self, path: str) -> bool:
+        """Everything ever written to the file system of `path` reaches the device; False where nobody can say so."""
+        ...
+
     def lock(self, path: str) -> Lock:
         """Take the lock file at `path` or raise DirectoryInUse."""
         ...
@@ -332,6 +336,20 @@ class OsDisk:
 
     def sync_directory(self, path: str) -> None:
         self.sync_file(path)
+
+    def sync_all(self, path: str) -> bool:
+        import ctypes
+
+        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+        if syncfs is None:
+            return False
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if syncfs(descriptor):
+                raise OSError(ctypes.get_errno(), "syncfs failed", path)
+        finally:
+            os.close(descriptor)
+        return True
 
     def lock(self, path: str) -> Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -47,6 +47,11 @@ class FlushTask:
     def set_epochs(self, directory: str, data: bytes) -> None:
         self._epochs = (directory, data)
 
+    def write_only(self) -> None:
+        """In place of `run`, when the caller syncs everything at once before it finishes the flush."""
+        if self._epochs is not None:
+            replace_file(self._disk, self._epochs[0], LEADER_EPOCH_FILE, self._epochs[1], sync=False)
+
     def run(self) -> None:
         """Sync; may run in any thread, once. A failure is kept for `finish_flush`."""
         try:

@@ -12,16 +12,17 @@ import logging
 from collections.abc import Callable
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, read_header
-from tidelog.storage import lookup, shortening
+from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
+from tidelog.storage import lookup, sealing, shortening
 from tidelog.storage.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
 from tidelog.storage.disk import Buffer, Disk
 from tidelog.storage.flush import Durability, FlushTask
+from tidelog.storage.loader import LoadedLog
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.lookup import TimestampOffset
 from tidelog.storage.producer_state import EndMarker, SentBatch
 from tidelog.storage.reader import ColdRead, ReadResult, read_from
-from tidelog.storage.recovery import LoadedLog, aborted, read_marker, rebuild_indexes
+from tidelog.storage.recovery import aborted, markers_in, rebuild_indexes
 from tidelog.storage.retention import segment_jitter_ms
 from tidelog.storage.segment import LOG_SUFFIX, MAX_RELATIVE_OFFSET, CorruptIndex, Segment
 from tidelog.storage.transaction_index import AbortedTransaction, CorruptTransactionIndex
@@ -33,10 +34,6 @@ __all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
 
 class CorruptLog(Exception):
     """The log cannot be used any more; its partition goes offline, the node lives on."""
-
-
-def _nothing() -> None:
-    return None
 
 
 class PartitionLog:
@@ -58,7 +55,7 @@ class PartitionLog:
         loaded: LoadedLog,
         now_ms: int,
         *,
-        write_checkpoint: Callable[[], None] = _nothing,
+        write_checkpoint: Callable[[], None],
     ) -> None:
         self.disk = disk
         self.directory = directory
@@ -155,7 +152,7 @@ class PartitionLog:
         for batch in admitted:
             if batch[6] >= 0:
                 if batch[5] & CONTROL_FLAG:
-                    markers = self._markers_of(data, admitted)
+                    markers = markers_in(data, admitted)
                     for marker in markers.values():
                         self.producers.check_marker(marker)
                     continue
@@ -179,7 +176,7 @@ class PartitionLog:
         for batch in admitted:
             if batch[9] > self.leader_epochs.latest:
                 self.leader_epochs.assign(batch[9], batch[2])
-        self._append(data, admitted, now_ms, self._markers_of(data, admitted))
+        self._append(data, admitted, now_ms, markers_in(data, admitted))
         return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
 
     def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:
@@ -217,17 +214,6 @@ class PartitionLog:
         append_time_ms = batch[4] if self._rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(batch[2], batch[3], append_time_ms, self.log_start_offset, True)
 
-    def _markers_of(self, data: Buffer, admitted: list[Batch]) -> dict[int, EndMarker]:
-        """Position in `data` -> transaction marker."""
-        markers: dict[int, EndMarker] = {}
-        for batch in admitted:
-            if batch[6] >= 0 and batch[5] & CONTROL_FLAG:
-                view = memoryview(data)[batch[0] : batch[0] + batch[1]]
-                marker = read_marker(view, read_header(view))
-                if marker is not None:
-                    markers[batch[0]] = marker
-        return markers
-
     def _accept_marker(self, marker: EndMarker | None) -> None:
         completed = self.producers.accept_marker(marker) if marker is not None else None
         if completed is not None and completed.is_abort:
@@ -252,25 +238,7 @@ class PartitionLog:
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
         """Begin a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
-        base_offset = max(base_offset, self.log_end_offset)
-        active = self.segments.active
-        if active.size_bytes == 0:
-            if active.base_offset == base_offset:
-                return active
-            self.segments.drop_last(1, now_ms)
-        else:
-            active.seal()
-            self.durability.note_seal(active)
-            if self.config.preallocate:
-                active.trim()
-            self.producers.end_offset = base_offset
-            path = self.snapshots.take(self.producers, sync=False)
-            if path is not None:
-                self.durability.note_path(path)
-        segment = Segment.create(self.disk, self.directory, base_offset, self.config, now_ms, self.jitter_ms)
-        self.segments.add(segment)
-        self.durability.note_directory(self.directory)
-        return segment
+        return sealing.roll(self, now_ms, max(base_offset, self.log_end_offset))
 
     # Reading
 
@@ -404,25 +372,25 @@ class PartitionLog:
         self.segments.remove_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
 
+    def begin_close(self) -> FlushTask | None:
+        """Write everything that a clean start relies on; the flush that puts it on the device, None if it is there."""
+        return sealing.begin_close(self)
+
+    def finish_close(self, task: FlushTask | None) -> None:
+        """Give back the files. Raises CorruptLog when the flush had failed."""
+        try:
+            if task is not None:
+                self.finish_flush(task)
+            self.is_closed = self.failure is None
+        finally:
+            self.segments.release()
+
     def close(self) -> None:
         """Leave everything on the device, so that a clean start needs no scan."""
-        if self.failure is None:
-            assert not self.durability.is_running, "close during a flush"
-            active = self.segments.active
-            if active.seal():
-                for path in active.paths()[1:]:
-                    self.durability.note_path(path)
-            if self.config.preallocate:
-                active.trim()
-            snapshot = self.snapshots.take(self.producers, sync=False)
-            if snapshot is not None:
-                self.durability.note_path(snapshot)
-                self.durability.note_directory(self.directory)
-            is_settled = self.durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0
-            if not is_settled or self.leader_epochs.is_dirty:
-                self.flush()
-            self.is_closed = True
-        self.segments.release()
+        task = self.begin_close()
+        if task is not None:
+            task.run()
+        self.finish_close(task)
 
     def abandon(self) -> None:
         """The log is being deleted: give back its files, sync nothing; a flush that runs may still be finished."""

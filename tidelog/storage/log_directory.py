@@ -31,9 +31,10 @@ from tidelog.storage.checkpoints import (
     replace_file,
 )
 from tidelog.storage.disk import DirectoryInUse, Disk, Lock
+from tidelog.storage.flush import FlushTask
+from tidelog.storage.loader import Checkpoints, LoadedLog, load_log, new_log
 from tidelog.storage.log import CorruptLog, PartitionLog
 from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.recovery import Checkpoints, LoadedLog, load_log, new_log
 from tidelog.storage.retention import segment_jitter_ms
 
 _logger = logging.getLogger("tidelog.storage")
@@ -53,6 +54,9 @@ class ForeignDirectory(Exception):
 
 
 class LogDirectory:
+    sync_at_once_from = 32
+    """From that many logs on, closing syncs the file system once instead of every file."""
+
     def __init__(self, disk: Disk, path: str, lock: Lock, properties: dict[str, str], is_new: bool) -> None:
         self._disk = disk
         self.path = path
@@ -246,17 +250,45 @@ class LogDirectory:
 
         Without `load` nothing is known of the logs: the checkpoints stay, and the marker comes back if it was there.
         """
-        failed = [key for key, log in self.logs.items() if not _close(log)]
-        if self.metadata_log is not None and not _close(self.metadata_log):
-            failed.append((METADATA_TOPIC, 0))
+        logs = [*self.logs.values()] if self.metadata_log is None else [*self.logs.values(), self.metadata_log]
         try:
-            if self._is_loaded:
-                self.write_checkpoints()
-            if not failed and not self.offline and (self._is_loaded or self.was_clean):
+            is_clean = self._close_logs(logs) and not self.offline
+            self.write_checkpoints()
+            if is_clean:
                 data = encode_clean_shutdown(broker_epoch)
                 replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, data)
         finally:
             self._lock.release()
+
+    def _close_logs(self, logs: list[PartitionLog]) -> bool:
+        """Whether all could be closed. Many are synced at once: one by one they would take milliseconds each."""
+        tasks: list[tuple[PartitionLog, FlushTask | None]] = []
+        is_clean = True
+        for log in logs:
+            try:
+                tasks.append((log, log.begin_close()))
+            except OSError as error:
+                is_clean = _not_closed(log, error)
+        waiting = [task for _, task in tasks if task is not None]
+        if not (len(waiting) >= self.sync_at_once_from and self._sync_at_once(waiting)):
+            for task in waiting:
+                task.run()
+        for log, done in tasks:
+            try:
+                log.finish_close(done)
+            except CorruptLog as error:
+                is_clean = _not_closed(log, error)
+            is_clean = is_clean and log.is_closed
+        return is_clean
+
+    def _sync_at_once(self, tasks: list[FlushTask]) -> bool:
+        try:
+            for task in tasks:
+                task.write_only()
+            return self._disk.sync_all(self.path)
+        except OSError as error:
+            _logger.warning("%s is synced file by file: %s", self.path, error)
+            return False
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         data = read_if_exists(self._disk, f"{self.path}/{name}")
@@ -275,13 +307,9 @@ class LogDirectory:
         self._write_offsets(LOG_START_FILE, starts)
 
 
-def _close(log: PartitionLog) -> bool:
-    try:
-        log.close()
-    except (OSError, CorruptLog) as error:
-        _logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
-        return False
-    return log.failure is None
+def _not_closed(log: PartitionLog, error: Exception) -> bool:
+    _logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
+    return False
 
 
 def _make_durably(disk: Disk, path: str) -> None:

@@ -1,322 +1,30 @@
-"""Opening a log: tidying what a crash left, scanning what may not have reached the device, rebuilding what is derived.
+"""Reading a log again: finding its end, scanning for its first bad batch, making indexes and producer state anew.
 
-After a clean shutdown nothing is scanned. Otherwise every batch from the segment of the recovery point on is checked,
-the log ends before the first bad one, and indexes, producer state and leader epochs are made from what is there. No
-state of the derived files keeps a log from opening. Follows Kafka's LogLoader and LogSegment.recover.
+What is to be done for which segment is decided in `loader.py`. Everything here waits for the device. Follows Kafka's
+LogSegment.recover and UnifiedLog.rebuildProducerState.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import Final
 
 from tidelog.protocol.errors import KafkaError
-from tidelog.protocol.record_batch import HEADER_SIZE, MAGIC, BatchHeader, check_crc, read_header
+from tidelog.protocol.record_batch import CONTROL_FLAG, HEADER_SIZE, MAGIC, BatchHeader, check_crc, read_header
 from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch, decode_end_txn_value
-from tidelog.storage.checkpoints import (
-    LEADER_EPOCH_FILE,
-    PARTITION_METADATA_FILE,
-    CorruptCheckpoint,
-    decode_leader_epochs,
-    decode_partition_metadata,
-    read_if_exists,
-)
-from tidelog.storage.disk import Disk
+from tidelog.storage.append import Batch
+from tidelog.storage.disk import Buffer
 from tidelog.storage.leader_epochs import LeaderEpochs
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producer_state import CompletedTransaction, EndMarker, ProducerState
 from tidelog.storage.reader import batch_at, headers, position_of
-from tidelog.storage.segment import (
-    DELETED_SUFFIX,
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
-    SUFFIXES,
-    TIME_INDEX_SUFFIX,
-    TRANSACTION_INDEX_SUFFIX,
-    CorruptIndex,
-    Segment,
-    file_name,
-)
-from tidelog.storage.segments import Segments
-from tidelog.storage.transaction_index import AbortedTransaction, CorruptTransactionIndex
+from tidelog.storage.segment import CorruptIndex, Segment
+from tidelog.storage.transaction_index import AbortedTransaction
 
 _log = logging.getLogger("tidelog.storage")
 
 _CHUNK_BYTES: Final = 1024 * 1024
-_CLEANED_SUFFIX: Final = ".cleaned"
-_SWAP_SUFFIX: Final = ".swap"
-_TEMPORARY_SUFFIX: Final = ".tmp"
-_METADATA_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
-
-
-class LoadedLog(NamedTuple):
-    segments: Segments
-    producers: ProducerState
-    snapshots: ProducerSnapshots
-    leader_epochs: LeaderEpochs
-    topic_id: bytes | None
-    log_start_offset: int
-    log_end_offset: int
-    recovery_point: int
-
-
-class Checkpoints(NamedTuple):
-    """What the log directory's checkpoints say of one log."""
-
-    log_start_offset: int = 0
-    recovery_point: int = 0
-
-
-def load_log(
-    disk: Disk,
-    directory: str,
-    config: LogConfig,
-    checkpoints: Checkpoints,
-    *,
-    is_clean: bool,
-    now_ms: int,
-    jitter_ms: int,
-) -> LoadedLog:
-    """Open the log in `directory`, which exists. OSError, and nothing else, passes up."""
-    loader = _Loader(disk, directory, config, checkpoints, is_clean, now_ms, jitter_ms)
-    return loader.load()
-
-
-def new_log(
-    disk: Disk, directory: str, config: LogConfig, topic_id: bytes, *, now_ms: int, jitter_ms: int
-) -> LoadedLog:
-    """An empty log in a directory that is new."""
-    segment = Segment.create(disk, directory, 0, config, now_ms, jitter_ms)
-    segments = Segments(disk, directory, [segment])
-    return LoadedLog(segments, ProducerState(), ProducerSnapshots(disk, directory), LeaderEpochs(), topic_id, 0, 0, 0)
-
-
-class _Loader:
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        config: LogConfig,
-        checkpoints: Checkpoints,
-        is_clean: bool,
-        now_ms: int,
-        jitter_ms: int,
-    ) -> None:
-        self.disk, self.directory, self.config = disk, directory, config
-        self.checkpoints, self.is_clean = checkpoints, is_clean
-        self.now_ms, self.jitter_ms = now_ms, jitter_ms
-        self.names = _tidy(disk, directory)
-        self.epochs, self.epochs_are_whole = self._read_epochs()
-        self.producers = ProducerState()
-        self.snapshots = ProducerSnapshots(disk, directory, _offsets_of(self.names, SNAPSHOT_SUFFIX))
-        self.changed = False
-
-    def load(self) -> LoadedLog:
-        segments = self._drop_deleted(self._open_segments())
-        first_unflushed = len(segments)
-        if not self.is_clean and segments:
-            first_unflushed = self._first_unflushed(segments)
-        first_unflushed = self._check_indexes(segments, first_unflushed)
-        if segments and first_unflushed == len(segments):
-            find_end(segments[-1])
-            log_end_offset = segments[-1].next_offset
-        else:
-            log_end_offset = segments[first_unflushed].base_offset if segments else 0
-        log_start_offset = max(self.checkpoints.log_start_offset, segments[0].base_offset if segments else 0)
-        self._load_producers(segments, min(log_start_offset, log_end_offset), log_end_offset)
-        if first_unflushed < len(segments):
-            segments, log_end_offset = self._recover(segments, first_unflushed)
-        if segments and log_end_offset < self.checkpoints.log_start_offset:
-            _log.warning(
-                "%s ends at %d, below its log start %d: begun anew", self.directory, log_end_offset, log_start_offset
-            )
-            self._remove(segments)
-            segments = []
-            self.epochs.clear()
-        if not segments:
-            log_end_offset = log_start_offset
-            self.snapshots.delete_where(0, log_end_offset + 1)
-            self.producers.clear(log_end_offset)
-            segments = [
-                Segment.create(self.disk, self.directory, log_start_offset, self.config, self.now_ms, self.jitter_ms)
-            ]
-        log_start_offset = max(self.checkpoints.log_start_offset, segments[0].base_offset)
-        return self._finish(segments, log_start_offset, log_end_offset)
-
-    def _finish(self, segments: list[Segment], log_start_offset: int, log_end_offset: int) -> LoadedLog:
-        active = segments[-1]
-        active.load_indexes()
-        if active.size_bytes:
-            _, header = next(headers(active))
-            active.set_first_batch_timestamp(header.max_timestamp)
-        if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
-            self._rebuild_epochs(segments)
-        self.epochs.truncate_from_end(log_end_offset)
-        self.epochs.truncate_from_start(log_start_offset)
-        self.snapshots.keep_only(segment.base_offset for segment in segments)
-        self.producers.end_offset = log_end_offset
-        self.producers.remove_expired(self.now_ms, self.config.producer_id_expiration_ms)
-        if not self.is_clean:
-            self.snapshots.take(self.producers, sync=False)
-        recovery_point = log_end_offset if self.is_clean else min(self.checkpoints.recovery_point, log_end_offset)
-        return LoadedLog(
-            Segments(self.disk, self.directory, segments),
-            self.producers,
-            self.snapshots,
-            self.epochs,
-            self._read_topic_id(),
-            log_start_offset,
-            log_end_offset,
-            recovery_point,
-        )
-
-    # Files
-
-    def _open_segments(self) -> list[Segment]:
-        transaction_indexes = set(_offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
-        segments: list[Segment] = []
-        for base_offset in sorted(_offsets_of(self.names, LOG_SUFFIX)):
-            segment = Segment(
-                self.disk,
-                self.directory,
-                base_offset,
-                self.config,
-                self.now_ms,
-                size_bytes=self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
-                has_transaction_index=base_offset in transaction_indexes,
-                jitter_ms=self.jitter_ms,
-            )
-            if segments:
-                segments[-1].next_offset = base_offset
-            segments.append(segment)
-        return segments
-
-    def _drop_deleted(self, segments: list[Segment]) -> list[Segment]:
-        """Without the segments that lie wholly below the log start.
-
-        Their deletion may have reached the device for some and not for others: a gap there is none of the log.
-        """
-        count = 0
-        while count + 1 < len(segments) and segments[count + 1].base_offset <= self.checkpoints.log_start_offset:
-            count += 1
-        for segment in segments[:count]:
-            for path in segment.paths():
-                self.disk.remove(path)
-        return segments[count:]
-
-    def _read_epochs(self) -> tuple[LeaderEpochs, bool]:
-        """The cache, and whether it is to be believed below the recovery point."""
-        data = read_if_exists(self.disk, f"{self.directory}/{LEADER_EPOCH_FILE}")
-        if not data:
-            return LeaderEpochs(), False
-        try:
-            return LeaderEpochs(decode_leader_epochs(data)), True
-        except CorruptCheckpoint as error:
-            _log.warning("%s/%s is rebuilt from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
-            return LeaderEpochs(), False
-
-    def _read_topic_id(self) -> bytes | None:
-        data = read_if_exists(self.disk, f"{self.directory}/{PARTITION_METADATA_FILE}")
-        if not data:
-            return None
-        try:
-            return decode_partition_metadata(data)
-        except CorruptCheckpoint as error:
-            _log.warning("%s/%s is unreadable: %s", self.directory, PARTITION_METADATA_FILE, error)
-            return None
-
-    def _remove(self, segments: list[Segment]) -> None:
-        for segment in reversed(segments):
-            segment.release()
-            for path in reversed(segment.paths()):
-                self.disk.remove(path)
-            self.disk.sync_directory(self.directory)
-
-    # Indexes
-
-    def _first_unflushed(self, segments: list[Segment]) -> int:
-        point = self.checkpoints.recovery_point
-        return max(0, sum(1 for segment in segments if segment.base_offset <= point) - 1)
-
-    def _check_indexes(self, segments: list[Segment], first_unflushed: int) -> int:
-        """Mend the indexes of the segments below `first_unflushed`; from which segment on to scan after all."""
-        for number in range(first_unflushed):
-            segment = segments[number]
-            try:
-                _ = segment.transaction_index.rows
-            except CorruptTransactionIndex as error:
-                _log.warning("the log is scanned from there on: %s", error)
-                return number  # only a replay of the producers can make it anew
-            try:
-                segment.load_indexes()
-                if number + 1 < len(segments):
-                    segment.check_indexes_end_below(segments[number + 1].base_offset)
-            except CorruptIndex as error:
-                _log.warning("an index is rebuilt: %s", error)
-                rebuild_indexes(segment)
-            if number + 1 < len(segments):
-                segment.forget_indexes()
-        return first_unflushed
-
-    # What is derived from the log
-
-    def _load_producers(self, segments: list[Segment], log_start_offset: int, end_offset: int) -> None:
-        """The producer state at `end_offset`: the newest usable snapshot, and the batches after it."""
-        entries, offset = self.snapshots.load_latest(log_start_offset, end_offset)
-        self.producers.load(entries, offset)
-        replay(self.producers, segments, end_offset)
-
-    def _epochs_reach(self, log_start_offset: int) -> bool:
-        """Whether the cache tells of the first record. After a crash the log may start earlier than it knows."""
-        earliest = self.epochs.earliest
-        return self.epochs_are_whole and (self.is_clean or (earliest is not None and earliest[1] <= log_start_offset))
-
-    def _rebuild_epochs(self, segments: list[Segment]) -> None:
-        self.epochs.clear()
-        for segment in segments:
-            try:
-                for _, header in headers(segment):
-                    if header.partition_leader_epoch > self.epochs.latest:
-                        self.epochs.assign(header.partition_leader_epoch, header.base_offset)
-            except CorruptIndex as error:
-                _log.warning("leader epochs are rebuilt only in part: %s", error)
-
-    # Scanning
-
-    def _recover(self, segments: list[Segment], first_unflushed: int) -> tuple[list[Segment], int]:
-        """Scan the segments from `first_unflushed` on; those that are left, and the log end offset."""
-        next_offset = segments[first_unflushed].base_offset
-        # Epochs of what is scanned are taken from the batches: the file may speak of a tail that an earlier crash took.
-        self.epochs.truncate_from_end(next_offset)
-        for index in range(first_unflushed, len(segments)):
-            segment = segments[index]
-            if index > first_unflushed:
-                self.producers.end_offset = segment.base_offset
-                self.snapshots.take(self.producers, sync=False)
-            end = scan_segment(segment, self.producers, self.epochs)
-            next_offset = segment.next_offset
-            lost = segment.size_bytes - end
-            later = segments[index + 1 :]
-            # Bytes behind the last batch are no loss when the next segment goes on there: they were preallocated.
-            is_gap = bool(later) and next_offset < later[0].base_offset and (lost > 0 or not self.config.is_compacted)
-            if lost:
-                _log.warning("%s: cut at offset %d, %d bytes behind it are no batches", segment.path, next_offset, lost)
-            if is_gap:
-                self._remove(later)  # first, or a crash in between would leave them behind the gap
-            if lost:
-                segment.cut(end)
-            # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device.
-            if segment.seal() and next_offset <= self.checkpoints.recovery_point:
-                segment.sync_indexes()
-            if is_gap:
-                return segments[: index + 1], next_offset
-            if index + 1 < len(segments):
-                segment.forget_indexes()
-        return segments, next_offset
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
@@ -421,9 +129,6 @@ def verified_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, memor
         position += batch_size
 
 
-_COORDINATOR_EPOCH: Final = Struct(">i")
-
-
 def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:
     """The transaction marker in a control batch; None for the quorum's control records and for what is unreadable."""
     if header.producer_id < 0:
@@ -452,49 +157,13 @@ def aborted(completed: CompletedTransaction) -> AbortedTransaction:
     )
 
 
-def _offsets_of(names: set[str], suffix: str) -> list[int]:
-    stems = (name[: -len(suffix)] for name in names if name.endswith(suffix))
-    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
-
-
-def _tidy(disk: Disk, directory: str) -> set[str]:
-    """Remove what a crash may have left behind, finish interrupted swaps of segments; the names that remain."""
-    names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
-    for name in sorted(names):
-        is_deleted = name.endswith(DELETED_SUFFIX) and not name.endswith(_METADATA_SNAPSHOT_DELETED)
-        if is_deleted or name.endswith((_CLEANED_SUFFIX, _TEMPORARY_SUFFIX)):
-            disk.remove(f"{directory}/{name}")
-            names.discard(name)
-    swapped = _offsets_of(names, LOG_SUFFIX + _SWAP_SUFFIX)
-    if swapped:
-        _finish_swaps(disk, directory, names, swapped)
-    bases = set(_offsets_of(names, LOG_SUFFIX))
-    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
-        for base_offset in set(_offsets_of(names, suffix)) - bases:
-            name = f"{base_offset:020d}{suffix}"
-            disk.remove(f"{directory}/{name}")
-            names.discard(name)
-    return names
-
-
-def _finish_swaps(disk: Disk, directory: str, names: set[str], swapped: list[int]) -> None:
-    """Segments that a cleaner had begun to swap in replace those they were made from (LogLoader, KAFKA-6264)."""
-    low, high = min(swapped), max(swapped)
-    path = f"{directory}/{file_name(high, LOG_SUFFIX)}{_SWAP_SUFFIX}"
-    last = Segment(disk, directory, high, LogConfig(), 0, size_bytes=disk.size_of(path))
-    last.path = path
-    find_end_by_walk(last)
-    last.release()
-    for name in sorted(names):
-        stem, _, suffix = name.partition(".")
-        is_replaced = (
-            "." + suffix in SUFFIXES and stem.isdecimal() and low <= int(stem) < max(last.next_offset, high + 1)
-        )
-        if is_replaced:
-            disk.remove(f"{directory}/{name}")
-            names.discard(name)
-    for name in sorted(name for name in names if name.endswith(_SWAP_SUFFIX)):
-        target = name[: -len(_SWAP_SUFFIX)]
-        disk.rename(f"{directory}/{name}", f"{directory}/{target}")
-        names.discard(name)
-        names.add(target)
+def markers_in(data: Buffer, batches: list[Batch]) -> dict[int, EndMarker]:
+    """Position in `data` -> transaction marker, of the control batches among `batches`."""
+    markers: dict[int, EndMarker] = {}
+    for batch in batches:
+        if batch[6] >= 0 and batch[5] & CONTROL_FLAG:
+            view = memoryview(data)[batch[0] : batch[0] + batch[1]]
+            marker = read_marker(view, read_header(view))
+            if marker is not None:
+                markers[batch[0]] = marker
+    return markers

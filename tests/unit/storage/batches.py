@@ -69,6 +69,9 @@ class QuickDisk(OsDisk):
     def sync_directory(self, path: str) -> None:
         assert Path(path).is_dir()
 
+    def sync_all(self, path: str) -> bool:
+        return Path(path).is_dir()
+
 
 class Logs:
     """One log directory with one log, `t-0`, that can be closed, killed and opened again."""

@@ -196,6 +196,30 @@ class TestLogs:
         assert list(opened(tmp_path / "two").load(lambda topic: CONFIG, NOW)) == [("a", 1)]
 
 
+@pytest.mark.parametrize("can_sync_at_once", [True, False])
+def test_many_logs_are_closed_as_well_as_few(logs: MakeLogs, can_sync_at_once: bool, monkeypatch: pytest.MonkeyPatch):
+    made = logs()
+    monkeypatch.setattr(type(made.disk), "sync_all", lambda disk, path: can_sync_at_once)
+    for partition in range(40):
+        log = made.directory.create_log("many", partition, TOPIC_ID, CONFIG, NOW)
+        log.append_as_leader(batch(partition + 1), 7, NOW)
+    made.append(batch(2))
+    made.close()
+    made.open()
+    assert made.directory.was_clean
+    for partition in range(40):
+        log = made.directory.logs["many", partition]
+        assert log.log_end_offset == partition + 1
+        assert list(log.leader_epochs) == [(7, 0)]
+    made.close()
+
+
+def test_everything_can_be_synced_at_once(tmp_path: Path):
+    assert OsDisk().sync_all(str(tmp_path)) in (True, False)
+    with pytest.raises(OSError):
+        OsDisk().sync_all(str(tmp_path / "missing"))
+
+
 class TestMetadataLog:
     def test_it_is_created_and_opened_and_not_among_the_others(self, tmp_path: Path):
         directory = opened(tmp_path)

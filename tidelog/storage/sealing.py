@@ -1,0 +1,53 @@
+"""Ending a segment and ending a log: indexes made whole, producers put in a snapshot, so that a start needs no scan.
+
+Functions over a PartitionLog, called by its methods of the same names; the next flush syncs what is written here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.storage.flush import FlushTask
+from tidelog.storage.segment import Segment
+
+if TYPE_CHECKING:
+    from tidelog.storage.log import PartitionLog
+
+
+def roll(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
+    active = log.segments.active
+    if active.size_bytes == 0:
+        if active.base_offset == base_offset:
+            return active
+        log.segments.drop_last(1, now_ms)
+    else:
+        active.seal()
+        log.durability.note_seal(active)
+        if log.config.preallocate:
+            active.trim()
+        log.producers.end_offset = base_offset
+        path = log.snapshots.take(log.producers, sync=False)
+        if path is not None:
+            log.durability.note_path(path)
+    segment = Segment.create(log.disk, log.directory, base_offset, log.config, now_ms, log.jitter_ms)
+    log.segments.add(segment)
+    log.durability.note_directory(log.directory)
+    return segment
+
+
+def begin_close(log: PartitionLog) -> FlushTask | None:
+    if log.failure is not None:
+        return None
+    durability, active = log.durability, log.segments.active
+    assert not durability.is_running, "close during a flush"
+    if active.seal():
+        for path in active.paths()[1:]:
+            durability.note_path(path)
+    if log.config.preallocate:
+        active.trim()
+    snapshot = log.snapshots.take(log.producers, sync=False)
+    if snapshot is not None:
+        durability.note_path(snapshot)
+        durability.note_directory(log.directory)
+    is_settled = durability.is_settled(log.log_end_offset) and active.synced_bytes >= 0
+    return None if is_settled and not log.leader_epochs.is_dirty else log.begin_flush()
