@@ -253,8 +253,9 @@ class LogDirectory:
         logs = [*self.logs.values()] if self.metadata_log is None else [*self.logs.values(), self.metadata_log]
         try:
             is_clean = self._close_logs(logs) and not self.offline
-            self.write_checkpoints()
-            if is_clean:
+            if self._is_loaded:
+                self.write_checkpoints()
+            if is_clean and (self._is_loaded or self.was_clean):
                 data = encode_clean_shutdown(broker_epoch)
                 replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, data)
         finally:
