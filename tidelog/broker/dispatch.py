@@ -95,12 +95,12 @@ class Dispatcher:
             if inspect.iscoroutine(result):
                 return self._run(result, api, context, request)
         except Exception as error:
-            result = api.refuse(request, _as_kafka_error(error, api.name), version)
+            result = _as_kafka_error(error, api.name)
         if isinstance(result, Deferred):
             if result.response is None:
                 return _Encoded(result, context, request, api)
             result = result.response
-        return _frame(result, key, version, correlation_id)
+        return api.framed(result, context, request)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any) -> Deferred:
         """A cold handler as a task; the connection's next request waits for it, as in Kafka."""
@@ -108,8 +108,7 @@ class Dispatcher:
         if len(self._tasks) >= COLD_TASKS_MAX:
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
-            response = api.refuse(request, error, context.api_version)
-            answer.response = _frame(response, context.api_key, context.api_version, context.correlation_id)
+            answer.response = api.framed(error, context, request)
             return answer
 
         async def run() -> None:
@@ -118,8 +117,8 @@ class Dispatcher:
                 if isinstance(response, Deferred):
                     response = await _completed(response)
             except Exception as error:
-                response = api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
-            answer.complete(_frame(response, context.api_key, context.api_version, context.correlation_id))
+                response = _as_kafka_error(error, api.name)
+            answer.complete(api.framed(response, context, request))
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
@@ -159,6 +158,17 @@ class _Api:
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
 
+    def framed(self, response: Any, context: RequestContext, request: Any) -> bytearray:
+        """The frame of a response or KafkaError; of an error, too, where this version cannot hold the response."""
+        key, version, correlation_id = context.api_key, context.api_version, context.correlation_id
+        if isinstance(response, KafkaError):
+            response = self.refuse(request, response, version)
+        try:
+            return _frame(response, key, version, correlation_id)
+        except Exception as error:
+            refused = KafkaError(_as_kafka_error(error, self.name).code)  # its message may be what does not fit
+            return _frame(self.refuse(request, refused, version), key, version, correlation_id)
+
 
 class _Encoded(Deferred):
     """A handler's Deferred message, seen by the connection as a Deferred frame."""
@@ -169,9 +179,7 @@ class _Encoded(Deferred):
         super().__init__(inner.exclusive)
 
         def encode(response: Any) -> None:
-            if isinstance(response, KafkaError):
-                response = api.refuse(request, response, context.api_version)
-            self.complete(_frame(response, context.api_key, context.api_version, context.correlation_id))
+            self.complete(api.framed(response, context, request))
 
         inner.on_complete(encode)
 

@@ -56,7 +56,7 @@ class SessionPartition:
 class FetchSession:
     """`id` 0: made for one request and forgotten after it. `epoch` is the one the next request must carry."""
 
-    __slots__ = ("dirty", "epoch", "id", "is_follower", "last_used_ms", "on_touch", "partitions", "uses_topic_ids")
+    __slots__ = ("dirty", "epoch", "id", "is_follower", "last_used_ms", "partitions", "uses_topic_ids", "waiters")
 
     def __init__(self, session_id: int, uses_topic_ids: bool, is_follower: bool, now_ms: int) -> None:
         self.id = session_id
@@ -66,12 +66,12 @@ class FetchSession:
         self.last_used_ms = now_ms
         self.partitions: dict[Key, SessionPartition] = {}
         self.dirty: dict[Key, SessionPartition] = {}
-        self.on_touch: Callable[[], None] | None = None  # set while a fetch of this session waits
+        self.waiters: dict[Callable[[], None], None] = {}  # fetches of this session that wait; as a rule one
 
     def touch(self, entry: SessionPartition) -> None:
         self.dirty[entry.key] = entry
-        if self.on_touch is not None:
-            self.on_touch()
+        for waiter in self.waiters:
+            waiter()
 
     def ask(self, partitions: Iterable[tuple[Key, FetchPartition]]) -> None:
         """Take in what a request says of partitions; the newly asked go behind those that waited longer."""
@@ -93,7 +93,6 @@ class FetchSession:
 
     def close(self) -> None:
         """Leave every partition; also called for one-request sessions when they are answered."""
-        self.on_touch = None
         self.forget(list(self.partitions))
 
 
@@ -168,7 +167,7 @@ class FetchSessions:
             return True
         for session in self._sessions.values():
             stale = now_ms - session.last_used_ms > EVICTION_MS_MIN
-            if session.on_touch is None and (stale or (is_follower and not session.is_follower)):
+            if not session.waiters and (stale or (is_follower and not session.is_follower)):
                 self._remove(session.id)
                 return True
         return False

@@ -107,9 +107,10 @@ class Partitions:
         """Append as leader; raises KafkaError. A log that cannot be written takes its partition offline."""
         try:
             info = partition.append_as_leader(batches, now_ms, required_acks, from_client)
-        except (OSError, CorruptLog) as error:
-            self._fail(partition, error)
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR) from None
+        except KafkaError:
+            raise
+        except Exception as error:
+            raise self.refusal(partition, error) from None
         if partition.log.flush_due:
             self.flush(partition)
         return info
@@ -184,7 +185,10 @@ class Partitions:
     def _wake(self) -> None:
         woken, self._woken = self._woken, {}
         for callback in woken:
-            callback()
+            try:
+                callback()
+            except Exception:
+                log.exception("a waiting request failed")  # the others are not to wait on
 
     def _advanced(self, partition: Partition) -> None:
         """The high watermark, the log start or the leader of a partition has changed."""
@@ -240,6 +244,16 @@ class Partitions:
             entry.changed()
         for callback in watch.produces.take_all():
             callback(KafkaError(code))
+
+    def refusal(self, partition: Partition | None, error: Exception) -> KafkaError:
+        """What the client is told of a failure. A log that cannot be used takes its partition offline."""
+        if isinstance(error, KafkaError):
+            return error
+        if isinstance(error, (OSError, CorruptLog)) and partition is not None:
+            self._fail(partition, error)
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        log.error("%s failed", partition, exc_info=error)
+        return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def _fail(self, partition: Partition, error: BaseException) -> None:
         if not partition.offline:

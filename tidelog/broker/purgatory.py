@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 DEADLINE_RESOLUTION_MS = 10
+EMPTY_BUCKETS_MAX = 256
 
 
 class OffsetWaiters:
@@ -52,11 +53,12 @@ class OffsetWaiters:
 class Deadlines(Generic[T]):
     """Items by the time they are due, in buckets of DEADLINE_RESOLUTION_MS; an item is due at its bucket's end."""
 
-    __slots__ = ("_buckets", "_order")
+    __slots__ = ("_buckets", "_empty", "_order")
 
     def __init__(self) -> None:
         self._buckets: dict[int, dict[T, None]] = {}
         self._order: list[int] = []
+        self._empty = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
@@ -68,23 +70,33 @@ class Deadlines(Generic[T]):
         if items is None:
             items = self._buckets[bucket] = {}
             heapq.heappush(self._order, bucket)
+        elif not items:
+            self._empty -= 1
         items[item] = None
         return bucket
 
     def discard(self, bucket: int, item: T) -> None:
         items = self._buckets.get(bucket)
-        if items is not None:
-            items.pop(item, None)
+        if items is not None and items.pop(item, items) is None and not items:
+            self._empty += 1
+            if self._empty > EMPTY_BUCKETS_MAX and self._empty * 2 > len(self._buckets):
+                # Of deadlines far ahead that are never reached: they would pile up until then.
+                self._buckets = {due: others for due, others in self._buckets.items() if others}
+                self._order = sorted(self._buckets)
+                self._empty = 0
 
     def expire(self, now_ms: int) -> list[T]:
         """Take out every item that is due."""
         due: list[T] = []
         while self._order and self._order[0] * DEADLINE_RESOLUTION_MS <= now_ms:
-            due.extend(self._buckets.pop(heapq.heappop(self._order)))
+            items = self._buckets.pop(heapq.heappop(self._order))
+            self._empty -= not items
+            due.extend(items)
         return due
 
     def next_due_ms(self) -> int | None:
         """When `expire` next has something to do; None when nothing waits."""
         while self._order and not self._buckets[self._order[0]]:
             del self._buckets[heapq.heappop(self._order)]
+            self._empty -= 1
         return self._order[0] * DEADLINE_RESOLUTION_MS if self._order else None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from tidelog.broker.purgatory import Deadlines
+
+log = logging.getLogger("tidelog.timers")
 
 Expiry = Callable[[], None]
 
@@ -43,7 +46,10 @@ class DeadlineTimer:
     def _expire(self) -> None:
         self._timer = None
         for on_expiry in self._deadlines.expire(int(self._loop.time() * 1000 + 0.5)):
-            on_expiry()
+            try:
+                on_expiry()
+            except Exception:
+                log.exception("a request whose time was up failed")  # the others are not to wait on
         due_ms = self._deadlines.next_due_ms()
         if due_ms is not None and self._timer is None:
             self._arm(due_ms)

@@ -109,9 +109,9 @@ def test_a_full_cache_serves_without_a_session_until_one_is_stale() -> None:
 def test_a_follower_may_push_a_consumer_out_but_not_one_that_waits() -> None:
     cache = sessions(slots=1)
     consumer, _ = cache.resolve(request(0), False, False, 0)
-    consumer.on_touch = lambda: None
+    consumer.waiters[lambda: None] = None
     assert cache.resolve(request(0), False, True, 1)[0].id == 0
-    consumer.on_touch = None
+    consumer.waiters.clear()
     assert cache.resolve(request(0), False, True, 1)[0].id != 0
 
 
@@ -144,9 +144,8 @@ def test_a_touch_reaches_the_fetch_that_waits_and_closing_leaves_every_partition
     session = FetchSession(7, False, False, 0)
     session.ask([(A, FetchPartition(partition=0))])
     watch.watch(session.partitions[A])
-    session.on_touch = lambda: touched.append(1)
+    session.waiters[lambda: touched.append(1)] = None
     watch.entries[0].changed()
     assert touched == [1]
     session.close()
     assert watch.entries == []
-    assert session.on_touch is None

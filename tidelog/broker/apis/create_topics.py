@@ -6,6 +6,8 @@ topic's configs are shown as they are in effect.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tidelog.broker.config_definitions import TOPIC
 from tidelog.broker.config_definitions_types import INTERNAL
 from tidelog.broker.config_entries import TOPIC_SOURCE, canonical_text, effective_topic_source
@@ -27,7 +29,7 @@ REQUEST = CreateTopicsRequest
 
 async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
     names = [topic.name for topic in request.topics]
-    twice = {name for name in names if names.count(name) > 1} if len(set(names)) != len(names) else set()
+    twice = {name for name, times in Counter(names).items() if times > 1}
     wanted = [topic for topic in request.topics if topic.name not in twice and topic.name != METADATA_TOPIC]
     outcomes = await services.controller.create_topics(
         [_new_topic(topic) for topic in wanted],

@@ -5,6 +5,8 @@ Deviation: results come in the order of the request; Kafka shuffles them to hide
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tidelog.broker.cluster_view import NO_SUCH_TOPIC, NO_SUCH_TOPIC_ID
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
@@ -43,8 +45,8 @@ def _states(request: DeleteTopicsRequest) -> list[DeleteTopicState]:
 def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[DeletableTopicResult], dict[bytes, str]]:
     """(answers for what cannot be deleted, topic id -> name of what can be tried)."""
     image = services.image()
-    names = [state.name for state in states if state.name is not None and state.topic_id == ZERO_UUID]
-    ids = [state.topic_id for state in states if state.name is None and state.topic_id != ZERO_UUID]
+    names = Counter(state.name for state in states if state.name is not None and state.topic_id == ZERO_UUID)
+    ids = Counter(state.topic_id for state in states if state.name is None and state.topic_id != ZERO_UUID)
     results: list[DeletableTopicResult] = []
     for state in states:
         if state.name is None and state.topic_id == ZERO_UUID:
@@ -52,17 +54,17 @@ def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[D
         elif state.name is not None and state.topic_id != ZERO_UUID:
             results.append(_invalid(state.name, state.topic_id, "You may not specify both topic name and topic id."))
     wanted: dict[bytes, str] = {}
-    for topic_id in dict.fromkeys(ids):
+    for topic_id, times in ids.items():
         topic = image.topics_by_id.get(topic_id)
-        if ids.count(topic_id) > 1:
+        if times > 1:
             results.append(_invalid(None, topic_id, "Duplicate topic id."))
         elif topic is None:
             results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, NO_SUCH_TOPIC_ID)))
         else:
             wanted[topic_id] = topic.name
-    for name in dict.fromkeys(names):
+    for name, times in names.items():
         topic = image.topics_by_name.get(name)
-        if names.count(name) > 1:
+        if times > 1:
             results.append(_invalid(name, ZERO_UUID, "Duplicate topic name."))
         elif topic is None:
             results.append(_result(name, ZERO_UUID, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)))

@@ -25,6 +25,7 @@ from tidelog.storage.reader import ColdRead
 
 API_KEY = 1
 VERSIONS = range(4, 19)
+STORAGE_ERROR_FROM = 6
 ZSTD_FROM = 10
 
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
@@ -36,11 +37,11 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     try:
-        session, answer_all = services.partitions.fetch_sessions.resolve(
-            request, version >= TOPIC_ID_FROM, replica_id >= 0, services.clock_ms()
-        )
         if replica_id >= 0:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node has no followers")
+        session, answer_all = services.partitions.fetch_sessions.resolve(
+            request, version >= TOPIC_ID_FROM, False, services.clock_ms()
+        )
     except KafkaError as error:
         return encode_fetch_response(correlation_id, version, error.code, 0, [])
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id)
@@ -81,7 +82,7 @@ class _Fetch:
         if not session.id:
             self._watch(session.partitions.values())
         self._deferred = Deferred()
-        session.on_touch = self._touched
+        session.waiters[self._touched] = None
         if not self._expired:
             wait_ms = min(self._request.max_wait_ms, WAIT_MS_MAX)
             self._bucket = self._services.partitions.deadlines.add(wait_ms, self._wait_is_over)
@@ -107,7 +108,7 @@ class _Fetch:
             return
         frames = self._attempt()
         if frames is not None:
-            self._session.on_touch = None
+            self._session.waiters.pop(self._touched, None)
             self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
             self._deferred.complete(frames)
 
@@ -138,7 +139,7 @@ class _Fetch:
             try:
                 fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.partition_max_bytes), first)
             except ColdRead as cold:
-                if total_bytes and not self._answer_all:
+                if 0 < total_bytes >= request.min_bytes and not self._answer_all:
                     break
                 self._warm(cold)
                 return None
@@ -149,9 +150,7 @@ class _Fetch:
             elif fetched.error_code or fetched.diverging:
                 must_answer = True
             answered.append((entry, fetched))
-        if total_bytes >= request.min_bytes and total_bytes:
-            must_answer = True
-        if not must_answer:
+        if not must_answer and total_bytes < request.min_bytes:
             return None
         return self._encode(answered)
 
@@ -178,8 +177,10 @@ class _Fetch:
     def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
         asked = entry.asked
         topic, index = entry.key
+        partitions = self._services.partitions
+        partition = None
         try:
-            partition = self._services.partitions.leader(topic, index)
+            partition = partitions.leader(topic, index)
             partition.require_leader(asked.current_leader_epoch)
             log = partition.log
             if self._version < ZSTD_FROM and log.config.compression_type == "zstd":
@@ -200,8 +201,13 @@ class _Fetch:
                 topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
                 result.regions, result.size_bytes, aborted,
             )  # fmt: skip
-        except KafkaError as error:
-            return FetchedPartition(topic, index, error.code)
+        except ColdRead:
+            raise
+        except Exception as error:
+            code = partitions.refusal(partition, error).code
+            if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # which clients of that age know and try again
+            return FetchedPartition(topic, index, code)
 
 
 def _neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidelog.broker.request import RequestContext
@@ -36,7 +37,7 @@ _NOTHING: _Found = (-1, -1, -1)
 
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     asked = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
-    duplicates = {key for key in asked if asked.count(key) > 1} if len(set(asked)) < len(asked) else set()
+    duplicates = {key for key, times in Counter(asked).items() if times > 1}
     topics = []
     for topic in request.topics:
         answered = []
@@ -82,13 +83,17 @@ def _find(
     timestamp = asked.timestamp
     if timestamp < EARLIEST_PENDING_UPLOAD or version < _SINCE.get(timestamp, 0):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
-    partition = services.partitions.leader(topic, asked.partition_index)
+    partitions = services.partitions
+    partition = partitions.leader(topic, asked.partition_index)
     partition.require_leader(asked.current_leader_epoch)
     if request.replica_id >= 0 or request.replica_id == -2:
         isolation = Isolation.LOG_END
     else:
         isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
-    return _lookup(partition, timestamp, partition.read_bound(isolation))
+    try:
+        return _lookup(partition, timestamp, partition.read_bound(isolation))
+    except Exception as error:
+        raise partitions.refusal(partition, error) from None
 
 
 def _lookup(partition: Partition, timestamp: int, bound: int) -> _Found:

@@ -1,0 +1,179 @@
+"""Requests and disks that are against the node: nobody waits in vain, nothing grows without bound."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tidelog.broker.purgatory import Deadlines
+from tidelog.broker.timers import DeadlineTimer
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.log import CorruptLog, PartitionLog
+
+MakeBatch = Callable[..., bytes]
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [CorruptLog("the log is lost"), OSError(5, "Input/output error")])
+async def test_a_log_that_cannot_be_read_is_that_partitions_error_and_takes_it_offline(
+    wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    with monkeypatch.context() as broken:
+        broken.setattr(PartitionLog, "read", failing(error))
+        answer = await wire.call(fetch("t"), 11, FetchResponse)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    answer = await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    assert produced(answer) == [(ErrorCode.KAFKA_STORAGE_ERROR, -1)]
+
+
+@pytest.mark.parametrize("error", [CorruptLog("the log is lost"), OSError(5, "Input/output error")])
+async def test_a_timestamp_that_cannot_be_looked_up_is_that_partitions_error(
+    wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    await wire.create_topic("t")
+    monkeypatch.setattr(PartitionLog, "offset_for_timestamp", failing(error))
+    partition = ListOffsetsPartition(partition_index=0, timestamp=5)
+    request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=[partition])])
+    answer = await wire.call(request, 7, ListOffsetsResponse)
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_a_bug_in_reading_is_answered_and_keeps_nobody_else_waiting(
+    running: Any, wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wire.create_topic("t")
+    waiting = [await running.connect() for _ in range(2)]
+    for each in waiting:
+        each.send(fetch("t", wait_ms=60_000), 11)
+    await asyncio.sleep(0.05)
+    real = PartitionLog.read
+    failed: list[bool] = []
+
+    def read(*arguments: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise ZeroDivisionError("a bug")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(PartitionLog, "read", read)
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    answers = [await asyncio.wait_for(each.receive(FetchResponse, 11), 5) for each in waiting]
+    assert answers[0].responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert fetched(answers[1]) == [b"a"]
+
+
+async def test_a_deadline_that_fails_does_not_keep_the_others_waiting() -> None:
+    timer = DeadlineTimer(asyncio.get_running_loop())
+    reached: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reached.append("told"))
+    timer.add(0, failing(ZeroDivisionError("a bug")))
+    timer.add(0, lambda: reached.append("same bucket"))
+    timer.add(30, lambda: reached.append("later"))
+    await asyncio.sleep(0.1)
+    assert reached[-2:] == ["same bucket", "later"]
+
+
+def test_deadlines_that_were_dropped_leave_nothing_behind() -> None:
+    deadlines: Deadlines[int] = Deadlines()
+    deadlines.add(10, -1)
+    for number in range(10_000):
+        deadlines.discard(deadlines.add(1_000_000 + number * 100, number), number)
+    assert len(deadlines._buckets) + len(deadlines._order) < 1000
+    bucket = deadlines.add(1_000_000, 5)
+    deadlines.discard(bucket, 5)
+    assert deadlines.add(1_000_000, 6) == bucket
+    assert deadlines.next_due_ms() == 20
+    assert deadlines.expire(1_000_020) == [-1, 6]
+    assert deadlines.next_due_ms() is None
+
+
+async def test_a_fetch_of_at_least_nothing_does_not_wait(wire: Any) -> None:
+    await wire.create_topic("t")
+    request = fetch("t", wait_ms=60_000)
+    request.min_bytes = 0
+    assert fetched(await asyncio.wait_for(wire.call(request, 11, FetchResponse), 5)) == []
+
+
+async def test_an_answer_that_its_version_cannot_hold_is_an_error_and_the_connection_goes_on(wire: Any) -> None:
+    config = CreatableTopicConfig(name="x" * 32_767, value="y")
+    topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1, configs=[config])
+    request = CreateTopicsRequest(topics=[topic], timeout_ms=5000)
+    answer = await asyncio.wait_for(wire.call(request, 4, CreateTopicsResponse), 5)
+    assert answer.topics[0].error_code != 0
+    await asyncio.wait_for(wire.call(MetadataRequest(topics=[]), 9, MetadataResponse), 5)
+
+
+async def test_naming_one_thing_twice_among_many_costs_no_time(wire: Any) -> None:
+    names = [f"topic-{number}" for number in range(20_000)] + ["topic-0"]
+    partitions = [ListOffsetsPartition(partition_index=i, timestamp=-1) for i in [*range(20_000), 0]]
+    began = time.process_time()
+    request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=partitions)])
+    found = (await wire.call(request, 7, ListOffsetsResponse)).topics[0].partitions
+    assert [each.partition_index for each in found if each.error_code == ErrorCode.INVALID_REQUEST] == [0, 0]
+    states = [DeleteTopicState(name=name) for name in names]
+    found = (await wire.call(DeleteTopicsRequest(topics=states), 6, DeleteTopicsResponse)).responses
+    assert [each.name for each in found if each.error_code == ErrorCode.INVALID_REQUEST] == ["topic-0"]
+    topics = [CreatableTopic(name=name, num_partitions=0, replication_factor=1) for name in names]
+    created = (await wire.call(CreateTopicsRequest(topics=topics, timeout_ms=5000), 5, CreateTopicsResponse)).topics
+    assert [each.name for each in created if each.error_code == ErrorCode.INVALID_REQUEST] == ["topic-0"]
+    assert time.process_time() - began < 4
+
+
+async def test_a_small_request_for_an_enormous_object_is_refused(wire: Any) -> None:
+    # A frame of 20 MB that holds nothing but empty topic names.
+    count = 10_000_000
+    body = struct.pack(">hhihB", 3, 9, 1, -1, 0) + b"\x81\xad\xe2\x04" + b"\x01\x00" * count + bytes(4)
+    began = time.process_time()
+    wire.writer.write(struct.pack(">i", len(body)) + body)
+    assert await asyncio.wait_for(wire.reader.read(), 10) == b""
+    assert time.process_time() - began < 2
+
+
+async def test_two_fetches_of_one_session_are_both_woken(running: Any, wire: Any, make_batch: MakeBatch) -> None:
+    await wire.create_topic("t")
+    other = await running.connect()
+    partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    topics = [FetchTopic(topic="t", partitions=[partition])]
+    answer = await other.call(
+        FetchRequest(session_epoch=0, min_bytes=1, max_wait_ms=0, topics=topics), 11, FetchResponse
+    )
+    for epoch, wait_ms in ((1, 60_000), (2, 60_000)):
+        other.send(
+            FetchRequest(
+                session_id=answer.session_id, session_epoch=epoch, min_bytes=1, max_wait_ms=wait_ms, topics=[]
+            ),
+            11,
+        )
+    await asyncio.sleep(0.05)
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    assert fetched(await asyncio.wait_for(other.receive(FetchResponse, 11), 5)) == [b"a"]
