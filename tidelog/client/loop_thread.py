@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 Outcome = TypeVar("Outcome")
+
+_PATIENCE_S = 5
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -21,6 +24,14 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+async def _cancel_the_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=_PATIENCE_S)
 
 
 class LoopThread:
@@ -39,17 +50,23 @@ class LoopThread:
             self.loop.close()
 
     def run(self, call: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Run it in the thread and wait; an interrupt here cancels it there."""
+        """Run it in the thread and wait; an interrupt here cancels it there. RuntimeError if `stop` comes meanwhile."""
         future = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
             return future.result()
+        except CancelledError:
+            raise RuntimeError("this client was closed while it was at work") from None
         except BaseException:
             future.cancel()
             raise
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        """End the thread. Calls of other threads that still wait for something are woken with their RuntimeError."""
+        try:
+            self.run(_cancel_the_rest())
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
 
 
 class Twin:
@@ -84,7 +101,11 @@ class Twin:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()  # `with` ends here, and so must the thread
+            raise
         return self
 
     def __exit__(

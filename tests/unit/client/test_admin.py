@@ -216,6 +216,24 @@ class TestBlocking:
                     assert chunk.next_offset == 9
                     break
 
+    def test_closing_in_one_thread_wakes_the_other_that_waits(self):
+        with served(t=1) as cluster:
+            reading = sync.Consumer("t", bootstrap_servers=cluster.bootstrap)
+            reading.start()
+            closing = threading.Timer(0.1, reading.close)
+            closing.start()
+            with pytest.raises(RuntimeError, match="closed"):
+                next(reading)
+            closing.join()
+
+    def test_a_client_that_reaches_nobody_leaves_no_thread(self):
+        before = threading.active_count()
+        options = {"bootstrap_servers": "127.0.0.1:1", "socket_connection_setup_timeout_ms": 50, **FAST}
+        for kind in (sync.Producer, sync.Consumer, sync.Admin):
+            with pytest.raises(KafkaError, match="no broker reached"), kind(**options):
+                pass
+        assert threading.active_count() == before
+
     def test_threads_end_with_their_clients(self):
         before = threading.active_count()
         with served(t=1) as cluster:
