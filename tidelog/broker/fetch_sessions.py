@@ -138,12 +138,12 @@ class FetchSessions:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        session.forget(
+        session.ask(_asked(request, uses_topic_ids))
+        session.forget(  # also what this request asks for: Kafka forgets last
             (forgotten.topic_id if uses_topic_ids else forgotten.topic, index)
             for forgotten in request.forgotten_topics_data
             for index in forgotten.partitions
         )
-        session.ask(_asked(request, uses_topic_ids))
         if not session.partitions:
             self._remove(session.id)
             return FetchSession(SESSION_ID_NONE, uses_topic_ids, False, now_ms), True

@@ -13,6 +13,7 @@ from struct import error as StructError
 from typing import NamedTuple, Protocol, cast
 
 from tidelog.protocol.messages.produce import ProduceRequest as ProduceMessage
+from tidelog.protocol.record_batch import ATTRIBUTES_LOW_OFFSET, TRANSACTIONAL_FLAG
 
 Buffer = bytes | bytearray | memoryview
 
@@ -103,7 +104,10 @@ OneProduce = tuple[str, int, memoryview, int, int]
 
 
 def decode_one_produce(buffer: memoryview, version: int) -> OneProduce | None:
-    """The request, if it is flexible and of one topic by name, one partition and no tags; None for any other."""
+    """The request, if it is flexible and of one topic by name, one partition and no tags; None for any other.
+
+    One with a transactional batch is any other, so that the common case is spared that question.
+    """
     if not PRODUCE_FLEXIBLE_FROM <= version < TOPIC_ID_FROM:
         return None
     try:
@@ -137,6 +141,8 @@ def _one_produce(buffer: memoryview) -> OneProduce | None:
                 return None
     end = position + length - 1
     if length == 0 or end + 3 != len(buffer) or buffer[end] or buffer[end + 1] or buffer[end + 2]:
+        return None
+    if length > ATTRIBUTES_LOW_OFFSET + 1 and buffer[position + ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
         return None
     return str(buffer[9:name_end], "utf-8"), index, buffer[position:end], acks, timeout_ms
 

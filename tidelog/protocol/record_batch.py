@@ -28,6 +28,8 @@ LEADER_EPOCH_OFFSET: Final = 12
 MAGIC_OFFSET: Final = 16
 CRC_OFFSET: Final = 17
 ATTRIBUTES_OFFSET: Final = 21
+ATTRIBUTES_LOW_OFFSET: Final = 22
+"""The byte of the attributes that has every flag there is."""
 LAST_OFFSET_DELTA_OFFSET: Final = 23
 BASE_TIMESTAMP_OFFSET: Final = 27
 MAX_TIMESTAMP_OFFSET: Final = 35
@@ -198,6 +200,14 @@ def stamp_log_append_time(
     _INT64.pack_into(buffer, position + MAX_TIMESTAMP_OFFSET, now_ms)
     crc = write_crc(buffer, position, header.size_bytes)
     return header._replace(attributes=attributes, max_timestamp=now_ms, crc=crc)
+
+
+def stamp_create_time(buffer: bytearray | memoryview, position: int, header: BatchHeader) -> BatchHeader:
+    """Mark the batch as CreateTime, in place, renew its CRC, and return the header as it is now."""
+    attributes = header.attributes & ~LOG_APPEND_TIME_FLAG
+    _INT16.pack_into(buffer, position + ATTRIBUTES_OFFSET, attributes)
+    crc = write_crc(buffer, position, header.size_bytes)
+    return header._replace(attributes=attributes, crc=crc)
 
 
 def write_crc(buffer: bytearray | memoryview, position: int, size_bytes: int) -> int:

@@ -69,13 +69,18 @@ class Partition:
         self.leads = False
         self.leader_id, self.leader_epoch, self.isr = leader_id, leader_epoch, ()
 
-    def require_leader(self, current_leader_epoch: int = -1) -> None:
-        """Raise NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or a mismatch of epochs (KIP-320)."""
+    def require_leader(self, current_leader_epoch: int = -1, unknown_epoch: int | None = None) -> None:
+        """Raise NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or a mismatch of epochs (KIP-320).
+
+        The epoch is not looked at when it is `unknown_epoch`, or, where that is not given, negative.
+        """
         if self.offline:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
         if not self.leads:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if current_leader_epoch >= 0 and current_leader_epoch != self.leader_epoch:
+        if current_leader_epoch in (self.leader_epoch, unknown_epoch):
+            return
+        if current_leader_epoch >= 0 or unknown_epoch is not None:
             fenced = current_leader_epoch < self.leader_epoch
             raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH)
 

@@ -9,19 +9,23 @@ than everything else together. The CRC already vouches for the bytes.
 
 from __future__ import annotations
 
+from struct import Struct
 from struct import error as StructError
 from typing import Final
 
 from tidelog.protocol.crc import crc32c
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record import Record
 from tidelog.protocol.record_batch import (
     ATTRIBUTES_OFFSET,
     COMPRESSION_MASK,
     CONTROL_FLAG,
     HEADER,
+    LENGTH_OFFSET,
     LOG_APPEND_TIME_FLAG,
     LOG_OVERHEAD,
     MAGIC,
+    MAGIC_OFFSET,
     MIN_BATCH_LENGTH,
     NO_TIMESTAMP,
     TRANSACTIONAL_FLAG,
@@ -31,6 +35,7 @@ from tidelog.protocol.record_batch import (
     check_magic,
     read_header,
     stamp,
+    stamp_create_time,
     stamp_log_append_time,
 )
 from tidelog.protocol.records import decode_batch, encode_batch
@@ -40,6 +45,8 @@ NO_APPEND_TIME: Final = -1
 _MAX_COMPRESSION: Final = 4
 _CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _AS_PRODUCED: Final = -1
+_FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
+_MIN_MESSAGE_LENGTH: Final = 14  # of the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
 
 Batch = tuple[int, int, int, int, int, int, int, int, int, int]
 """An admitted batch: position in the buffer, size in bytes, base offset, last offset, maximum timestamp, attributes,
@@ -115,15 +122,16 @@ def admit(
         try:
             fields = _unpack(batches, position)
         except StructError:
-            read_header(batches, position)  # refuses with the reason
-            raise
+            batches = _without_fragment(batches, position)
+            break
         (
             base_offset, length, _, magic, crc, attributes, last_delta, _, max_timestamp, producer_id, producer_epoch,
             base_sequence, count,
         ) = fields  # fmt: skip
         end = position + length + LOG_OVERHEAD
         if magic != MAGIC or length < MIN_BATCH_LENGTH or end > size:
-            _refuse_frame(batches, position)
+            batches = _without_fragment(batches, position)
+            break
         if length + LOG_OVERHEAD > rules.max_message_bytes:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
@@ -143,11 +151,11 @@ def admit(
             if rules.looks_inside:
                 batches = _look_inside(batches, BatchHeader._make(fields), now_ms, rules)
                 return _admit_rewritten(batches, next_offset, leader_epoch, now_ms, rules)
+        if from_client and (max_timestamp > now_ms + rules.after_max_ms or attributes & LOG_APPEND_TIME_FLAG):
+            attributes = _check_times(batches, position, BatchHeader._make(fields), now_ms, rules)
         if rules.stamps_append_time:
             header = stamp_log_append_time(batches, position, BatchHeader._make(fields), now_ms)
             max_timestamp, attributes = now_ms, header.attributes
-        elif from_client and (max_timestamp > now_ms + rules.after_max_ms or attributes & LOG_APPEND_TIME_FLAG):
-            _refuse_timestamp(max_timestamp, attributes, now_ms, rules)
         stamp(batches, position, next_offset, leader_epoch)
         last_offset = next_offset + last_delta
         admitted.append(
@@ -196,10 +204,26 @@ def as_batch(position: int, header: BatchHeader) -> Batch:
     )  # fmt: skip
 
 
-def _refuse_frame(batches: memoryview, position: int) -> None:
-    header = read_header(batches, position)
-    check_magic(header)
-    raise CorruptRecord(f"a batch of {header.size_bytes} bytes in {len(batches) - position}")
+def _without_fragment(batches: memoryview, position: int) -> memoryview:
+    """The batches without the bytes from `position` on, if those are a part of a batch behind a whole one.
+
+    Anything else that is not a batch of today's format is refused. As Kafka reads them (ByteBufferLogInputStream): what
+    is not whole ends the batches, and there must be one.
+    """
+    left = len(batches) - position
+    if left > MAGIC_OFFSET:
+        length, _, magic = _FRAME.unpack_from(batches, position + LENGTH_OFFSET)
+        if length < _MIN_MESSAGE_LENGTH or not 0 <= magic <= MAGIC:
+            raise CorruptRecord(f"a batch of length {length} and magic {magic}")
+        if length + LOG_OVERHEAD <= left:
+            if position:
+                _refuse_client_batch(0, 0, position, -1, 0)
+            if magic != MAGIC:
+                raise KafkaError(ErrorCode.INVALID_RECORD, f"a message set of magic {magic}, not a record batch")
+            raise CorruptRecord(f"a batch of length {length} is shorter than its header")
+    if position == 0:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{left} bytes are no whole record batch")
+    return batches[:position]
 
 
 def _refuse_count(last_delta: int, count: int, from_client: bool) -> None:
@@ -220,30 +244,55 @@ def _refuse_client_batch(base_offset: int, attributes: int, position: int, produ
     raise KafkaError(ErrorCode.INVALID_RECORD, reason)
 
 
-def _refuse_timestamp(max_timestamp: int, attributes: int, now_ms: int, rules: AppendRules) -> None:
-    if attributes & LOG_APPEND_TIME_FLAG:
-        reason = "a producer may not set LogAppendTime"
-    else:
-        reason = f"timestamp {max_timestamp} is outside {now_ms - rules.before_max_ms} .. {now_ms + rules.after_max_ms}"
-    raise KafkaError(ErrorCode.INVALID_TIMESTAMP, reason)
+def _check_times(batches: memoryview, position: int, header: BatchHeader, now_ms: int, rules: AppendRules) -> int:
+    """The attributes of a batch from the future, or said to be of LogAppendTime, if it may pass.
+
+    Kafka takes the latter where the topic is of CreateTime, and makes it that (LogValidator.validateTimestamp).
+    """
+    if rules.stamps_append_time or header.max_timestamp == NO_TIMESTAMP:
+        if header.attributes & LOG_APPEND_TIME_FLAG:
+            raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a producer may not set LogAppendTime")
+        return header.attributes
+    if header.max_timestamp > now_ms + rules.after_max_ms:
+        try:
+            records = decode_batch(batches, position, header)
+        except KafkaError:
+            records = []
+        _check_records(records, now_ms, rules)
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, _outside(header.max_timestamp, now_ms, rules))
+    return stamp_create_time(batches, position, header).attributes
+
+
+def _outside(timestamp: int, now_ms: int, rules: AppendRules) -> str:
+    return f"timestamp {timestamp} is outside {now_ms - rules.before_max_ms} .. {now_ms + rules.after_max_ms}"
+
+
+def _check_records(records: list[Record], now_ms: int, rules: AppendRules) -> None:
+    """Refuse the batch if any of its records may not enter, and name those: without a key, or of another time."""
+    oldest, newest = now_ms - rules.before_max_ms, now_ms + rules.after_max_ms
+    code = ErrorCode.INVALID_RECORD
+    blamed: list[tuple[int, str]] = []
+    for index, record in enumerate(records):
+        timestamp = record.timestamp
+        if rules.checks_keys and record.key is None:
+            blamed.append((index, "a compacted topic takes no record without a key"))
+        elif rules.stamps_append_time or timestamp == NO_TIMESTAMP or oldest <= timestamp <= newest:
+            continue
+        else:
+            blamed.append((index, _outside(timestamp, now_ms, rules)))
+            code = ErrorCode.INVALID_TIMESTAMP
+    if blamed:
+        raise KafkaError(code, "One or more records have been rejected", tuple(blamed))
 
 
 def _look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
     """The checks and rewrites that need the records decoded; returns the batch to append."""
     if header.size_bytes != len(batches):
-        _refuse_client_batch(0, 0, 1, -1, 0)
+        batches = _without_fragment(batches, header.size_bytes)
     records = decode_batch(batches, 0, header)
     if len(records) != header.record_count:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{header.record_count} records announced, {len(records)} found")
-    if rules.checks_keys and any(record.key is None for record in records):
-        reason = "a compacted topic takes no record without a key"
-        keyless = tuple((index, reason) for index, record in enumerate(records) if record.key is None)
-        raise KafkaError(ErrorCode.INVALID_RECORD, "One or more records have been rejected", keyless)
-    if not rules.stamps_append_time:
-        oldest = now_ms - rules.before_max_ms
-        for record in records:
-            if record.timestamp != NO_TIMESTAMP and record.timestamp < oldest:
-                _refuse_timestamp(record.timestamp, 0, now_ms, rules)
+    _check_records(records, now_ms, rules)
     if rules.codec == _AS_PRODUCED or rules.codec == header.compression:
         return batches
     rebuilt = encode_batch(
@@ -267,10 +316,10 @@ def _admit_rewritten(
     batches: memoryview, next_offset: int, leader_epoch: int, now_ms: int, rules: AppendRules
 ) -> tuple[bytearray | memoryview, list[Batch]]:
     header = read_header(batches)
+    if header.max_timestamp > now_ms + rules.after_max_ms or header.attributes & LOG_APPEND_TIME_FLAG:
+        header = header._replace(attributes=_check_times(batches, 0, header, now_ms, rules))
     if rules.stamps_append_time:
         header = stamp_log_append_time(batches, 0, header, now_ms)
-    elif header.max_timestamp > now_ms + rules.after_max_ms or header.attributes & LOG_APPEND_TIME_FLAG:
-        _refuse_timestamp(header.max_timestamp, header.attributes, now_ms, rules)
     stamp(batches, 0, next_offset, leader_epoch)
     header = header._replace(base_offset=next_offset, partition_leader_epoch=leader_epoch)
     return batches, [as_batch(0, header)]

@@ -58,10 +58,10 @@ def _first_in_segment(segment: Segment, timestamp: int, log_start_offset: int) -
 
 
 def largest(segments: Segments) -> TimestampOffset | None:
-    """The first record that has the log's largest timestamp; None when no record has one."""
+    """The first record that has the log's largest timestamp, which is -1 where no record has one; None without any."""
     best: Segment | None = None
     for segment in segments:
-        if segment.size_bytes and max_timestamp_of(segment) > (max_timestamp_of(best) if best else -1):
+        if segment.size_bytes and (best is None or max_timestamp_of(segment) > max_timestamp_of(best)):
             best = segment
     if best is None:
         return None
@@ -73,9 +73,8 @@ def largest(segments: Segments) -> TimestampOffset | None:
 
 
 def _largest_in_batch(segment: Segment, position: int, header: BatchHeader) -> TimestampOffset | None:
-    # All records of a LogAppendTime batch have its time; Kafka answers the last (offsetOfMaxTimestamp).
-    if header.timestamp_type == LOG_APPEND_TIME:
-        return TimestampOffset(header.max_timestamp, header.last_offset, header.partition_leader_epoch)
+    if header.timestamp_type == LOG_APPEND_TIME:  # which is the time of every record in it
+        return TimestampOffset(header.max_timestamp, header.base_offset, header.partition_leader_epoch)
     for record in decode_batch(batch_at(segment, position, header), 0, header):
         if record.timestamp == header.max_timestamp:
             return TimestampOffset(record.timestamp, record.offset, header.partition_leader_epoch)

@@ -78,6 +78,13 @@ def test_unknown_sessions_wrong_epochs_and_a_change_to_topic_ids_are_refused() -
     assert refused(cache, request(session_id=session.id, epoch=1), by_id=True) == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
 
 
+def test_a_partition_asked_for_and_forgotten_at_once_is_forgotten() -> None:
+    cache = sessions()
+    session, _ = cache.resolve(request(0), False, False, 0)
+    cache.resolve(request(1, session_id=session.id, epoch=1, forget=(1,)), False, False, 0)
+    assert list(session.partitions) == [A]
+
+
 def test_forgetting_the_last_partition_ends_the_session() -> None:
     cache = sessions()
     session, _ = cache.resolve(request(0, 1), False, False, 0)

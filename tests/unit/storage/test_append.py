@@ -57,8 +57,14 @@ def test_a_flipped_bit_under_the_crc_is_corrupt(position: int):
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_batch_cut_short_is_corrupt(cut: int):
-    assert refused(batch(2)[:-cut]) == ErrorCode.CORRUPT_MESSAGE
+def test_a_batch_cut_short_is_no_batch_and_behind_a_whole_one_it_is_left_out(cut: int):
+    assert refused(batch(2)[:-cut]) == ErrorCode.INVALID_RECORD
+    first = batch(2, key=b"k")
+    both = memoryview(bytearray(bytes(first) + bytes(batch(2)[:-cut])))
+    compacted: dict[str, Any] = {"cleanup_policy": frozenset({"compact"})}
+    for settings in ({}, compacted):
+        written, [entry] = admitted(memoryview(bytearray(both)), **settings)
+        assert (len(written), entry[1]) == (len(first), len(first))
 
 
 def test_an_impossible_length_is_corrupt():
@@ -107,19 +113,36 @@ def test_an_unknown_compression_is_unsupported():
 def test_timestamps_too_far_ahead_are_refused_by_the_header():
     settings: dict[str, Any] = {"message_timestamp_after_max_ms": 1000}
     admitted(batch(1, timestamp=NOW + 1000), **settings)
-    assert refused(batch(1, timestamp=NOW + 1001), **settings) == ErrorCode.INVALID_TIMESTAMP
+    with pytest.raises(KafkaError) as caught:
+        admitted(batch(3, timestamp=NOW + 1000), **settings)
+    assert caught.value.code == ErrorCode.INVALID_TIMESTAMP
+    assert [index for index, _ in caught.value.record_errors] == [1, 2]
     admitted(batch(1, timestamp=-1), **settings)
 
 
 def test_timestamps_too_old_are_found_among_the_records():
     settings: dict[str, Any] = {"message_timestamp_before_max_ms": 1000}
     admitted(batch(3, timestamp=NOW - 1000), **settings)
-    assert refused(batch(3, timestamp=NOW - 1001), **settings) == ErrorCode.INVALID_TIMESTAMP
+    with pytest.raises(KafkaError) as caught:
+        admitted(batch(3, timestamp=NOW - 1002), **settings)
+    assert caught.value.code == ErrorCode.INVALID_TIMESTAMP
+    assert [index for index, _ in caught.value.record_errors] == [0, 1]
     admitted(batch(3, timestamp=NOW - 5000), message_timestamp_type="LogAppendTime", **settings)
 
 
-def test_a_producer_may_not_set_log_append_time():
-    assert refused(patched(batch(), 21, ">h", 8)) == ErrorCode.INVALID_TIMESTAMP
+def test_a_batch_said_to_be_of_log_append_time_is_made_one_of_create_time():
+    compacted: dict[str, Any] = {"cleanup_policy": frozenset({"compact"})}
+    for settings in ({}, compacted):
+        written, [entry] = admitted(patched(batch(1, key=b"k"), 21, ">h", 8), **settings)
+        header = read_header(written)
+        assert (header.timestamp_type, header.max_timestamp, entry[5]) == (0, NOW, 0)
+        assert check_crc(written, 0, header)
+
+
+def test_a_producer_may_not_set_log_append_time_where_the_topic_does():
+    said = patched(batch(), 21, ">h", 8)
+    assert refused(said, message_timestamp_type="LogAppendTime") == ErrorCode.INVALID_TIMESTAMP
+    assert refused(patched(batch(1, timestamp=-1), 21, ">h", 8)) == ErrorCode.INVALID_TIMESTAMP
 
 
 def test_log_append_time_is_stamped_with_a_new_crc():

@@ -290,8 +290,18 @@ class TestTimestamps:
         made = logs()
         assert made.log.max_timestamp_offset() is None
         assert made.log.offset_for_timestamp(0) is None
-        made.append(batch(1, timestamp=-1))
-        assert made.log.max_timestamp_offset() is None
+
+    def test_of_records_without_a_time_the_first_is_the_newest(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch(1, timestamp=-1), batch(1, timestamp=-1))
+        assert made.log.max_timestamp_offset() == (-1, 0, 0)
+
+    def test_all_records_of_a_log_append_time_batch_are_of_its_time(self, logs: MakeLogs):
+        made = logs(message_timestamp_type="LogAppendTime")
+        made.append(batch(3), batch(3))
+        found = made.log.max_timestamp_offset()
+        assert found is not None
+        assert found.offset in (0, 3)  # both may be of the same millisecond
 
 
 class TestFlushing:

@@ -26,8 +26,8 @@ from tidelog.storage.reader import ColdRead
 API_KEY = 1
 VERSIONS = range(4, 19)
 STORAGE_ERROR_FROM = 6
-ZSTD_FROM = 10
 
+_NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 WAIT_MS_MAX = 300_000
 
@@ -38,12 +38,14 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     try:
         if replica_id >= 0:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node has no followers")
+            return encode_fetch_response(correlation_id, version, 0, 0, _no_followers(services, request, version))
         session, answer_all = services.partitions.fetch_sessions.resolve(
             request, version >= TOPIC_ID_FROM, False, services.clock_ms()
         )
     except KafkaError as error:
         return encode_fetch_response(correlation_id, version, error.code, 0, [])
+    if replica_id >= 0:
+        return encode_fetch_response(correlation_id, version, 0, session.id, _no_followers(services, session))
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id)
     return fetch.start()
 
@@ -183,8 +185,6 @@ class _Fetch:
             partition = partitions.leader(topic, index)
             partition.require_leader(asked.current_leader_epoch)
             log = partition.log
-            if self._version < ZSTD_FROM and log.config.compression_type == "zstd":
-                raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
             offset = asked.fetch_offset
             aborted = None
             if asked.last_fetched_epoch >= 0:
@@ -207,7 +207,27 @@ class _Fetch:
             code = partitions.refusal(partition, error).code
             if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # which clients of that age know and try again
-            return FetchedPartition(topic, index, code)
+            return _failed(topic, index, code)
+
+
+def _failed(topic: str | bytes, index: int, code: ErrorCode) -> FetchedPartition:
+    # Kafka's answer has no list of aborted transactions where reading failed, but an empty one where there is nothing.
+    return FetchedPartition(topic, index, code, aborted=() if code in _NOT_THERE else None)
+
+
+def _no_followers(services: Services, request: FetchRequest, version: int) -> list[FetchedPartition]:
+    """This node's partitions have no replicas elsewhere that could follow."""
+    answered = []
+    for topic in request.topics:
+        key = topic.topic_id if version >= TOPIC_ID_FROM else topic.topic
+        for asked in topic.partitions:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            try:
+                services.partitions.leader(key, asked.partition)
+            except KafkaError as missing:
+                code = missing.code
+            answered.append(_failed(key, asked.partition, code))
+    return _neighbours(answered)
 
 
 def _neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:

@@ -12,6 +12,7 @@ from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
 REQUEST = JoinGroupRequest
+NULL_PROTOCOL_FROM = 7
 
 
 def handle(services: Services, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse | Deferred:
@@ -19,4 +20,8 @@ def handle(services: Services, context: RequestContext, request: JoinGroupReques
 
 
 def refuse(request: JoinGroupRequest, error: KafkaError, version: int) -> JoinGroupResponse:
-    return JoinGroupResponse(error_code=error.code, member_id=request.member_id)
+    return JoinGroupResponse(
+        error_code=error.code,
+        member_id=request.member_id,
+        protocol_name=None if version >= NULL_PROTOCOL_FROM else "",
+    )

@@ -40,6 +40,8 @@ def handle(services: Services, context: RequestContext, request: ListOffsetsRequ
     duplicates = {key for key, times in Counter(asked).items() if times > 1}
     topics = []
     for topic in request.topics:
+        if not topic.partitions:
+            continue
         answered = []
         for partition in topic.partitions:
             index = partition.partition_index
@@ -85,7 +87,7 @@ def _find(
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
     partitions = services.partitions
     partition = partitions.leader(topic, asked.partition_index)
-    partition.require_leader(asked.current_leader_epoch)
+    partition.require_leader(asked.current_leader_epoch, -1)
     if request.replica_id >= 0 or request.replica_id == -2:
         isolation = Isolation.LOG_END
     else:

@@ -24,7 +24,7 @@ def handle(
         for asked in topic.partitions:
             try:
                 partition = services.partitions.leader(topic.topic, asked.partition)
-                partition.require_leader(asked.current_leader_epoch)
+                partition.require_leader(asked.current_leader_epoch, -1)
                 epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
                 ends.append(EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
             except KafkaError as error:

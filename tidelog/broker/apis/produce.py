@@ -24,10 +24,11 @@ from tidelog.protocol.hot import (
     encode_one_produced,
     encode_produce_response,
 )
-from tidelog.protocol.record_batch import read_header
+from tidelog.protocol.record_batch import ATTRIBUTES_LOW_OFFSET, HEADER_SIZE, TRANSACTIONAL_FLAG, read_header
 from tidelog.replication.partition import ACKS_ALL
 
 if TYPE_CHECKING:
+    from tidelog.broker.partitions import Partitions
     from tidelog.replication.partition import Partition
 
 log = logging.getLogger("tidelog.produce")
@@ -40,6 +41,7 @@ ACKS = (ACKS_ALL, 0, 1)
 # From these versions on a client may be told of the errors on the left; older ones get the one on the right.
 _SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
 
+_Wanted = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
 # The partition, the offset its high watermark must reach, and where its answer stands.
 _Waiting = tuple["Partition", int, list[ProducedPartition], int]
@@ -52,19 +54,19 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
         return _serve_one(services, one, version, correlation_id)
     request = decode_produce(body, version)
     acks = request.acks
-    if acks not in ACKS:
-        return _refuse(request, version, correlation_id, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
-    if request.transactional_id is not None:
-        error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
-        return _refuse(request, version, correlation_id, error)
     partitions = services.partitions
+    wanted = _by_topic(request)
+    if any(_is_transactional(records) for batches in wanted.values() for records in batches.values()):
+        return _refuse_transaction(wanted, acks, version, correlation_id, connection)
+    if acks not in ACKS:
+        return _refuse_acks(partitions, wanted, version, correlation_id)
     now_ms = services.clock_ms()
     topics: _Topics = []
     waiting: list[_Waiting] = []
     failed = False
-    for topic, batches in request.topics:
+    for topic, batches in wanted.items():
         answered: list[ProducedPartition] = []
-        for index, records in batches:
+        for index, records in batches.items():
             try:
                 partition = partitions.leader(topic, index)
                 if records is None or partition.is_internal or version < ZSTD_FROM:
@@ -165,7 +167,7 @@ def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | 
         raise KafkaError(ErrorCode.INVALID_RECORD, f"no records for {partition.topic}-{partition.index}")
     if partition.is_internal:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by its coordinator alone")
-    if version < ZSTD_FROM and read_header(records).compression == ZSTD:
+    if version < ZSTD_FROM and len(records) >= HEADER_SIZE and read_header(records).compression == ZSTD:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
 
 
@@ -176,8 +178,42 @@ def _refused(index: int, error: KafkaError, version: int) -> ProducedPartition:
     return ProducedPartition(index, code, error_message=error.message, record_errors=error.record_errors)
 
 
-def _refuse(request: ProduceRequest, version: int, correlation_id: int, error: KafkaError) -> Answer:
-    if request.acks == 0:
+def _by_topic(request: ProduceRequest) -> _Wanted:
+    """Each partition once: of those named twice the last counts, and topics without partitions are passed over."""
+    wanted: _Wanted = {}
+    for topic, batches in request.topics:
+        if batches:
+            wanted.setdefault(topic, {}).update(batches)
+    return wanted
+
+
+def _is_transactional(records: memoryview | None) -> bool:
+    if records is None or len(records) < HEADER_SIZE:
+        return False
+    return bool(records[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG)
+
+
+def _refuse_transaction(wanted: _Wanted, acks: int, version: int, correlation_id: int, connection: Peer) -> Answer:
+    """Without a coordinator a transaction would never end, and read_committed never pass it."""
+    if acks == 0:
+        connection.close()
         return None
-    topics = [(topic, [_refused(index, error, version) for index, _ in batches]) for topic, batches in request.topics]
+    error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
+    topics = [(topic, [_refused(index, error, version) for index in batches]) for topic, batches in wanted.items()]
+    return encode_produce_response(correlation_id, version, topics)
+
+
+def _refuse_acks(partitions: Partitions, wanted: _Wanted, version: int, correlation_id: int) -> Answer:
+    """The acks are none that there are; but what does not exist is said first, as Kafka does."""
+    topics: _Topics = []
+    for topic, batches in wanted.items():
+        answered = []
+        for index in batches:
+            error = KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+            try:
+                partitions.leader(topic, index)
+            except KafkaError as unknown:
+                error = unknown
+            answered.append(_refused(index, error, version))
+        topics.append((topic, answered))
     return encode_produce_response(correlation_id, version, topics)

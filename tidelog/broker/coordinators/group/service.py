@@ -32,6 +32,7 @@ from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResp
 TOPIC = "__consumer_offsets"
 PROTOCOL_NAMED_FROM = 5  # SyncGroup says protocol type and name
 LEAVE_MANY_FROM = 3
+NULL_PROTOCOL_FROM = 7  # JoinGroup
 
 
 class GroupCoordinatorService:
@@ -92,6 +93,7 @@ class GroupCoordinatorService:
         answer: JoinGroupResponse | Deferred = self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.join(request, caller_of(context, token), now),
+            _null_protocol if context.api_version >= NULL_PROTOCOL_FROM else None,
         )
         return answer
 
@@ -219,6 +221,12 @@ def caller_of(context: RequestContext, token: int) -> Caller:
 def _check_group_id(group_id: str) -> None:
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+
+
+def _null_protocol(response: JoinGroupResponse) -> JoinGroupResponse:
+    """From version 7 on no protocol is null, as Kafka has it (JoinGroupResponse)."""
+    response.protocol_name = response.protocol_name or None
+    return response
 
 
 def _leave_of_one(response: LeaveGroupResponse) -> LeaveGroupResponse:
