@@ -125,6 +125,8 @@ class Hosting:
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
         loaded = self._loaded.pop((topic.name, index), None)
+        if loaded is not None and loaded[1].topic_id is None:
+            loaded[0].set_topic_id(topic.name, index, topic.topic_id)  # a loss of power took the file, not the records
         if loaded is not None and loaded[1].topic_id not in (topic.topic_id, bytes(16)):
             # A topic of that name was deleted and made again while this node was away.
             loaded[0].delete_log(topic.name, index, now_ms)

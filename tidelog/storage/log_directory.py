@@ -150,6 +150,15 @@ class LogDirectory:
         self.metadata_log = log
         return log
 
+    def set_topic_id(self, topic: str, partition: int, topic_id: bytes) -> None:
+        """Write down the id of a topic whose log did not know it, because a crash took its partition.metadata."""
+        log = self.logs[topic, partition]
+        path = f"{log.directory}/{PARTITION_METADATA_FILE}"
+        self._disk.write_file(path, encode_partition_metadata(topic_id), sync=False)
+        log.durability.note_path(path)
+        log.durability.note_directory(log.directory)
+        log.topic_id = topic_id
+
     def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
         """Take the log away: its directory is renamed now and removed by `maintain` after file.delete.delay.ms.
 

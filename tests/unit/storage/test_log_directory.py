@@ -186,6 +186,17 @@ class TestLogs:
         assert not [path for path in tmp_path.iterdir() if path.is_dir()]
         directory.close()
 
+    def test_a_lost_topic_id_can_be_written_again(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        directory.create_log("a", 0, TOPIC_ID, CONFIG, NOW).append_as_leader(batch(), 0, NOW)
+        directory.close()
+        (tmp_path / "a-0" / "partition.metadata").unlink()
+        directory = opened(tmp_path)
+        assert directory.load(lambda topic: CONFIG, NOW)["a", 0].topic_id is None
+        directory.set_topic_id("a", 0, TOPIC_ID)
+        directory.close()
+        assert opened(tmp_path).load(lambda topic: CONFIG, NOW)["a", 0].topic_id == TOPIC_ID
+
     def test_several_directories_do_not_know_each_other(self, tmp_path: Path):
         one, two = opened(tmp_path / "one"), opened(tmp_path / "two")
         one.create_log("a", 0, TOPIC_ID, CONFIG, NOW)
