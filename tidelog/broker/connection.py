@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.connection")
 
 BUFFER_INITIAL_BYTES = 16 * 1024
-# A reader that stops reading is not read from either, once this much waits for it (uvloop counts the bytes).
+# A reader that stops reading is not read from either, once this much waits for it (uvloop counts the bytes); nor one
+# for which this much waits behind an answer that is not due yet.
 WRITE_HIGH_WATER_BYTES = 8 * 1024 * 1024
+# Answers held back to leave with one write. Small requests may have large answers: beyond it they are written.
+CORKED_BYTES_MAX = 256 * 1024
 # Pipelined requests whose answers are still open; beyond it the connection is not read until some are answered.
 IN_FLIGHT_MAX = 1024
 
@@ -44,17 +47,24 @@ class ConnectionOwner(Protocol):
 class _Slot:
     """The place of one answer in the connection's order."""
 
-    __slots__ = ("done", "frames")
+    __slots__ = ("done", "frames", "size_bytes")
 
     def __init__(self) -> None:
         self.done = False
         self.frames: Any = None
+        self.size_bytes = 0
+
+    def fill(self, frames: Any) -> int:
+        self.done, self.frames = True, frames
+        self.size_bytes = sum(map(len, frames)) if type(frames) is list else len(frames)
+        return self.size_bytes
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_buffer", "_capacity_bytes", "_corked", "_end", "_exclusive", "_out", "_owner", "_paused_reading",
-        "_pending", "_start", "_transport", "_view", "_writable", "active", "host", "listener_name",
+        "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
+        "_out", "_owner", "_paused_reading", "_pending", "_start", "_transport", "_view", "_writable", "active", "host",
+        "listener_name",
     )  # fmt: skip
 
     def __init__(self, owner: ConnectionOwner, listener_name: str) -> None:
@@ -70,6 +80,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._pending: deque[_Slot] = deque()
         self._out: list[Buffer] = []
         self._corked = False
+        self._corked_bytes = 0
+        self._held_bytes = 0  # of answers that wait for an earlier one
+        self._closed = False
         self._exclusive = False
         self._writable = True
         self._paused_reading = False
@@ -126,7 +139,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 if not 8 <= size <= self._owner.frame_bytes_max:
                     raise MalformedMessage(f"frame of {size} bytes (socket.request.max.bytes)")
                 stop = start + 4 + size
-                if stop > end or self._exclusive or not self._writable or len(pending) >= IN_FLIGHT_MAX:
+                if stop > end or (pending and not self._ready()) or not self._writable:
                     break
                 frame = view[start + 4 : stop]
                 start = stop
@@ -136,6 +149,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     self._out.append(answer)
                 else:
                     self._answer(answer)
+                    if self._closed:
+                        break
         except MalformedMessage as error:
             log.warning("closing connection from %s: %s", self.host, error)
             self.close()
@@ -152,7 +167,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _ready(self) -> bool:
-        return not self._exclusive and self._writable and len(self._pending) < IN_FLIGHT_MAX
+        return (
+            not self._exclusive
+            and self._writable
+            and len(self._pending) < IN_FLIGHT_MAX
+            and self._held_bytes < WRITE_HIGH_WATER_BYTES
+            and not self._closed
+        )
 
     def _make_room(self, frame_bytes: int) -> None:
         """After processing: the rest of the frame that has begun must fit behind what is already here."""
@@ -198,15 +219,20 @@ class KafkaConnection(asyncio.BufferedProtocol):
             answer = answer.response
         if self._pending:
             slot = _Slot()
-            slot.done, slot.frames = True, answer
+            self._held_bytes += slot.fill(answer)
             self._pending.append(slot)
         elif type(answer) is list:
             self._out += answer
-            if len(answer) > 1:
+            self._corked_bytes += len(answer[0])
+            if len(answer) > 1 or self._corked_bytes > CORKED_BYTES_MAX:
                 # Large: let the transport count it now, so that a client that does not read is noticed at once.
                 self._flush()
         else:
-            self._out.append(cast("Buffer", answer))
+            buffer = cast("Buffer", answer)
+            self._out.append(buffer)
+            self._corked_bytes += len(buffer)
+            if self._corked_bytes > CORKED_BYTES_MAX:
+                self._flush()
 
     def _park(self, answer: Deferred) -> None:
         slot = _Slot()
@@ -216,7 +242,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._exclusive = True
 
         def completed(frames: Any) -> None:
-            slot.done, slot.frames = True, frames
+            self._held_bytes += slot.fill(frames)
             if exclusive:
                 self._exclusive = False
             self._drain()
@@ -227,7 +253,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """An answer was completed: send what is now at the head of the order."""
         pending = self._pending
         while pending and pending[0].done:
-            frames = pending.popleft().frames
+            slot = pending.popleft()
+            frames = slot.frames
+            self._held_bytes -= slot.size_bytes
             if type(frames) is list:
                 self._out += frames
             else:
@@ -239,8 +267,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
+        self._corked_bytes = 0
         transport = self._transport
-        if transport is None:
+        if transport is None or self._closed:
             return
         if len(out) == 1:
             transport.write(out[0])
@@ -269,8 +298,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             if self._out:
                 self._flush()
+            self._closed = True
             self._transport.close()
 
     def abort(self) -> None:
+        self._closed = True
         if self._transport is not None:
             self._transport.abort()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.connection import BUFFER_INITIAL_BYTES, IN_FLIGHT_MAX, KafkaConnection
+from tidelog.broker.connection import (
+    BUFFER_INITIAL_BYTES,
+    CORKED_BYTES_MAX,
+    IN_FLIGHT_MAX,
+    WRITE_HIGH_WATER_BYTES,
+    KafkaConnection,
+)
 from tidelog.broker.request import Deferred
 from tidelog.protocol.errors import MalformedMessage
 
@@ -22,6 +29,8 @@ class Transport:
         self.writes = 0
         self.reading = True
         self.closed = False
+        self.high_bytes = 0
+        self.on_full: Callable[[], None] | None = None
 
     def get_extra_info(self, name: str) -> Any:
         return ("127.0.0.1", 1234) if name == "peername" else None
@@ -32,11 +41,11 @@ class Transport:
     def write(self, data: Any) -> None:
         self.writes += 1
         self.written += data
+        if self.on_full is not None and len(self.written) > self.high_bytes:
+            self.on_full()
 
     def writelines(self, chunks: Any) -> None:
-        self.writes += 1
-        for chunk in chunks:
-            self.written += chunk
+        self.write(b"".join(chunks))
 
     def pause_reading(self) -> None:
         assert self.reading
@@ -71,6 +80,11 @@ class Owner:
             return self.parked[data]
         if data[:1] == b"n":
             return None
+        if data[:1] == b"c":
+            connection.close()
+            return None
+        if data[:1] == b"m":
+            return bytearray(200_000)
         if data[:1] == b"!":
             raise MalformedMessage("as asked")
         return [data[:4], data[4:]] if data[:1] == b"l" else data
@@ -234,5 +248,39 @@ def test_an_answer_completed_after_the_connection_is_gone_is_dropped() -> None:
     connection, transport = connect(owner)
     feed(connection, transport, framed(b"p-parked"))
     connection.connection_lost(None)
+    owner.parked[b"p-parked"].complete(b"too late")
+    assert transport.written == b""
+
+
+def test_answers_that_wait_for_an_earlier_one_are_bounded() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"p-parked", *[b"m%07d" % number for number in range(500)]))
+    assert len(owner.frames) - 1 <= WRITE_HIGH_WATER_BYTES // 200_000 + 1
+    assert not transport.reading
+    owner.parked[b"p-parked"].complete(b"<1>")
+    assert len(owner.frames) == 501
+    assert transport.reading
+    assert len(transport.written) == 3 + 500 * 200_000
+
+
+def test_large_answers_to_small_requests_are_written_before_all_are_made() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    transport.high_bytes, transport.on_full = WRITE_HIGH_WATER_BYTES, connection.pause_writing
+    feed(connection, transport, framed(*[b"m%07d" % number for number in range(500)]))
+    assert len(transport.written) <= WRITE_HIGH_WATER_BYTES + CORKED_BYTES_MAX + 200_000
+    assert not transport.reading
+    transport.on_full = None
+    connection.resume_writing()
+    assert len(owner.frames) == 500
+
+
+def test_nothing_is_served_or_written_after_the_connection_was_closed() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"p-parked", b"c-failed", b"a-behind"))
+    assert transport.closed
+    assert owner.frames == [b"p-parked", b"c-failed"]
     owner.parked[b"p-parked"].complete(b"too late")
     assert transport.written == b""
