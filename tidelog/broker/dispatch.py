@@ -82,10 +82,8 @@ class Dispatcher:
         end = 10 + max(client_id_bytes, 0)
         if end > len(frame):
             raise MalformedMessage("client id runs past the request")
-        try:
-            client_id = str(frame[10:end], "utf-8") if client_id_bytes >= 0 else None
-        except UnicodeDecodeError:
-            raise MalformedMessage("client id is not UTF-8") from None
+        # A client id in another encoding is no reason to refuse anybody, to Kafka either.
+        client_id = str(frame[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
         position = _skip_header_tags(frame, end) if request_header_version(key, version) == 2 else end
         # Bytes behind the request are ignored, as Kafka does: librdkafka sends some.
         request, _ = api.read(frame, position, version)

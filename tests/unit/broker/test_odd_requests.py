@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from tidelog.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidelog.protocol.messages.produce import ProduceResponse, TopicProduceData
 
 MakeBatch = Callable[..., bytes]
@@ -103,3 +105,17 @@ async def test_a_refused_join_has_no_protocol(wire: Any, version: int, name: str
     )
     answer = await wire.call(request, version, JoinGroupResponse)
     assert (answer.error_code != 0, answer.protocol_name) == (True, name)
+
+
+async def test_the_metadata_log_is_not_created_as_a_topic(running: Any, wire: Any) -> None:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name="__cluster_metadata")], allow_auto_topic_creation=True)
+    answer = await wire.call(request, 9, MetadataResponse)
+    assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    await running.node._services.topic_creation.close()
+    assert (await wire.call(MetadataRequest(topics=None), 9, MetadataResponse)).topics == []
+
+
+async def test_a_client_id_in_another_encoding_is_served(wire: Any) -> None:
+    frame = struct.pack(">hhih", 18, 0, 77, 2) + b"\xff\xfe"
+    wire.writer.write(struct.pack(">i", len(frame)) + frame)
+    assert struct.unpack(">iih", await wire.reader.readexactly(10))[1:] == (77, 0)

@@ -1,7 +1,7 @@
 """CreateTopics (key 19, versions 2-7): topics by counts or by explicit assignment, with configs; or only validated.
 
-What is allowed is the controller's to say; here names given twice and the metadata topic are refused, and each created
-topic's configs are shown as they are in effect.
+What is allowed is the controller's to say; here names given twice are refused, and each created topic's configs are
+shown as they are in effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tidelog.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from tidelog.replication.controller.state import CreatedTopic, NewTopic
-from tidelog.replication.controller.topic_names import METADATA_TOPIC
 
 REQUEST = CreateTopicsRequest
 
@@ -30,7 +29,7 @@ REQUEST = CreateTopicsRequest
 async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
     names = [topic.name for topic in request.topics]
     twice = {name for name, times in Counter(names).items() if times > 1}
-    wanted = [topic for topic in request.topics if topic.name not in twice and topic.name != METADATA_TOPIC]
+    wanted = [topic for topic in request.topics if topic.name not in twice]
     outcomes = await services.controller.create_topics(
         [_new_topic(topic) for topic in wanted],
         validate_only=request.validate_only,
@@ -40,9 +39,6 @@ async def handle(services: Services, context: RequestContext, request: CreateTop
     for name in dict.fromkeys(names):
         if name in twice:
             results.append(_refused(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")))
-        elif name == METADATA_TOPIC:
-            message = f"Creation of internal topic {METADATA_TOPIC} is prohibited."
-            results.append(_refused(name, KafkaError(ErrorCode.INVALID_REQUEST, message)))
         else:
             outcome = outcomes[name]
             if isinstance(outcome, KafkaError):

@@ -36,16 +36,14 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
+    if replica_id >= 0:
+        return encode_fetch_response(correlation_id, version, 0, 0, _no_followers(services, request, version))
     try:
-        if replica_id >= 0:
-            return encode_fetch_response(correlation_id, version, 0, 0, _no_followers(services, request, version))
         session, answer_all = services.partitions.fetch_sessions.resolve(
             request, version >= TOPIC_ID_FROM, False, services.clock_ms()
         )
     except KafkaError as error:
         return encode_fetch_response(correlation_id, version, error.code, 0, [])
-    if replica_id >= 0:
-        return encode_fetch_response(correlation_id, version, 0, session.id, _no_followers(services, session))
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id)
     return fetch.start()
 

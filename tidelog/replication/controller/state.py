@@ -22,7 +22,7 @@ from tidelog.protocol.messages.metadata_records import (
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.image import TOPIC_RESOURCE, MetadataDelta, MetadataImage
 from tidelog.replication.controller.placement import place_replicas
-from tidelog.replication.controller.topic_names import may_collide, topic_name_problem, unified
+from tidelog.replication.controller.topic_names import METADATA_TOPIC, may_collide, topic_name_problem, unified
 
 if TYPE_CHECKING:
     import random
@@ -144,6 +144,8 @@ class ControllerState:
         return created, records
 
     def _check_new_name(self, name: str) -> None:
+        if name == METADATA_TOPIC:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
         problem = topic_name_problem(name)
         if problem is None and may_collide(name):
             for other in sorted(self._collisions.get(unified(name), ())):
