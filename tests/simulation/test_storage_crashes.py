@@ -128,7 +128,7 @@ def checkpoint_the_end_of_an_open_segment(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_before_the_log_start_is_checkpointed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LogDirectory, "_write_log_starts", lambda directory: None)
+    patch.setattr(LogDirectory, "_log_starts", lambda directory: {})
 
 
 def keep_epochs_of_a_lost_tail(patch: pytest.MonkeyPatch) -> None:

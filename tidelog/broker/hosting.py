@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
     from tidelog.replication.partition import Partition
+    from tidelog.storage.checkpoints import CheckpointTask
     from tidelog.storage.log import PartitionLog
     from tidelog.storage.log_config import LogConfig
     from tidelog.storage.log_directory import LogDirectory
@@ -27,6 +29,7 @@ log = logging.getLogger("tidelog.hosting")
 
 TOPIC_RESOURCE = 2
 RoleChange = Callable[["Partition", bool], None]
+RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
 
 class Hosting:
@@ -41,6 +44,7 @@ class Hosting:
         loop: asyncio.AbstractEventLoop,
         clock_ms: Callable[[], int],
         on_role: RoleChange,
+        run_in_executor: RunInExecutor,
     ) -> None:
         self._node_id = node_id
         self._config = config
@@ -52,6 +56,8 @@ class Hosting:
         self._loop = loop
         self._clock_ms = clock_ms
         self._on_role = on_role
+        self._run_in_executor = run_in_executor
+        self._checkpointing: set[LogDirectory] = set()
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}
         self._loaded: dict[tuple[str, int], tuple[LogDirectory, PartitionLog]] = {}
@@ -232,8 +238,20 @@ class Hosting:
         self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
 
     def _checkpoint(self) -> None:
+        """On a thread, but for the start and the end of it: the device may take its time."""
         for directory in self._directories:
-            directory.write_checkpoints()
+            if directory not in self._checkpointing:
+                self._checkpointing.add(directory)
+                task = directory.begin_checkpoints()
+                written = self._run_in_executor(task.run)
+                written.add_done_callback(partial(self._checkpointed, directory, task))
+
+    def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
+        self._checkpointing.discard(directory)
+        try:
+            directory.finish_checkpoints(task)
+        except OSError as error:
+            log.error("the checkpoints of %s could not be written: %s", directory.path, error)
 
     def _look_after(self) -> None:
         """Retention, flushes by time and what else the logs want done from time to time."""

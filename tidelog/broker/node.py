@@ -136,8 +136,9 @@ class Node:
         controller = self._controller = self._make_controller()
         partitions = self._partitions = self._make_partitions(controller)
         hosting = self._hosting = Hosting(
-            config.node_id, config, self._directories, partitions, self._loop, wall_clock_ms, self._on_role
-        )
+            config.node_id, config, self._directories, partitions, self._loop, wall_clock_ms, self._on_role,
+            lambda work: self._loop.run_in_executor(self._executor, work),
+        )  # fmt: skip
         groups = self._groups = self._make_groups(partitions, controller)
         hosting.load(controller.load())
         unclean = not all(directory.was_clean for directory in self._directories)

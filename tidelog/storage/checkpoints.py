@@ -7,6 +7,7 @@ parsed raises CorruptCheckpoint, and its reader decides what it can be rebuilt f
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -20,6 +21,8 @@ LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 META_PROPERTIES_FILE: Final = "meta.properties"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
+
+_log = logging.getLogger("tidelog.storage")
 
 _VERSION: Final = "0"
 _MAX_CHECKPOINT_LINES: Final = 10_000_000
@@ -46,6 +49,64 @@ def read_if_exists(disk: Disk, path: str) -> bytes | None:
         return disk.read_file(path)
     except FileNotFoundError:
         return None
+
+
+class CheckpointTask:
+    """Offset checkpoints as they were when it was made; `run` puts them on the device, beside those in force."""
+
+    def __init__(self, disk: Disk, directory: str, files: dict[str, bytes], number: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._files = files
+        self.number = number
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        """May wait for the device; any thread, once. A failure is kept for `finish`."""
+        try:
+            for name, data in self._files.items():
+                self._disk.write_file(f"{self._directory}/{name}.next.tmp", data, sync=True)
+        except OSError as error:
+            self.error = error
+
+    def put_in_place(self) -> None:
+        # After a crash either content is right, so nobody waits for the directory.
+        for name in self._files:
+            self._disk.rename(f"{self._directory}/{name}.next.tmp", f"{self._directory}/{name}")
+
+
+class OffsetCheckpoints:
+    """The checkpoint files of one directory. Older content never replaces newer, on whatever thread it was written."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._number = 0
+
+    def read(self, name: str) -> dict[tuple[str, int], int]:
+        """Empty where there is none, or none that can be read."""
+        data = read_if_exists(self._disk, f"{self._directory}/{name}")
+        try:
+            return decode_offsets(data) if data else {}
+        except CorruptCheckpoint as error:
+            _log.warning("%s/%s is unreadable and taken as empty: %s", self._directory, name, error)
+            return {}
+
+    def write(self, offsets: Mapping[str, Mapping[tuple[str, int], int]]) -> None:
+        """File name -> its offsets; on the device when this returns."""
+        self._number += 1
+        for name, each in offsets.items():
+            replace_file(self._disk, self._directory, name, encode_offsets(each))
+
+    def begin(self, offsets: Mapping[str, Mapping[tuple[str, int], int]]) -> CheckpointTask:
+        files = {name: encode_offsets(each) for name, each in offsets.items()}
+        return CheckpointTask(self._disk, self._directory, files, self._number)
+
+    def finish(self, task: CheckpointTask) -> None:
+        if task.error is not None:
+            raise task.error
+        if task.number == self._number:
+            task.put_in_place()
 
 
 def encode_offsets(offsets: Mapping[tuple[str, int], int]) -> bytes:

@@ -20,11 +20,11 @@ from tidelog.storage.checkpoints import (
     META_PROPERTIES_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
+    CheckpointTask,
     CorruptCheckpoint,
-    decode_offsets,
+    OffsetCheckpoints,
     decode_properties,
     encode_clean_shutdown,
-    encode_offsets,
     encode_partition_metadata,
     encode_properties,
     read_if_exists,
@@ -67,6 +67,7 @@ class LogDirectory:
         self.logs: dict[TopicPartition, PartitionLog] = {}
         self.offline: dict[TopicPartition, str] = {}
         """Partitions that could not be opened, and why."""
+        self._checkpoints = OffsetCheckpoints(disk, path)
         self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
@@ -108,9 +109,9 @@ class LogDirectory:
 
     def load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> dict[TopicPartition, PartitionLog]:
         """Open every partition; those that cannot be opened are in `offline`. `config_for` takes a topic name."""
-        recovery_points = self._read_offsets(RECOVERY_POINT_FILE)
-        log_starts = self._read_offsets(LOG_START_FILE)
-        high_watermarks = self._read_offsets(HIGH_WATERMARK_FILE)
+        recovery_points = self._checkpoints.read(RECOVERY_POINT_FILE)
+        log_starts = self._checkpoints.read(LOG_START_FILE)
+        high_watermarks = self._checkpoints.read(HIGH_WATERMARK_FILE)
         for entry in self._disk.list_directory(self.path):
             if not entry.is_directory:
                 continue
@@ -234,10 +235,23 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
+        self._checkpoints.write(self._offsets())
+
+    def begin_checkpoints(self) -> CheckpointTask:
+        """The same as a task whose `run` may wait for the device in any thread; then `finish_checkpoints` here."""
+        return self._checkpoints.begin(self._offsets())
+
+    def finish_checkpoints(self, task: CheckpointTask) -> None:
+        """Put them in place, unless newer ones are there by now. Raises OSError when they could not be written."""
+        self._checkpoints.finish(task)
+
+    def _offsets(self) -> dict[str, dict[TopicPartition, int]]:
         logs = self.logs
-        self._write_offsets(RECOVERY_POINT_FILE, {key: log.recovery_point for key, log in logs.items()})
-        self._write_log_starts()
-        self._write_offsets(HIGH_WATERMARK_FILE, {key: log.high_watermark for key, log in logs.items()})
+        return {
+            RECOVERY_POINT_FILE: {key: log.recovery_point for key, log in logs.items()},
+            LOG_START_FILE: self._log_starts(),
+            HIGH_WATERMARK_FILE: {key: log.high_watermark for key, log in logs.items()},
+        }
 
     def maintain(self, now_ms: int) -> None:
         """Retention and upkeep of every log, removal of deleted ones."""
@@ -300,21 +314,12 @@ class LogDirectory:
             _logger.warning("%s is synced file by file: %s", self.path, error)
             return False
 
-    def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
-        data = read_if_exists(self._disk, f"{self.path}/{name}")
-        try:
-            return decode_offsets(data) if data else {}
-        except CorruptCheckpoint as error:
-            _logger.warning("%s/%s is unreadable and taken as empty: %s", self.path, name, error)
-            return {}
-
-    def _write_offsets(self, name: str, offsets: dict[TopicPartition, int]) -> None:
-        replace_file(self._disk, self.path, name, encode_offsets(offsets))
-
     def _write_log_starts(self) -> None:
+        self._checkpoints.write({LOG_START_FILE: self._log_starts()})
+
+    def _log_starts(self) -> dict[TopicPartition, int]:
         # Kafka leaves out those that the first segment's name says; here its predecessors' removal may not be durable.
-        starts = {key: log.log_start_offset for key, log in self.logs.items() if log.log_start_offset > 0}
-        self._write_offsets(LOG_START_FILE, starts)
+        return {key: log.log_start_offset for key, log in self.logs.items() if log.log_start_offset > 0}
 
 
 def _not_closed(log: PartitionLog, error: Exception) -> bool:

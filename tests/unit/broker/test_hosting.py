@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.checkpoints import CheckpointTask
 from tidelog.storage.disk import OsDisk
 from tidelog.storage.log_directory import ForeignDirectory, LogDirectory
 
@@ -120,3 +123,37 @@ async def test_a_directory_that_cannot_be_closed_does_not_keep_the_others_open(
     assert (tmp_path / "b" / ".kafka_cleanshutdown").exists()
     for name in ("a", "b"):
         OsDisk().lock(str(tmp_path / name / ".lock")).release()
+
+
+async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_replace_newer_ones(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t")
+    hosting, directory = node.node._hosting, node.node._directories[0]
+    written, threads = asyncio.Event(), set()
+    real = CheckpointTask.run
+
+    def run(task: CheckpointTask) -> None:
+        threads.add(threading.current_thread())
+        real(task)
+        loop.call_soon_threadsafe(written.set)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(CheckpointTask, "run", run)
+    hosting._checkpoint()
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    directory.write_checkpoints()
+    await asyncio.wait_for(written.wait(), 5)
+    await asyncio.sleep(0.02)
+    high_watermarks = tmp_path / "data" / "replication-offset-checkpoint"
+    assert threading.current_thread() not in threads
+    assert "t 0 1" in high_watermarks.read_text(), "the older one came later"
+    await wire.call(produce("t", make_batch(b"b")), 9, ProduceResponse)
+    written.clear()
+    hosting._checkpoint()
+    await asyncio.wait_for(written.wait(), 5)
+    await asyncio.sleep(0.02)
+    assert "t 0 2" in high_watermarks.read_text()
+    assert not hosting._checkpointing
