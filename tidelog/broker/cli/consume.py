@@ -55,7 +55,9 @@ def _offset(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.command("consume", context_settings=HELP)
 @click.argument("topic")
 @click.option("--from-beginning", is_flag=True, help="The same as --offset earliest.")
-@click.option("-o", "--offset", callback=_offset, help="earliest, latest (default), N, or -N for the last N of each partition.")
+@click.option(
+    "-o", "--offset", callback=_offset, help="earliest, latest (default), N, or -N for the last N of each partition."
+)
 @click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
 @click.option("-g", "--group", help="Read as a member of this group and commit; the group's offsets come first.")
 @click.option("-n", "--max-messages", type=click.IntRange(1), help="Stop after so many records.")
