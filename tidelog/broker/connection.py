@@ -47,9 +47,10 @@ class ConnectionOwner(Protocol):
 class _Slot:
     """The place of one answer in the connection's order."""
 
-    __slots__ = ("done", "frames", "size_bytes")
+    __slots__ = ("deferred", "done", "frames", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, deferred: Deferred | None = None) -> None:
+        self.deferred = deferred
         self.done = False
         self.frames: Any = None
         self.size_bytes = 0
@@ -103,7 +104,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._owner.reserve_buffer(-self._capacity_bytes)
         self._capacity_bytes = 0
         self._transport = None
+        abandoned = [slot.deferred for slot in self._pending if not slot.done]
         self._pending.clear()
+        for deferred in abandoned:
+            if deferred is not None and deferred.on_abandon is not None:
+                deferred.on_abandon()
         self._owner.disconnected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -235,7 +240,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._flush()
 
     def _park(self, answer: Deferred) -> None:
-        slot = _Slot()
+        slot = _Slot(answer)
         self._pending.append(slot)
         exclusive = answer.exclusive
         if exclusive:

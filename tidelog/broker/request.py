@@ -49,11 +49,12 @@ class Deferred:
     parked request costs no extra turn of the loop.
     """
 
-    __slots__ = ("_on_complete", "exclusive", "response")
+    __slots__ = ("_on_complete", "exclusive", "on_abandon", "response")
 
     def __init__(self, exclusive: bool = False) -> None:
         self.exclusive = exclusive  # the connection's next request waits until this one is answered
         self.response: Any = None
+        self.on_abandon: Callable[[], None] | None = None  # the client is gone: nobody will read the answer
         self._on_complete: Callable[[Any], None] | None = None
 
     def complete(self, response: Any) -> None:

@@ -106,6 +106,12 @@ class Partition:
             self.advance_high_watermark()
         return info
 
+    def may_answer(self, last_offset: int, required_acks: int) -> bool:
+        """Whether what was appended up to `last_offset` may be acknowledged: committed for acks=all; for acks=1 in the
+        log and, where `flush.messages` asks for it, on the device (Kafka syncs before it answers)."""
+        log = self.log
+        return log.high_watermark > last_offset or (required_acks != ACKS_ALL and log.committable_offset > last_offset)
+
     def advance_high_watermark(self) -> None:
         """Move the mark to what every in-sync replica holds: alone in the ISR, to what the flush rule lets go."""
         log = self.log

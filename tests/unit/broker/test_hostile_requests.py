@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
 from tidelog.broker.purgatory import Deadlines
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.protocol.errors import ErrorCode
@@ -177,3 +177,34 @@ async def test_two_fetches_of_one_session_are_both_woken(running: Any, wire: Any
     await asyncio.sleep(0.05)
     await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
     assert fetched(await asyncio.wait_for(other.receive(FetchResponse, 11), 5)) == [b"a"]
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+async def test_with_flush_interval_1_no_produce_is_acknowledged_before_it_is_synced(
+    start_node: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, acks: int
+) -> None:
+    node = await start_node(**{"log.flush.interval.messages": "1"})
+    wire = await node.connect()
+    await wire.create_topic("t", 2)
+    gate = hold_flushes(monkeypatch)
+    wire.send(produce("t", make_batch(b"a"), acks=acks), 9)
+    wire.send(produce("t", make_batch(b"a"), make_batch(b"b"), acks=acks), 9)
+    await asyncio.sleep(0.1)
+    assert not wire.reader._buffer
+    gate.set()
+    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), 5)) == [(0, 0)]
+    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), 5)) == [(0, 1), (0, 0)]
+
+
+async def test_what_a_vanished_client_waits_for_is_forgotten(running: Any, wire: Any) -> None:
+    await wire.create_topic("t")
+    other = await running.connect()
+    for _ in range(10):
+        other.send(fetch("t", wait_ms=60_000), 11)
+    await asyncio.sleep(0.05)
+    partitions = running.node._partitions
+    assert len(partitions.deadlines._deadlines) == 10
+    other.writer.close()
+    await asyncio.sleep(0.05)
+    assert len(partitions.deadlines._deadlines) == 0
+    assert all(not watch.fetches for watch in partitions._watches.values())

@@ -82,6 +82,7 @@ class _Fetch:
         if not session.id:
             self._watch(session.partitions.values())
         self._deferred = Deferred()
+        self._deferred.on_abandon = self._abandoned
         session.waiters[self._touched] = None
         if not self._expired:
             wait_ms = min(self._request.max_wait_ms, WAIT_MS_MAX)
@@ -111,6 +112,14 @@ class _Fetch:
             self._session.waiters.pop(self._touched, None)
             self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
             self._deferred.complete(frames)
+
+    def _abandoned(self) -> None:
+        """The client is gone: wait no longer for it."""
+        self._deferred = None
+        self._session.waiters.pop(self._touched, None)
+        self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
+        if not self._session.id:
+            self._session.close()
 
     def _warm(self, cold: ColdRead) -> None:
         """Pages of this read are not in memory: fault them in on a thread, then try again."""

@@ -1,8 +1,9 @@
 """Produce (key 0, versions 3-13; 0-2 are advertised but refused, as Kafka 4 does, or old librdkafka drops compression).
 
 Decoded and encoded by `protocol/hot.py`. acks=all is answered when the high watermark has passed the batch, acks=1 when
-it is appended, acks=0 never: an error then closes the connection. Deviation: requests pipelined behind a waiting
-acks=all are appended meanwhile (Kafka stops reading the connection); answers still leave in order.
+it is appended (and synced, where `flush.messages` asks for it), acks=0 never: an error then closes the connection.
+Deviation: requests pipelined behind one that waits are appended meanwhile (Kafka stops reading the connection); answers
+still leave in order.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
                 failed = True
                 answered.append(_refused(index, error, version))
                 continue
-            if acks == ACKS_ALL and partition.log.high_watermark <= info.last_offset:
+            if acks != 0 and not partition.may_answer(info.last_offset, acks):
                 waiting.append((partition, info.last_offset + 1, answered, len(answered)))
             answered.append(
                 ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)
@@ -104,7 +105,7 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
         info = partitions.append(partition, records, services.clock_ms(), acks)
     except KafkaError as error:
         return encode_produce_response(correlation_id, version, [(topic, [_refused(index, error, version)])])
-    if acks == ACKS_ALL and partition.log.high_watermark <= info.last_offset:
+    if not partition.may_answer(info.last_offset, acks):
         answered = [ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)]
         waiting = [(partition, info.last_offset + 1, answered, 0)]
         return _Parked(services, [(topic, answered)], waiting, timeout_ms, version, correlation_id)
@@ -114,7 +115,7 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
 
 
 class _Parked(Deferred):
-    """An acks=all request until every partition's high watermark has passed it, or its time is up."""
+    """A request until every partition's high watermark has passed it, or its time is up."""
 
     __slots__ = ("_bucket", "_correlation_id", "_deadlines", "_open", "_topics", "_version", "_waiting")
 
