@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidelog import __version__
 from tidelog.broker.apis import (
@@ -278,25 +278,25 @@ class Node:
 
     async def stop(self) -> None:
         """Undo `start`, however far it came. Everything appended is on disk when this returns."""
-        if self._server is not None:
-            await self._server.close()
-        if self._dispatcher is not None:
-            await self._dispatcher.close()
-        if self._groups is not None:
-            self._groups.close()
-        if self._services is not None:
-            await self._services.topic_creation.close()
-        if self._controller is not None:
-            await self._controller.close()
-        if self._hosting is not None:
-            self._hosting.close()
-        if self._partitions is not None:
-            await self._partitions.close()
+        creation = self._services.topic_creation if self._services is not None else None
+        parts: tuple[Any, ...] = (
+            self._server, self._dispatcher, self._groups, creation, self._controller, self._hosting, self._partitions
+        )  # fmt: skip
+        for part in parts:
+            if part is not None:
+                await self._close(part)
         self._executor.shutdown(wait=True)
         for directory in self._directories:
-            try:
-                directory.close()
-            except OSError as error:
-                log.error("%s could not be closed cleanly: %s", directory.path, error)
+            await self._close(directory)
         for _, sock in self._sockets:
             sock.close()
+
+    async def _close(self, part: Any) -> None:
+        """What goes wrong with one part must not keep the others, the logs above all, from being closed."""
+        try:
+            closing = part.close()
+            if closing is not None:
+                await closing
+        except Exception as error:
+            expected = isinstance(error, OSError)
+            log.error("%s did not close cleanly: %s", type(part).__name__, error, exc_info=not expected)

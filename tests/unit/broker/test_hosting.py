@@ -125,6 +125,19 @@ async def test_a_directory_that_cannot_be_closed_does_not_keep_the_others_open(
         OsDisk().lock(str(tmp_path / name / ".lock")).release()
 
 
+async def test_a_part_that_fails_to_close_does_not_keep_the_logs_from_being_closed(
+    start_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start_node()
+
+    async def close() -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(node.node._controller, "close", close)
+    await node.stop()
+    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
 async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_replace_newer_ones(
     start_node: Any, make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
