@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -60,7 +61,7 @@ def compare(
     elif markdown:
         click.echo(report.as_markdown(measured))
     else:
-        Console().print(report.table(measured))
+        Console(width=None if sys.stdout.isatty() else 120).print(report.table(measured))
         click.echo(_NOTES)
     if strict and any(row.passes is False for row in measured):
         raise SystemExit(1)
