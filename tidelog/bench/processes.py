@@ -2,7 +2,7 @@
 
 `ServerProcess` is what a scenario or a test needs from any broker; `TidelogProcess` is ours (Kafka's is in `peers`).
 Ready means the same for both: a Metadata request is answered with at least one broker. Every process started here is
-ended by `stop`, by leaving the `with` block, or at the latest when this interpreter exits.
+ended by `stop`, by leaving the `with` block, or at the latest when this interpreter exits, however it does.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -99,7 +101,7 @@ class ServerProcess:
         """Start the process without waiting for it."""
         assert not self.alive, "already running"
         self.prepare()
-        command = self.command()
+        command = [*_tied_to_us(), *self.command()]
         with open(self.output_file, "ab") as output:
             self._process = self._spawn(command, output)
         _running.add(self)
@@ -221,6 +223,16 @@ class TidelogProcess(ServerProcess):
     def __enter__(self) -> TidelogProcess:
         super().__enter__()
         return self
+
+
+def _tied_to_us() -> list[str]:
+    """What to put before a command so that the kernel ends it with us, also when we are killed (`setpriv`, util-linux).
+
+    It is tied to the thread that starts it, so only the main thread, which lives as long as we do, may ask for this.
+    """
+    if threading.current_thread() is not threading.main_thread() or shutil.which("setpriv") is None:
+        return []
+    return ["setpriv", "--pdeathsig", "KILL"]
 
 
 def answers_metadata(port: int) -> bool:

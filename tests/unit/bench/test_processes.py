@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,20 @@ while True:
     if connection.recv(1000):
         connection.sendall(struct.pack(">iii", 8, 7, 1))
     connection.close()
+"""
+
+# Starts a stub and waits to be killed.
+OWNER = """
+import sys
+from tidelog.bench.processes import ServerProcess
+
+class Stub(ServerProcess):
+    def command(self):
+        return [sys.argv[2], "-c", sys.argv[3], str(self.port), "0"]
+
+with Stub(sys.argv[1]) as server:
+    print(server.port, flush=True)
+    input()
 """
 
 
@@ -71,6 +86,24 @@ def test_a_server_that_is_never_ready(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match=r"not ready after 0\.2 s"):
         server.start(timeout_s=0.2)
     server.kill()
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux's setpriv is not here to tie processes to us")
+def test_a_server_ends_with_its_owner_even_when_that_is_killed(tmp_path: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path), sys.executable, STUB],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    port = int(owner.stdout.readline())
+    assert answers_metadata(port)
+    owner.kill()
+    owner.communicate()
+    deadline = time.monotonic() + 5
+    while answers_metadata(port):
+        assert time.monotonic() < deadline
 
 
 def test_free_ports_can_be_bound_and_differ() -> None:
