@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.compatibility.side_by_side import Brokers
 from tests.compatibility.wire import Wire
 from tidelog.bench import peers
 from tidelog.bench.processes import ServerProcess, TidelogProcess
@@ -63,6 +64,33 @@ def need_java() -> None:
         peers.jars()
     except peers.PeerUnavailable as unavailable:
         pytest.skip(str(unavailable))
+
+
+@pytest.fixture(scope="session")
+def running_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """Both brokers, to be asked the same; skips unless Kafka is wanted."""
+    if not WITH_KAFKA:
+        pytest.skip("needs Apache Kafka beside Tidelog: make compat")
+    with (
+        start("kafka", tmp_path_factory.mktemp("kafka")) as kafka,
+        start("tidelog", tmp_path_factory.mktemp("tidelog")) as tidelog,
+    ):
+        brokers = Brokers(kafka.port, tidelog.port)
+        yield brokers
+        brokers.close()
+
+
+@pytest.fixture
+def brokers(running_brokers: Brokers) -> Brokers:
+    """Both brokers, with connections of this test's own."""
+    running_brokers.reconnect()
+    return running_brokers
+
+
+@pytest.fixture
+def topic_in_both(brokers: Brokers) -> Callable[..., str]:
+    """Creates a topic nobody else uses, in both: `topic_in_both(partitions=1, **{"cleanup.policy": "compact"})`."""
+    return lambda partitions=1, **config: brokers.topic(f"both-{next(_numbers)}", partitions, **config)
 
 
 @pytest.fixture

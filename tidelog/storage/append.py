@@ -251,16 +251,22 @@ def _check_times(batches: memoryview, position: int, header: BatchHeader, now_ms
     """
     if rules.stamps_append_time or header.max_timestamp == NO_TIMESTAMP:
         if header.attributes & LOG_APPEND_TIME_FLAG:
-            raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a producer may not set LogAppendTime")
+            reason = "a producer may not set LogAppendTime"
+            blamed = tuple((index, reason) for index, _ in enumerate(_decoded(batches, position, header)))
+            raise KafkaError(ErrorCode.INVALID_TIMESTAMP, reason, blamed)
         return header.attributes
     if header.max_timestamp > now_ms + rules.after_max_ms:
-        try:
-            records = decode_batch(batches, position, header)
-        except KafkaError:
-            records = []
-        _check_records(records, now_ms, rules)
+        _check_records(_decoded(batches, position, header), now_ms, rules)
         raise KafkaError(ErrorCode.INVALID_TIMESTAMP, _outside(header.max_timestamp, now_ms, rules))
     return stamp_create_time(batches, position, header).attributes
+
+
+def _decoded(batches: memoryview, position: int, header: BatchHeader) -> list[Record]:
+    """The records of a batch that is refused in any case; none where they cannot be read."""
+    try:
+        return decode_batch(batches, position, header)
+    except KafkaError:
+        return []
 
 
 def _outside(timestamp: int, now_ms: int, rules: AppendRules) -> str:

@@ -139,7 +139,7 @@ async def test_naming_one_thing_twice_among_many_costs_no_time(wire: Any) -> Non
     began = time.process_time()
     request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=partitions)])
     found = (await wire.call(request, 7, ListOffsetsResponse)).topics[0].partitions
-    assert [each.partition_index for each in found if each.error_code == ErrorCode.INVALID_REQUEST] == [0, 0]
+    assert [each.partition_index for each in found if each.error_code == ErrorCode.INVALID_REQUEST] == [0]
     states = [DeleteTopicState(name=name) for name in names]
     found = (await wire.call(DeleteTopicsRequest(topics=states), 6, DeleteTopicsResponse)).responses
     assert [each.name for each in found if each.error_code == ErrorCode.INVALID_REQUEST] == ["topic-0"]

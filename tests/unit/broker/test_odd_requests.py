@@ -11,6 +11,7 @@ import pytest
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchPartition, FetchResponse
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -19,6 +20,12 @@ from tidelog.protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
 from tidelog.protocol.messages.produce import ProduceResponse, TopicProduceData
 
 MakeBatch = Callable[..., bytes]
@@ -87,9 +94,12 @@ async def test_only_the_epoch_minus_one_means_that_none_is_known(wire: Any, epoc
     assert answer.topics[0].partitions[0].error_code == error
 
 
-async def test_a_topic_without_partitions_is_passed_over(wire: Any) -> None:
+async def test_a_topic_without_partitions_is_passed_over_and_a_partition_named_twice_refused_once(wire: Any) -> None:
     await wire.create_topic("t")
     assert (await wire.call(offsets_of(), 7, ListOffsetsResponse)).topics == []
+    latest = ListOffsetsPartition(partition_index=0, timestamp=-1)
+    [topic] = (await wire.call(offsets_of(latest, latest), 7, ListOffsetsResponse)).topics
+    assert [partition.error_code for partition in topic.partitions] == [ErrorCode.INVALID_REQUEST]
 
 
 @pytest.mark.parametrize(("version", "name"), [(6, ""), (7, None)])
@@ -119,3 +129,20 @@ async def test_a_client_id_in_another_encoding_is_served(wire: Any) -> None:
     frame = struct.pack(">hhih", 18, 0, 77, 2) + b"\xff\xfe"
     wire.writer.write(struct.pack(">i", len(frame)) + frame)
     assert struct.unpack(">iih", await wire.reader.readexactly(10))[1:] == (77, 0)
+
+
+async def test_what_does_not_exist_is_said_although_the_group_refuses_the_commit(wire: Any) -> None:
+    await wire.create_topic("t")
+    await wire.call(FindCoordinatorRequest(key="g"), 3, FindCoordinatorResponse)
+    topics = [
+        OffsetCommitRequestTopic(
+            name=name, partitions=[OffsetCommitRequestPartition(partition_index=index) for index in indexes]
+        )
+        for name, indexes in (("t", (0, 7)), ("nowhere", (0,)), ("empty", ()))
+    ]
+    request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=5, member_id="m", topics=topics)
+    answer = await wire.call(request, 8, OffsetCommitResponse)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert {(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions} == {
+        ("t", 0): ErrorCode.ILLEGAL_GENERATION, ("t", 7): unknown, ("nowhere", 0): unknown,
+    }  # fmt: skip

@@ -38,30 +38,29 @@ _NOTHING: _Found = (-1, -1, -1)
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     asked = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
     duplicates = {key for key, times in Counter(asked).items() if times > 1}
-    topics = []
+    topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {}
     for topic in request.topics:
-        if not topic.partitions:
-            continue
-        answered = []
         for partition in topic.partitions:
             index = partition.partition_index
+            answered = topics.setdefault(topic.name, {})
             try:
                 if (topic.name, index) in duplicates:
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
                 found = _find(services, context.api_version, request, topic.name, partition)
                 timestamp, offset, epoch = found
-                answered.append(
-                    ListOffsetsPartitionResponse(
-                        partition_index=index,
-                        timestamp=timestamp,
-                        offset=offset,
-                        leader_epoch=epoch if context.api_version >= 4 else -1,
-                    )
+                answered[index] = ListOffsetsPartitionResponse(
+                    partition_index=index,
+                    timestamp=timestamp,
+                    offset=offset,
+                    leader_epoch=epoch if context.api_version >= 4 else -1,
                 )
             except KafkaError as error:
-                answered.append(ListOffsetsPartitionResponse(partition_index=index, error_code=error.code))
-        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answered))
-    return ListOffsetsResponse(topics=topics)
+                answered[index] = ListOffsetsPartitionResponse(partition_index=index, error_code=error.code)
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(name=name, partitions=list(answered.values())) for name, answered in topics.items()
+        ]
+    )
 
 
 def refuse(request: ListOffsetsRequest, error: KafkaError, version: int) -> ListOffsetsResponse:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidelog.broker.request import RequestContext
+from tidelog.broker.request import Deferred, RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_commit import (
@@ -52,13 +52,32 @@ def handle(services: Services, context: RequestContext, request: OffsetCommitReq
         retention_time_ms=request.retention_time_ms,
         topics=known,
     )
-    return services.groups.commit_offsets(context, commit, lambda response: _merged(response, refused, by_id))
+    if not refused:
+        return services.groups.commit_offsets(context, commit)
+    # What does not exist is said of its partitions also when the coordinator refuses all the others.
+    try:
+        answer = services.groups.commit_offsets(context, commit)
+    except KafkaError as error:
+        return _merged(refuse(commit, error, context.api_version), refused, by_id)
+    merged = Deferred()
+
+    def answered(response: OffsetCommitResponse | KafkaError) -> None:
+        if isinstance(response, KafkaError):
+            response = refuse(commit, response, context.api_version)
+        merged.complete(_merged(response, refused, by_id))
+
+    if not isinstance(answer, Deferred):
+        return _merged(answer, refused, by_id)
+    answer.on_complete(answered)
+    return merged
 
 
 def refuse(request: OffsetCommitRequest, error: KafkaError, version: int) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         topics=[
-            _refused(topic, [each.partition_index for each in topic.partitions], error.code) for topic in request.topics
+            _refused(topic, [each.partition_index for each in topic.partitions], error.code)
+            for topic in request.topics
+            if topic.partitions
         ]
     )
 
@@ -75,8 +94,6 @@ def _merged(
     response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic], by_id: bool
 ) -> OffsetCommitResponse:
     """One entry a topic, whoever answered for its partitions."""
-    if not refused:
-        return response
     topics: dict[str | bytes, OffsetCommitResponseTopic] = {}
     for topic in refused + response.topics:
         earlier = topics.setdefault(topic.topic_id if by_id else topic.name, topic)

@@ -216,17 +216,22 @@ def test_a_refused_commit_answers_for_every_partition():
         group_id="g", generation_id_or_member_epoch=5, member_id="m", topics=[commit_topic("t", 0, 7)]
     )
     answer = results(node.answer(offset_commit, request, 8))
-    assert answer == {("t", 0): E.ILLEGAL_GENERATION, ("t", 7): E.ILLEGAL_GENERATION}
+    assert answer == {("t", 0): E.ILLEGAL_GENERATION, ("t", 7): E.UNKNOWN_TOPIC_OR_PARTITION}
 
 
 def test_a_commit_that_fails_later_answers_for_every_partition():
     node = Node(commits_at_once=False)
-    request = OffsetCommitRequest(group_id="g", topics=[commit_topic("t", 0, 7)])
+    request = OffsetCommitRequest(group_id="g", topics=[commit_topic("t", 0, 1)])
     reply = node.ask(offset_commit, request, 9)
+    partly_unknown = node.ask(offset_commit, OffsetCommitRequest(group_id="g", topics=[commit_topic("t", 0, 7)]), 9)
     assert reply.is_parked
     node.world.advance(5000)
     assert reply.error == E.COORDINATOR_NOT_AVAILABLE
     assert set(results(offset_commit.refuse(request, reply.response, 9)).values()) == {E.COORDINATOR_NOT_AVAILABLE}
+    assert results(partly_unknown.response) == {
+        ("t", 0): E.COORDINATOR_NOT_AVAILABLE,
+        ("t", 7): E.UNKNOWN_TOPIC_OR_PARTITION,
+    }
 
 
 def test_an_unknown_topic_id_is_said_and_a_deleted_topic_has_no_name_left():

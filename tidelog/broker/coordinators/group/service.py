@@ -138,14 +138,11 @@ class GroupCoordinatorService:
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
-    def commit_offsets(
-        self, context: RequestContext, request: OffsetCommitRequest, finish: Callable[[Any], Any] | None = None
-    ) -> Any:
+    def commit_offsets(self, context: RequestContext, request: OffsetCommitRequest) -> Any:
         """`request` has only topics that exist, by name, with their ids where known."""
         return self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.commit_offsets(request, caller_of(context, token), now),
-            finish,
         )
 
     def fetch_offsets(
