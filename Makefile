@@ -67,7 +67,7 @@ bench: $(VENV)/.dev-installed
 	$(BIN)/python -m tidelog.bench compare $(ARGS)
 
 compat: $(VENV)/.dev-installed
-	TIDELOG_COMPAT_KAFKA=1 $(BIN)/python -m pytest -q tests/compatibility $(ARGS)
+	TIDELOG_COMPAT_KAFKA=1 $(BIN)/python -m pytest -q tests/compatibility tests/cluster/test_client_node.py $(ARGS)
 
 kill-test: $(VENV)/.dev-installed
 	TIDELOG_KILLS=100 $(BIN)/python -m pytest -q tests/cluster/test_kill_restart.py $(ARGS)

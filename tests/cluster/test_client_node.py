@@ -1,9 +1,10 @@
-"""Our client against real nodes, Tidelog and Apache Kafka alike, and in one group with librdkafka."""
+"""Our client against real nodes, and in one group with librdkafka; `make compat` runs it against Kafka as well."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,8 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         with TidelogProcess(directory, options=OPTIONS) as tidelog:
             yield tidelog
         return
+    if not os.environ.get("TIDELOG_COMPAT_KAFKA"):
+        pytest.skip("set TIDELOG_COMPAT_KAFKA=1 to run against Kafka too")
     if (reason := peers.why_unavailable()) is not None:
         pytest.skip(reason)
     with peers.KafkaProcess(directory, options=OPTIONS, heap="512m") as kafka:
