@@ -1,4 +1,4 @@
-"""What of Produce and Fetch is worth doing by hand (DESIGN section 4); all else goes through the compiled messages.
+"""What of Produce and Fetch is worth doing by hand; all else goes through the compiled messages (docs/decisions/0004).
 
 Three things are: the request that librdkafka sends (one partition), the produce response, and the fetch response, whose
 regions of record batches must not be copied. Responses are framed here (size, correlation id, tags), so that no second

@@ -1,7 +1,7 @@
 """What an append and a read cost, in CPU microseconds: python -m tests.unit.storage.measure_log [DIRECTORY].
 
 Each figure is the median of several rounds, on a file whose pages were written and given back before, less the cost of
-the loop and of preparing the batch. Compare with the budget in DESIGN: 7 us for 200 bytes, 12 us for 16 KB, 6 us for a
+the loop and of preparing the batch. The budget: 7 us for 200 bytes, 12 us for 16 KB, 6 us for a
 read at the tail.
 """
 
