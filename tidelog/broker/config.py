@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.broker.config_definitions import (
     BROKER,
-    BROKER_SYNONYMS,
     DYNAMIC_ONLY,
     TOPIC,
     TOPIC_SYNONYMS,
@@ -351,8 +350,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(_text(item) for item in value)
     return "" if value is None else str(value)
-
-
-def synonyms_of(name: str) -> tuple[str, ...]:
-    """The broker keys that can stand behind a broker key, itself among them, strongest first."""
-    return BROKER_SYNONYMS.get(name, (name,))

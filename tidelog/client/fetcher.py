@@ -365,11 +365,6 @@ class Fetcher:
             if partition in self._subscription.assigned:
                 raise problem
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Of record batches fetched and not yet read to their end."""
-        return sum(fetched.size_bytes for waiting in self._buffered.values() for fetched in waiting)
-
     # -- the end
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from struct import error as StructError
 from typing import NamedTuple, Protocol, cast
 
 from tidelog.protocol.messages.produce import ProduceRequest as ProduceMessage
+from tidelog.protocol.primitives import continue_uvarint, write_uvarint
 from tidelog.protocol.record_batch import ATTRIBUTES_LOW_OFFSET, TRANSACTIONAL_FLAG
 
 Buffer = bytes | bytearray | memoryview
@@ -43,13 +44,6 @@ _DIVERGING_FIELD = Struct(">BBiqB")  # tag, size, epoch, end offset, no tags
 PRODUCE_FLEXIBLE_FROM = 9
 FETCH_FLEXIBLE_FROM = 12
 TOPIC_ID_FROM = 13  # both APIs: KIP-516
-
-
-def append_uvarint(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
 
 
 # ---------------------------------------------------------------------------------------------------------- Produce
@@ -127,18 +121,8 @@ def _one_produce(buffer: memoryview) -> OneProduce | None:
     position = name_end + 5
     length = buffer[position]
     position += 1
-    shift = 7
     if length >= 0x80:
-        length &= 0x7F
-        while True:
-            byte = buffer[position]
-            position += 1
-            length |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 28:
-                return None
+        length, position = continue_uvarint(buffer, position, length)
     end = position + length - 1
     if length == 0 or end + 3 != len(buffer) or buffer[end] or buffer[end + 1] or buffer[end + 2]:
         return None
@@ -163,7 +147,7 @@ def encode_one_produced(
 def _append_text(out: bytearray, text: str | None, flexible: bool) -> None:
     data = b"" if text is None else text.encode()
     if flexible:
-        append_uvarint(out, 0 if text is None else len(data) + 1)
+        write_uvarint(out, 0 if text is None else len(data) + 1)
     else:
         out += _INT16.pack(-1 if text is None else len(data))
     out += data
@@ -171,7 +155,7 @@ def _append_text(out: bytearray, text: str | None, flexible: bool) -> None:
 
 def _append_count(out: bytearray, count: int, flexible: bool) -> None:
     if flexible:
-        append_uvarint(out, count + 1)
+        write_uvarint(out, count + 1)
     else:
         out += _INT32.pack(count)
 
@@ -216,7 +200,7 @@ def _append_produced(out: bytearray, partition: ProducedPartition, version: int)
         return
     out += _PRODUCED_WITH_START.pack(index, error_code, base_offset, append_time_ms, start_offset)
     if version >= PRODUCE_FLEXIBLE_FROM:
-        append_uvarint(out, len(record_errors) + 1) if record_errors else out.append(1)
+        write_uvarint(out, len(record_errors) + 1) if record_errors else out.append(1)
         for batch_index, reason in record_errors:
             out += _INT32.pack(batch_index)
             _append_text(out, reason, True)

@@ -42,10 +42,6 @@ class LeaderEpochs:
     def earliest(self) -> tuple[int, int] | None:
         return (self._epochs[0], self._starts[0]) if self._epochs else None
 
-    @property
-    def latest_entry(self) -> tuple[int, int] | None:
-        return (self._epochs[-1], self._starts[-1]) if self._epochs else None
-
     def assign(self, epoch: int, start_offset: int) -> bool:
         """Note that `epoch` begins at `start_offset`; True when that changed anything.
 

@@ -31,9 +31,6 @@ class TimerQueue(Generic[Key]):
     def __contains__(self, key: object) -> bool:
         return key in self._deadlines
 
-    def deadline_of(self, key: Key) -> int | None:
-        return self._deadlines.get(key)
-
     def set(self, key: Key, deadline_ms: int) -> None:
         """The key is due at this time, whatever was said before."""
         self._deadlines[key] = deadline_ms

@@ -7,7 +7,6 @@ dataclasses, not frozen ones: freezing costs four times as much to construct, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
@@ -145,9 +144,6 @@ class MetadataImage:
     def feature_level(self, name: str) -> int:
         """The finalized level of a feature; 0 where none was written."""
         return self.features.get(name, 0)
-
-    def active_brokers(self) -> Iterable[BrokerImage]:
-        return (broker for broker in self.brokers.values() if broker.is_active)
 
 
 @dataclass(slots=True)
