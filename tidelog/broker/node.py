@@ -10,13 +10,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import random
-import secrets
 import socket
-import time
-import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tidelog import __version__
@@ -46,14 +41,14 @@ from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.metadata_wiring import broker_registration, controller_settings, metadata_log_config
+from tidelog.broker.node_ports import NodePorts, os_ports
 from tidelog.broker.partitions import Partitions
-from tidelog.broker.server import Server, ServerLimits, bind
+from tidelog.broker.server import Server, ServerLimits
 from tidelog.broker.services import Services
 from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.registration import BrokerRegistration
 from tidelog.replication.controller.state import ControllerState
 from tidelog.replication.quorum.single import QuorumOfOne
-from tidelog.storage.disk import OsDisk
 from tidelog.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
@@ -83,14 +78,7 @@ SERVED_APIS = (
     sync_group,
 )
 
-# fsync, cold reads and recovery: the device is the limit, not the threads.
-IO_THREADS_MAX = 8
 RECEIVE_BYTES_MAX = 1 << 30
-
-
-def wall_clock_ms() -> int:
-    """The one source of record timestamps."""
-    return int(time.time() * 1000)
 
 
 async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
@@ -98,9 +86,12 @@ async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
 
     Raises ConfigError, ForeignDirectory or OSError, each with a text fit to be shown, when it cannot start.
     """
-    node = Node(config)
+    node = Node(config, os_ports())
     try:
         on_ready(await node.start())
+        # What is here now stays: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
         await asyncio.get_running_loop().create_future()
     finally:
         await node.stop()
@@ -109,11 +100,12 @@ async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
 class Node:
     """A broker and its controller in one process, on the running event loop."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, ports: NodePorts) -> None:
         self.config = config
+        self._ports = ports
         self._loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="tidelog-io")
-        self._rng = random.Random(secrets.randbits(64))
+        self._executor = ports.executor
+        self._rng = ports.rng
         self._sockets: list[tuple[str, socket.socket]] = []
         self._directories: list[LogDirectory] = []
         self._hosting: Hosting | None = None
@@ -131,12 +123,12 @@ class Node:
         config = self.config
         self._check_served()
         for listener in self._served_listeners():
-            self._sockets.append((listener.name, bind(listener.host, listener.port)))
+            self._sockets.append((listener.name, self._ports.bind(listener.host, listener.port)))
         self._open_directories()
         controller = self._controller = self._make_controller()
         partitions = self._partitions = self._make_partitions(controller)
         hosting = self._hosting = Hosting(
-            config.node_id, config, self._directories, partitions, self._loop, wall_clock_ms, self._on_role,
+            config.node_id, config, self._directories, partitions, self._loop, self._ports.clock_ms, self._on_role,
             lambda work: self._loop.run_in_executor(self._executor, work),
         )  # fmt: skip
         groups = self._groups = self._make_groups(partitions, controller)
@@ -148,7 +140,7 @@ class Node:
             config=config,
             node_id=config.node_id,
             cluster_id=self._directories[0].cluster_id,
-            clock_ms=wall_clock_ms,
+            clock_ms=self._ports.clock_ms,
             image=lambda: controller.image,
             partitions=partitions,
             controller=controller,
@@ -158,9 +150,6 @@ class Node:
         self._dispatcher = Dispatcher(services, SERVED_APIS)
         self._server = Server(self._limits(), self._dispatcher.dispatch, self._loop.time)
         await self._server.listen(self._sockets)
-        # What is here now stays: keep the collector from walking it again and again.
-        gc.collect()
-        gc.freeze()
         return self._ready_line()
 
     def _check_served(self) -> None:
@@ -176,7 +165,7 @@ class Node:
         return [listener for listener in self.config.listeners if listener.name not in names]
 
     def _open_directories(self) -> None:
-        config, disk = self.config, OsDisk()
+        config, disk = self.config, self._ports.disk
         paths = [config.metadata_log_dir, *config.log_dirs]
         cluster_id: str | None = None
         for path in dict.fromkeys(map(str, paths)):
@@ -187,8 +176,8 @@ class Node:
     def _make_controller(self) -> Controller:
         config = self.config
         home = self._directories[0]
-        metadata_log = home.open_metadata_log(metadata_log_config(config), wall_clock_ms())
-        quorum = QuorumOfOne(OsDisk(), home.path, metadata_log, config.node_id, home.directory_id)
+        metadata_log = home.open_metadata_log(metadata_log_config(config), self._ports.clock_ms())
+        quorum = QuorumOfOne(self._ports.disk, home.path, metadata_log, config.node_id, home.directory_id)
 
         async def run_in_executor(work: Callable[[], None]) -> None:
             await self._loop.run_in_executor(self._executor, work)
@@ -197,7 +186,7 @@ class Node:
             quorum,
             ControllerState(controller_settings(config), self._rng),
             run_in_executor=run_in_executor,
-            clock_ms=wall_clock_ms,
+            clock_ms=self._ports.clock_ms,
             on_image=self._on_image,
             snapshot_bytes_min=config.integer("metadata.log.max.record.bytes.between.snapshots"),
         )
@@ -211,7 +200,7 @@ class Node:
         return Partitions(
             self._loop,
             self._executor,
-            wall_clock_ms,
+            self._ports.clock_ms,
             self._rng,
             known,
             fetch_session_slots_max=self.config.integer("max.incremental.fetch.session.cache.slots"),
@@ -223,14 +212,14 @@ class Node:
             topic = controller.image.topics_by_name.get(OFFSETS_TOPIC)
             return len(topic.partitions) if topic else self.config.integer("offsets.topic.num.partitions")
 
-        ports = GroupPorts(OFFSETS_TOPIC, partitions, self._loop, wall_clock_ms)
+        ports = GroupPorts(OFFSETS_TOPIC, partitions, self._loop, self._ports.clock_ms)
         settings = GroupCoordinatorConfig.from_node(self.config.integer)
         return GroupCoordinatorService(settings, ports, self._rng, partition_count)
 
     def _registration(self) -> BrokerRegistration:
         homes = set(map(str, self.config.log_dirs))
         directory_ids = [directory.directory_id for directory in self._directories if directory.path in homes]
-        return broker_registration(self.config, uuid.uuid4().bytes, self._bound_ports(), directory_ids)
+        return broker_registration(self.config, self._rng.randbytes(16), self._bound_ports(), directory_ids)
 
     def _bound_ports(self) -> dict[str, int]:
         return {name: sock.getsockname()[1] for name, sock in self._sockets}
@@ -285,7 +274,8 @@ class Node:
         for part in parts:
             if part is not None:
                 await self._close(part)
-        self._executor.shutdown(wait=True)
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
         for directory in self._directories:
             await self._close(directory)
         for _, sock in self._sockets:

@@ -50,7 +50,7 @@ class Partitions:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        executor: Executor,
+        executor: Executor | None,
         clock_ms: Callable[[], int],
         rng: random.Random,
         known_elsewhere: Callable[[str | bytes, int], bool],

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.broker.metadata_services import running_services
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.node import Node
+from tidelog.broker.node_ports import os_ports
 from tidelog.broker.services import Services
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.messages.create_topics import (
@@ -114,7 +115,7 @@ async def start_node(tmp_path: Path) -> AsyncIterator[StartNode]:
             "offsets.topic.num.partitions": "2",
             "group.initial.rebalance.delay.ms": "0",
         }
-        node = Node(NodeConfig(settings | config))
+        node = Node(NodeConfig(settings | config), os_ports())
         try:
             line = await node.start()
         except BaseException:

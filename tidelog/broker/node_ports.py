@@ -1,0 +1,50 @@
+"""The world as a node meets it: disk, sockets, clock, chance, threads. Given in, so that a simulator can be them all.
+
+The event loop is the port for everything in between (connections, timers): a node takes the one it is started on.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tidelog.broker.server import bind
+from tidelog.storage.disk import Disk, OsDisk
+
+# fsync, cold reads and recovery: the device is the limit, not the threads.
+IO_THREADS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodePorts:
+    """`executor` goes to `loop.run_in_executor` and is shut down with the node; `clock_ms` is wall time since 1970.
+
+    `bind(host, port)` gives a bound socket that the loop can listen on; OSError when it cannot.
+    """
+
+    disk: Disk
+    bind: Callable[[str, int], socket.socket]
+    clock_ms: Callable[[], int]
+    rng: random.Random
+    executor: Executor | None
+
+
+def wall_clock_ms() -> int:
+    """The one source of record timestamps."""
+    return int(time.time() * 1000)
+
+
+def os_ports() -> NodePorts:
+    """The machine we run on."""
+    return NodePorts(
+        disk=OsDisk(),
+        bind=bind,
+        clock_ms=wall_clock_ms,
+        rng=random.Random(secrets.randbits(64)),
+        executor=ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="tidelog-io"),
+    )
