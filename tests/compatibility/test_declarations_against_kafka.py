@@ -22,11 +22,9 @@ from tidelog.protocol.schema import Message
 
 JARS = ("kafka-clients-*.jar", "kafka-metadata-*.jar", "kafka-group-coordinator-4*.jar")
 
-# What Kafka calls otherwise: a schema's struct name is ours except where two of one file would clash.
+# What Kafka calls otherwise: a schema's struct name is ours, behind its message's where two of one file would clash.
 FILES = {"ZkMigrationStateRecord": "ZkMigrationRecord"}
 STRUCTS = {
-    ("LeaderChangeMessage", "Voter"): "LeaderChangeMessageVoter",
-    ("VotersRecord", "Voter"): "VotersRecordVoter",
     ("ConsumerProtocolSubscription", "TopicPartition"): "ConsumerProtocolTopicPartition",
     ("ConsumerProtocolAssignment", "TopicPartition"): "ConsumerProtocolTopicPartition",
 }
@@ -125,7 +123,8 @@ def compare_kind(
         assert (field.element if field.kind == "array" else field.kind) == element, where
         return
     assert field.kind in ("array", "struct"), where
-    assert field.element.__name__ == STRUCTS.get((root["name"], element), element), where
+    ours = field.element.__name__
+    assert ours in (STRUCTS.get((root["name"], element), element), root["name"] + element), where
     compare(field.element, struct, versions, root)
 
 
