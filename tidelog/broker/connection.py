@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -64,8 +65,8 @@ class _Slot:
 class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
-        "_out", "_owner", "_paused_reading", "_pending", "_start", "_transport", "_view", "_writable", "active", "host",
-        "listener_name",
+        "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_start", "_transport", "_view", "_writable",
+        "active", "host", "listener_name",
     )  # fmt: skip
 
     def __init__(self, owner: ConnectionOwner, listener_name: str) -> None:
@@ -87,6 +88,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._exclusive = False
         self._writable = True
         self._paused_reading = False
+        self._on_close: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------------------------------- asyncio's protocol
 
@@ -110,6 +112,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if deferred is not None and deferred.on_abandon is not None:
                 deferred.on_abandon()
         self._owner.disconnected(self)
+        notices, self._on_close = self._on_close, []
+        for notice in notices:
+            notice()
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        if self._transport is None:
+            callback()
+        else:
+            self._on_close.append(callback)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._end :]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from struct import Struct
 from struct import error as StructError
 from types import ModuleType
@@ -34,12 +34,16 @@ COLD_TASKS_MAX = 4096
 
 
 class Dispatcher:
-    """`apis`: handler modules (see `services`); each says its REQUEST class, handle() and refuse()."""
+    """`apis`: handler modules (see `services`); each says its REQUEST class, handle() and refuse().
 
-    def __init__(self, services: Services, apis: Iterable[ModuleType]) -> None:
+    `forwarded`: keys of those that only the active controller answers; elsewhere they are sent on to it.
+    """
+
+    def __init__(self, services: Services, apis: Iterable[ModuleType], forwarded: Collection[int] = ()) -> None:
         self._services = services
         self._apis = {module.REQUEST.API_KEY: _Api(module) for module in apis}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._forwarded = frozenset(forwarded)
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
     def served(self) -> dict[int, range]:
@@ -64,12 +68,14 @@ class Dispatcher:
             if version >= FETCH_FLEXIBLE_FROM:
                 position = _skip_header_tags(frame, position)
             return fetch.serve(self._services, frame[position:], version, correlation_id, connection)
-        return self._dispatch_cold(frame, key, version, correlation_id, client_id_bytes, connection)
+        return self.dispatch_cold(frame, connection)
 
-    def _dispatch_cold(
-        self, frame: memoryview, key: int, version: int, correlation_id: int, client_id_bytes: int,
-        connection: Peer,
-    ) -> Answer:  # fmt: skip
+    def dispatch_cold(self, frame: memoryview, connection: Peer) -> Answer:
+        """A request for one of `apis`: any but Produce and Fetch of records."""
+        try:
+            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
+        except StructError:
+            raise MalformedMessage("request shorter than its header") from None
         api = self._apis.get(key)
         if api is None:
             raise MalformedMessage(f"API key {key} is not served")
@@ -87,7 +93,11 @@ class Dispatcher:
         position = _skip_header_tags(frame, end) if request_header_version(key, version) == 2 else end
         # Bytes behind the request are ignored, as Kafka does: librdkafka sends some.
         request, _ = api.read(frame, position, version)
-        context = RequestContext(key, version, correlation_id, client_id, connection.host, connection.listener_name)
+        context = RequestContext(
+            key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
+        )
+        if key in self._forwarded and not self._services.controller_channel.is_local():
+            return self._run(self._forward(bytes(frame), context, request), api, context, request)
         try:
             result = api.handle(self._services, context, request)
             if inspect.iscoroutine(result):
@@ -116,12 +126,50 @@ class Dispatcher:
                     response = await _completed(response)
             except Exception as error:
                 response = _as_kafka_error(error, api.name)
-            answer.complete(api.framed(response, context, request))
+            answer.complete(response if type(response) is bytes else api.framed(response, context, request))
 
         task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return answer
+
+    async def _forward(self, frame: bytes, context: RequestContext, request: Any) -> bytes:
+        response: bytes = await self._services.controller_channel.forward(frame, context.client_host)
+        return len(response).to_bytes(4, "big") + response
+
+    # -------------------------------------------------------------------------------------- requests from within
+
+    async def call(self, request: Any, version: int) -> Any:
+        """The response message to a request of this node's own; never forwarded."""
+        api = self._apis[request.API_KEY]
+        return await self._outcome(api, RequestContext(request.API_KEY, version, 0, None, "127.0.0.1", ""), request)
+
+    async def embedded(self, frame: bytes, client_host: str) -> bytes:
+        """The response, header included, to a request that came in an envelope. Raises KafkaError, MalformedMessage."""
+        try:
+            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
+        except StructError:
+            raise MalformedMessage("request shorter than its header") from None
+        api = self._apis.get(key)
+        if api is None or key not in self._forwarded or version not in api.versions:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"version {version} of API key {key} cannot be forwarded")
+        view = memoryview(frame)
+        end = 10 + max(client_id_bytes, 0)
+        position = _skip_header_tags(view, end) if request_header_version(key, version) == 2 else end
+        request, _ = api.read(view, position, version)
+        client_id = str(view[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
+        context = RequestContext(key, version, correlation_id, client_id, client_host, "")
+        response = await self._outcome(api, context, request)
+        return bytes(memoryview(api.framed(response, context, request))[4:])
+
+    async def _outcome(self, api: _Api, context: RequestContext, request: Any) -> Any:
+        try:
+            result = api.handle(self._services, context, request)
+            if inspect.iscoroutine(result):
+                result = await result
+            return await _completed(result) if isinstance(result, Deferred) else result
+        except Exception as error:
+            return api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
 
     async def close(self) -> None:
         """Cancel cold handlers that are still under way."""

@@ -19,11 +19,18 @@ class Peer(Protocol):
 
     def close(self) -> None: ...
 
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back once the other end is gone."""
+        ...
+
 
 class RequestContext:
-    """Who asks, and in which version: the decoded request header plus the peer's address."""
+    """Who asks, and in which version: the decoded request header plus the peer's address.
 
-    __slots__ = ("api_key", "api_version", "client_host", "client_id", "correlation_id", "listener_name")
+    `connection` is None for what comes from inside: this node's own calls, and requests forwarded in an envelope.
+    """
+
+    __slots__ = ("api_key", "api_version", "client_host", "client_id", "connection", "correlation_id", "listener_name")
 
     def __init__(
         self,
@@ -33,6 +40,7 @@ class RequestContext:
         client_id: str | None,
         client_host: str,
         listener_name: str,
+        connection: Peer | None = None,
     ) -> None:
         self.api_key = api_key
         self.api_version = api_version
@@ -40,6 +48,7 @@ class RequestContext:
         self.client_id = client_id
         self.client_host = client_host
         self.listener_name = listener_name
+        self.connection = connection
 
 
 class Deferred:

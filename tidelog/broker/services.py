@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.producer_ids import ProducerIds
 from tidelog.broker.topic_creation import TopicCreation
@@ -36,6 +36,8 @@ class Services:
     controller: Controller
     groups: GroupCoordinatorService
     rng: random.Random
+    controller_channel: Any = None
+    raft: Any = None
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)
 

@@ -1,0 +1,268 @@
+"""Connections to other nodes of the cluster: requests out, answers back in their order.
+
+`Channel` is replication's `Link` (bytes and a callback, for fetching replicas), `Channels.exchange` its `Exchange` (a
+message out, a message back). Which node to ask, and when to try again, is the callers' business. Invariant: a channel
+that broke stays broken, and every request on it that had no answer is told so, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, cast
+
+from tidelog.protocol.api import request_header_version, response_header_version
+from tidelog.protocol.errors import MalformedMessage
+from tidelog.replication.ports import Endpoint, OnResponse, PeerUnreachable
+
+BUFFER_INITIAL_BYTES = 64 * 1024
+# A fetch answers at most replica.fetch.response.max.bytes, or one batch whatever its size.
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+IN_FLIGHT_MAX = 1024
+CHANNELS_MAX = 1024
+CONNECT_TIMEOUT_S = 10.0
+
+_FRAME = Struct(">ihhih")
+_FRAME_SIZE = Struct(">i")
+
+
+class Channel(asyncio.BufferedProtocol):
+    """One connection, being made from the start."""
+
+    __slots__ = (
+        "_buffer", "_client_id", "_connecting", "_correlation_id", "_end", "_loop", "_on_broken", "_open", "_queued",
+        "_start", "_transport", "broken", "endpoint", "reason", "refused",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: Endpoint,
+        client_id: str,
+        on_broken: Callable[[Channel], None] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.broken = False
+        self.refused = False
+        self.reason = ""
+        self._loop = loop
+        self._client_id = client_id.encode()
+        self._on_broken = on_broken
+        self._buffer = memoryview(bytearray(BUFFER_INITIAL_BYTES))
+        self._start = self._end = 0
+        self._open: deque[tuple[int, int, OnResponse]] = deque()
+        self._queued: list[bytes] | None = []
+        self._correlation_id = 0
+        self._transport: asyncio.Transport | None = None
+        self._connecting = loop.create_task(self._connect(), name=f"connect to {endpoint}")
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._loop.create_connection(lambda: self, self.endpoint.host, self.endpoint.port)
+        except (OSError, TimeoutError) as error:
+            self.refused = isinstance(error, ConnectionRefusedError)
+            self._break(str(error) or "connecting took too long")
+
+    # -- Link --------------------------------------------------------------------------------------------------------
+
+    def request(self, api_key: int, version: int, body: bytes | bytearray, on_response: OnResponse) -> None:
+        if self.broken or len(self._open) >= IN_FLIGHT_MAX:
+            self._loop.call_soon(on_response, None)
+            return
+        correlation_id = self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        client_id = self._client_id
+        flexible = request_header_version(api_key, version) == 2
+        size_bytes = 10 + len(client_id) + flexible + len(body)
+        frame = b"".join((
+            _FRAME.pack(size_bytes, api_key, version, correlation_id, len(client_id)),
+            client_id, b"\0" if flexible else b"", body,
+        ))  # fmt: skip
+        self._open.append((correlation_id, response_header_version(api_key, version), on_response))
+        if self._transport is not None:
+            self._transport.write(frame)
+        elif self._queued is not None:
+            self._queued.append(frame)
+
+    def close(self) -> None:
+        self.give_up("closed")
+
+    def give_up(self, reason: str) -> None:
+        """Break it from this end."""
+        self._break(reason)
+
+    async def closed(self) -> None:
+        """Until nothing of it runs any more; after `close`."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._connecting
+
+    # -- asyncio's protocol ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self.broken:
+            self._transport.abort()
+            return
+        queued, self._queued = self._queued, None
+        if queued:
+            self._transport.writelines(queued)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._break(str(exc) if exc else "the connection was closed")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        end = self._end = self._end + nbytes
+        start, buffer = self._start, self._buffer
+        size = 0
+        while end - start >= 4:
+            size = _FRAME_SIZE.unpack_from(buffer, start)[0]
+            if not 4 <= size <= FRAME_BYTES_MAX:
+                self._break(f"an answer of {size} bytes")
+                return
+            stop = start + 4 + size
+            if stop > end:
+                break
+            try:
+                self._answer(buffer[start + 4 : stop])
+            except (MalformedMessage, IndexError) as error:
+                self._break(f"an answer that cannot be read: {error}")
+                return
+            if self.broken:
+                return
+            start, size = stop, 0
+        self._start = start
+        if start == end:
+            self._start = self._end = 0
+        else:
+            self._make_room(4 + size)
+
+    def _make_room(self, frame_bytes: int) -> None:
+        """The rest of the frame that has begun must fit behind what is here; grow with what has really arrived."""
+        start, end, capacity = self._start, self._end, len(self._buffer)
+        if start + frame_bytes <= capacity and end < capacity:
+            return
+        kept = self._buffer[start:end]
+        target = self._buffer if frame_bytes <= capacity else memoryview(bytearray(min(frame_bytes, 2 * capacity)))
+        if target is not self._buffer or start:
+            target[: end - start] = bytes(kept) if target is self._buffer else kept
+        self._buffer = target
+        self._start, self._end = 0, end - start
+
+    def _answer(self, frame: memoryview) -> None:
+        if not self._open:
+            raise MalformedMessage("nothing was asked")
+        correlation_id, header_version, on_response = self._open.popleft()
+        if _FRAME_SIZE.unpack_from(frame, 0)[0] != correlation_id:
+            self._open.appendleft((correlation_id, header_version, on_response))
+            raise MalformedMessage("it is out of order")
+        on_response(frame[4:] if header_version == 0 else frame[_after_tags(frame) :])
+
+    def _break(self, reason: str) -> None:
+        if self.broken:
+            return
+        self.broken = True
+        self.reason = reason
+        self._queued = None
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self._connecting.done() and asyncio.current_task(self._loop) is not self._connecting:
+            self._connecting.cancel()
+        if self._on_broken is not None:
+            self._on_broken(self)
+        while self._open:
+            self._open.popleft()[2](None)
+
+
+def _after_tags(frame: memoryview) -> int:
+    """The position behind a response header of version 1; nodes of a cluster put no tags there, but may."""
+    position = 5
+    for _ in range(frame[4]):
+        position += 2 + frame[position + 1]
+    return position
+
+
+class Channels:
+    """This node's connections to others, one for each (endpoint, lane), made when first needed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client_id: str) -> None:
+        self._loop = loop
+        self._client_id = client_id
+        self._channels: dict[tuple[Endpoint, str], Channel] = {}
+        self._links: dict[Channel, None] = {}
+
+    def connect(self, endpoint: Endpoint) -> Channel:
+        """A channel of the caller's own, who closes it."""
+        channel = Channel(self._loop, endpoint, self._client_id, lambda broken: self._links.pop(broken, None))
+        self._links[channel] = None
+        return channel
+
+    async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
+        """Raises PeerUnreachable. When the time is up the lane's connection is given up: its order is lost."""
+        channel = self._channel(endpoint, lane)
+        future: asyncio.Future[bytes] = self._loop.create_future()
+
+        def answered(body: memoryview | None) -> None:
+            if future.done():
+                return
+            if body is None:
+                future.set_exception(PeerUnreachable(f"{endpoint}: {channel.reason}", refused=channel.refused))
+            else:
+                future.set_result(bytes(body))
+
+        channel.request(type(request).API_KEY, version, request.encode(version), answered)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                body = await future
+        except TimeoutError:
+            channel.give_up("no answer in time")
+            raise PeerUnreachable(f"{endpoint}: no answer within {timeout_ms} ms") from None
+        try:
+            return response_type(type(request)).decode(body, version)
+        except MalformedMessage as error:
+            channel.give_up(str(error))
+            raise PeerUnreachable(f"{endpoint}: {error}") from None
+
+    def _channel(self, endpoint: Endpoint, lane: str) -> Channel:
+        channel = self._channels.get((endpoint, lane))
+        if channel is None:
+            if len(self._channels) >= CHANNELS_MAX:
+                raise PeerUnreachable(f"{endpoint}: too many connections to other nodes")
+
+            def forget(broken: Channel) -> None:
+                self._channels.pop((endpoint, lane), None)
+
+            channel = self._channels[endpoint, lane] = Channel(self._loop, endpoint, self._client_id, forget)
+        return channel
+
+    async def refuses(self, endpoint: Endpoint, timeout_ms: int = 1000) -> bool:
+        """Whether nobody listens there: true for a process that is gone, false for one that lives or hangs."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                transport, _ = await self._loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        transport.abort()
+        return False
+
+    async def close(self) -> None:
+        for channel in [*self._channels.values(), *self._links]:
+            channel.close()
+            await channel.closed()
+
+
+def response_type(request: type[Any]) -> Any:
+    """FetchRequest -> FetchResponse, of the same module."""
+    return getattr(sys.modules[request.__module__], request.__name__.removesuffix("Request") + "Response")
