@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tidelog.broker.heartbeats import Heartbeats
 from tidelog.broker.producer_ids import ProducerIds
 from tidelog.broker.topic_creation import TopicCreation
 
@@ -40,7 +41,14 @@ class Services:
     raft: Any = None
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)
+    heartbeats: Heartbeats = field(init=False)
 
     def __post_init__(self) -> None:
         self.producer_ids = ProducerIds(lambda: self.controller.allocate_producer_ids(self.node_id))
         self.topic_creation = TopicCreation(self.config, self.controller)
+        self.heartbeats = Heartbeats(self._broker_connection_lost)
+
+    def _broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
+        controller: Any = self.controller
+        if controller is not None:
+            controller.broker_connection_lost(broker_id, broker_epoch)
