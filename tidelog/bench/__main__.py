@@ -63,6 +63,8 @@ def compare(
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(report.table(measured))
         click.echo(_NOTES)
+    for failure in report.failures(measured):
+        errors.print(failure, style="red", markup=False)
     if strict and any(row.passes is False for row in measured):
         raise SystemExit(1)
 
@@ -82,9 +84,9 @@ def profile(row: str, lines: int) -> None:
 
     Example: python -m tidelog.bench profile --row produce-16kb-w1
     """
-    found = [scenario for scenario in comparison.catalogue() if scenario.name == row]
+    found = [scenario for scenario in comparison.catalogue() if scenario.name == row and scenario.brokers == 1]
     if not found:
-        raise click.UsageError(f"no row {row!r}; `python -m tidelog.bench rows` lists them")
+        raise click.UsageError(f"no row {row!r} on one node; `python -m tidelog.bench rows` lists them")
     figures, split = profiling.measure_split(found[0])
     for metric in found[0].metrics:
         click.echo(f"{metric.name:16} {report.number(figures[metric.name])} {metric.unit}")

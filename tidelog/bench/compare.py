@@ -1,33 +1,54 @@
 """The comparison: every scenario on every contestant, interleaved round by round, in one run.
 
-Both nodes run all the time and are measured in turn, so that a machine that grows slower does so for both. Everything
-is warmed before anything is measured: a JIT compiler learns from all the work it will see. Nodes live
-on loopback, their data in a temporary directory that is removed. A figure is the median of its rounds.
+Both brokers run all the time and are measured in turn, so that a machine that grows slower does so for both. Everything
+is warmed before anything is measured: a JIT compiler learns from all the work it will see. Nodes live on loopback,
+their data in a temporary directory that is removed. A figure is the median of its rounds; what fails leaves its row
+empty, with the reason, and the rest goes on.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from tidelog.bench.peers import KafkaProcess
-from tidelog.bench.processes import ServerProcess, TidelogProcess
-from tidelog.bench.scenarios import end_to_end, fetch_raw, footprint, librdkafka, produce_raw
-from tidelog.bench.scenarios.base import Contestant, Metric, Scenario
+from tidelog.bench.clusters import Alone, Cluster, Running
+from tidelog.bench.peers import KafkaCluster, KafkaProcess, PeerUnavailable
+from tidelog.bench.processes import ServerFailed, TidelogProcess
+from tidelog.bench.raw import BenchError
+from tidelog.bench.scenarios import end_to_end, fetch_raw, footprint, librdkafka, produce_raw, replica_fetch
+from tidelog.bench.scenarios.base import Contestant, Metric, Scenario, client_errors
 from tidelog.bench.usage import free_bytes, warm_pages
 
 OURS, THEIRS = "tidelog", "kafka"
 # A deleted topic's pages serve the next round; Kafka's default would keep them for a minute.
 OPTIONS = {"log.segment.delete.delay.ms": "1000"}
-MAKERS: dict[str, Callable[[Path], ServerProcess]] = {
-    OURS: lambda directory: TidelogProcess(directory, options=OPTIONS),
-    THEIRS: lambda directory: KafkaProcess(directory, options=OPTIONS),
-}
+
+
+def tidelog(directory: Path, brokers: int, options: Mapping[str, str] = OPTIONS) -> Cluster:
+    """So many nodes of ours, not started."""
+    if brokers == 1:
+        return Alone(TidelogProcess(directory, options=options))
+    from tidelog.bench.processes import TidelogCluster
+
+    return TidelogCluster(directory, brokers, options=options)
+
+
+def kafka(directory: Path, brokers: int, options: Mapping[str, str] = OPTIONS) -> Cluster:
+    """So many nodes of Kafka's, not started."""
+    if brokers == 1:
+        return Alone(KafkaProcess(directory, options=options))
+    return KafkaCluster(directory, brokers, options=options)
+
+
+MAKERS: dict[str, Callable[..., Cluster]] = {OURS: tidelog, THEIRS: kafka}
+FAILURES: tuple[type[Exception], ...] = (BenchError, ServerFailed, PeerUnavailable, OSError, *client_errors())
 # The kernel hands out free pages in no order: only when all are warm does no row meet a cold one.
 _TOUCHED_SHARE = 0.85
 
@@ -39,6 +60,7 @@ class Row:
     scenario: Scenario
     metric: Metric
     figures: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
     def value(self, contestant: str) -> float | None:
         """Median over the rounds; None when this contestant was not measured."""
@@ -53,6 +75,8 @@ class Row:
     @property
     def passes(self) -> bool | None:
         """Whether every target that can be judged is met; None when there is none, or nothing to judge it by."""
+        if OURS in self.failures:
+            return False
         ours, verdicts = self.value(OURS), []
         if ours is not None and self.metric.at_most is not None:
             verdicts.append(ours <= self.metric.at_most)
@@ -62,9 +86,10 @@ class Row:
 
 
 def catalogue() -> list[Scenario]:
-    """Every scenario, in the order of the table."""
-    modules = (produce_raw, librdkafka, fetch_raw, end_to_end, footprint)
-    return [scenario for module in modules for scenario in module.scenarios()]
+    """Every scenario, in the order of the table: one node first."""
+    modules = (produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, footprint)
+    found = [scenario for module in modules for scenario in module.scenarios()]
+    return sorted(found, key=lambda scenario: scenario.brokers)
 
 
 def select(patterns: Sequence[str]) -> list[Scenario]:
@@ -73,18 +98,27 @@ def select(patterns: Sequence[str]) -> list[Scenario]:
 
 
 @contextmanager
-def contestants(names: Sequence[str], *, running: bool = True) -> Iterator[list[Contestant]]:
-    """A node of each named broker, started in a temporary directory; `running=False` when no scenario needs one."""
-    with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as scratch, ExitStack() as nodes:
+def contestants(
+    names: Sequence[str], brokers: int, *, running: bool = True, refused: Callable[[str, Exception], None]
+) -> Iterator[list[Contestant]]:
+    """So many nodes of each named broker in a temporary directory; `running=False` when no scenario needs them.
+
+    One that does not start is reported to `refused` and left out.
+    """
+    with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as scratch, ExitStack() as clusters:
         found = []
         for name in names:
-            make = MAKERS[name]
+            make = partial(MAKERS[name], brokers=brokers)
             home = Path(scratch, name)
-            server = make(home / "node")
-            if running:
-                nodes.enter_context(server)
-            home.mkdir(parents=True, exist_ok=True)
-            found.append(Contestant(name, server, make, home))
+            home.mkdir(parents=True)
+            try:
+                cluster = make(home / "cluster")
+                if running:
+                    clusters.enter_context(Running(cluster))
+            except FAILURES as error:
+                refused(name, error)
+                continue
+            found.append(Contestant(name, cluster, make, home, replicas=brokers))
         yield found
 
 
@@ -96,22 +130,60 @@ def run(
     scale: float = 1.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """Warm every contestant for every scenario, then go `rounds` times through them all, contestants in turn."""
+    """Every scenario's rows. Scenarios for one node and those for three are measured after each other, so that no node
+    runs beside them that has no part."""
     rows = [Row(scenario, metric) for scenario in scenarios for metric in scenario.metrics]
     if scale == 1:
         progress("touching free memory once")
         warm_pages(int(free_bytes() * _TOUCHED_SHARE), passes_at_most=1)
-    running = any(not isinstance(scenario, footprint.Footprint) for scenario in scenarios)
-    with contestants(names, running=running) as field_of:
-        for scenario, contestant in product(scenarios, field_of):
-            progress(f"{scenario.title}: warming {contestant.name}")
-            scenario.warm(contestant, scale)
-        for number in range(rounds):
-            # Whoever goes first this round goes last in the next.
-            for scenario, contestant in product(scenarios, field_of if number % 2 == 0 else field_of[::-1]):
-                progress(f"round {number + 1} of {rounds}, {scenario.title}: {contestant.name}")
-                figures = scenario.measure(contestant, scale)
-                for row in rows:
-                    if row.scenario is scenario:
-                        row.figures.setdefault(contestant.name, []).append(figures[row.metric.name])
+    for brokers in sorted({scenario.brokers for scenario in scenarios}):
+        together = [scenario for scenario in scenarios if scenario.brokers == brokers]
+        _Contest(together, rows, scale, progress).run(names, brokers, rounds)
     return rows
+
+
+class _Contest:
+    """The scenarios for one number of brokers. What fails is told in its row and not tried again by that contestant."""
+
+    def __init__(
+        self, scenarios: Sequence[Scenario], rows: Sequence[Row], scale: float, progress: Callable[[str], None]
+    ) -> None:
+        self._scenarios, self._rows, self._scale, self._progress = scenarios, rows, scale, progress
+
+    def run(self, names: Sequence[str], brokers: int, rounds: int) -> None:
+        """Warm every contestant for every scenario, then go `rounds` times through them all, contestants in turn."""
+        running = any(not isinstance(scenario, footprint.Footprint) for scenario in self._scenarios)
+        self._progress(f"starting {brokers} node{'s' if brokers > 1 else ''} of {' and '.join(names)}")
+        with contestants(names, brokers, running=running, refused=self._refused) as field_of:
+            for scenario, contestant in product(self._scenarios, field_of):
+                self._progress(f"{scenario.title}: warming {contestant.name}")
+                self._attempt(scenario, contestant, scenario.warm)
+            for number in range(rounds):
+                # Whoever goes first this round goes last in the next.
+                for scenario, contestant in product(self._scenarios, field_of if number % 2 == 0 else field_of[::-1]):
+                    self._progress(f"round {number + 1} of {rounds}, {scenario.title}: {contestant.name}")
+                    figures = self._attempt(scenario, contestant, scenario.measure) or {}
+                    for row in self._rows_of(scenario):
+                        if row.metric.name in figures:
+                            row.figures.setdefault(contestant.name, []).append(figures[row.metric.name])
+
+    def _rows_of(self, scenario: Scenario) -> list[Row]:
+        return [row for row in self._rows if row.scenario is scenario]
+
+    def _refused(self, name: str, error: Exception) -> None:
+        for scenario in self._scenarios:
+            self._failed(scenario, name, error)
+
+    def _failed(self, scenario: Scenario, name: str, error: Exception) -> None:
+        for row in self._rows_of(scenario):
+            row.failures[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+    def _attempt(self, scenario: Scenario, contestant: Contestant, work: Callable[[Contestant, float], Any]) -> Any:
+        """What the work returns; None when it fails now or has failed before."""
+        if any(contestant.name in row.failures for row in self._rows_of(scenario)):
+            return None
+        try:
+            return work(contestant, self._scale)
+        except FAILURES as error:
+            self._failed(scenario, contestant.name, error)
+            return None

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -210,22 +212,31 @@ class KafkaCluster:
     def bootstrap(self) -> str:
         return ",".join(node.bootstrap for node in self.nodes.values())
 
-    def start(self, timeout_s: float = 90.0) -> None:
+    def start(self, timeout_s: float = 90.0) -> float:
         """Launch every node, then wait for all of them: none is ready before a majority of the voters runs."""
+        for node in self.nodes.values():
+            node.prepare()
+        began = time.monotonic()
         for node in self.nodes.values():
             node.launch()
         for node in self.nodes.values():
             node.await_ready(timeout_s)
+        return time.monotonic() - began
 
-    def stop(self) -> None:
-        for node in reversed(self.nodes.values()):
-            node.stop()
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """All at once: the last ones could not hand their leaders over and would wait for a quorum that is gone."""
+        for node in self.nodes.values():
+            if node.alive:
+                node.resume()
+                os.kill(node.pid, signal.SIGTERM)
+        for node in self.nodes.values():
+            node.stop(timeout_s)
 
     def __enter__(self) -> KafkaCluster:
         try:
             self.start()
         except BaseException:
-            self.stop()
+            self.stop(0.0)
             raise
         return self
 

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidelog.bench.clusters import Alone
 from tidelog.bench.compare import OPTIONS
 from tidelog.bench.processes import TidelogProcess
 from tidelog.bench.scenarios.base import Contestant, Scenario
@@ -61,7 +62,7 @@ def measure_split(scenario: Scenario) -> tuple[dict[str, float], Split]:
         tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch,
         TidelogProcess(Path(scratch, "node"), options=OPTIONS) as node,
     ):
-        contestant = Contestant("tidelog", node, TidelogProcess, Path(scratch))
+        contestant = _contestant(node, scratch)
         scenario.warm(contestant, 0.2)
         before = cpu_split(node.pid)
         figures = scenario.measure(contestant, 1.0)
@@ -74,11 +75,15 @@ def functions(scenario: Scenario, lines: int = 25) -> str:
     with tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch:
         node = ProfiledTidelog(Path(scratch, "node"), options=OPTIONS)
         with node:
-            scenario.measure(Contestant("tidelog", node, ProfiledTidelog, Path(scratch)), 1.0)
+            scenario.measure(_contestant(node, scratch), 1.0)
         out = io.StringIO()
         statistics = pstats.Stats(str(node.profile_file), stream=out)
         statistics.strip_dirs().sort_stats("tottime").print_stats(lines)
     return out.getvalue()
+
+
+def _contestant(node: TidelogProcess, scratch: str) -> Contestant:
+    return Contestant("tidelog", Alone(node), lambda directory: Alone(type(node)(directory)), Path(scratch))
 
 
 def _run_under_profile(profile_file: str, arguments: list[str]) -> None:

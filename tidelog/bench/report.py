@@ -78,6 +78,12 @@ def as_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def failures(rows: Sequence[Row]) -> list[str]:
+    """What could not be measured and why, once per row and broker."""
+    told = {(row.scenario.name, name): reason for row in rows for name, reason in row.failures.items()}
+    return [f"{scenario}, {name}: {reason}" for (scenario, name), reason in told.items()]
+
+
 def as_json(rows: Sequence[Row]) -> str:
     """Every round's figures with the medians, ratios and verdicts, and the machine they were taken on."""
     entries: list[dict[str, Any]] = [
@@ -91,6 +97,7 @@ def as_json(rows: Sequence[Row]) -> str:
             "at_most": row.metric.at_most,
             "ratio_at_most": row.metric.ratio_at_most,
             "passes": row.passes,
+            "failures": row.failures,
         }
         for row in rows
     ]

@@ -6,12 +6,15 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from tidelog.bench import compare, report
-from tidelog.bench.processes import ServerProcess
+from tidelog.bench.clusters import Alone
+from tidelog.bench.processes import ServerFailed, ServerProcess
+from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario
 
 
@@ -68,7 +71,10 @@ def test_the_json_keeps_every_round() -> None:
 def test_the_names_of_the_rows_are_distinct_and_chosen_by_a_part() -> None:
     names = [scenario.name for scenario in compare.catalogue()]
     assert len(set(names)) == len(names)
-    assert [scenario.name for scenario in compare.select(["200b"])] == ["produce-200b-w1", "produce-200b-w16"]
+    assert [scenario.name for scenario in compare.select(["200b"])] == [
+        *("produce-200b-w1", "produce-200b-w16"),
+        *("rf3-produce-200b-w1", "rf3-produce-200b-w16"),
+    ]
     assert len(compare.select([])) == len(names)
 
 
@@ -86,14 +92,62 @@ def test_contestants_take_turns_and_change_order(monkeypatch: pytest.MonkeyPatch
             return {"cpu": float(len(log))}
 
     @contextmanager
-    def pretend(names: Any, running: bool = True) -> Any:
-        yield [Contestant(name, ServerProcess("/nowhere"), ServerProcess, Path("/nowhere")) for name in names]
+    def pretend(names: Any, brokers: int, running: bool, refused: Any) -> Any:
+        log.append(f"{brokers} node")
+        yield [Contestant(name, Alone(ServerProcess("/nowhere")), Mock(), Path("/nowhere")) for name in names]
 
     monkeypatch.setattr(compare, "contestants", pretend)
     rows = compare.run([Recorder("x", "X"), Recorder("y", "Y")], ["a", "b"], rounds=2, scale=0.1)
     assert log == [
+        "1 node",
         *("warm x a", "warm x b", "warm y a", "warm y b"),
         *("x a", "x b", "y a", "y b"),
         *("x b", "x a", "y b", "y a"),
     ]
-    assert rows[0].figures == {"a": [5.0, 10.0], "b": [6.0, 9.0]}
+    assert rows[0].figures == {"a": [6.0, 11.0], "b": [7.0, 10.0]}
+
+
+def test_what_fails_is_told_in_its_row_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    class Failing(Scenario):
+        metrics = (Metric("cpu", "us", at_most=1.0),)
+
+        def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
+            tried.append(f"{self.name} {contestant.name}")
+            if contestant.name == "tidelog" and self.name == "x":
+                raise BenchError("it is\nnot there")
+            return {"cpu": 1.0}
+
+    @contextmanager
+    def pretend(names: Any, brokers: int, running: bool, refused: Any) -> Any:
+        if brokers == 3:
+            refused("kafka", ServerFailed("no"))
+        found = [name for name in names if brokers == 1 or name != "kafka"]
+        yield [Contestant(name, Alone(ServerProcess("/nowhere")), Mock(), Path("/nowhere")) for name in found]
+
+    monkeypatch.setattr(compare, "contestants", pretend)
+    scenarios = [Failing("x", "X"), Failing("y", "Y"), Failing("z", "Z", 3)]
+    rows = compare.run(scenarios, ["tidelog", "kafka"], rounds=2, scale=0.1)
+    assert tried == [
+        "x tidelog",
+        "x kafka",
+        "y tidelog",
+        "y kafka",
+        "x kafka",
+        "y kafka",
+        "y tidelog",
+        *["z tidelog"] * 2,
+    ]
+    assert [row.figures for row in rows] == [
+        {"kafka": [1.0, 1.0]},
+        {"tidelog": [1.0, 1.0], "kafka": [1.0, 1.0]},
+        {"tidelog": [1.0, 1.0]},
+    ]
+    assert [row.failures for row in rows] == [
+        {"tidelog": "BenchError: it is not there"},
+        {},
+        {"kafka": "ServerFailed: no"},
+    ]
+    assert [row.passes for row in rows] == [False, True, True]
+    assert report.failures(rows) == ["x, tidelog: BenchError: it is not there", "z, kafka: ServerFailed: no"]

@@ -6,16 +6,16 @@ its own topic with the same settings on either broker and deletes it, so that no
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
-from tidelog.bench.frames import fetch, read_fetch_answer
+from tidelog.bench.clusters import Cluster
+from tidelog.bench.metadata import await_leaders
 from tidelog.bench.processes import ServerProcess
-from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.bench.usage import cpu_ns
 
 TOPIC_SETTINGS = {"retention.ms": "-1"}
@@ -37,23 +37,55 @@ class Metric:
 
 @dataclass(slots=True)
 class Contestant:
-    """A broker under measure: one running node, and how to make a fresh one for start and idle."""
+    """A broker under measure: one running cluster of one or more nodes, and how to make a fresh one.
+
+    `replicas` is how often each partition is kept unless a scenario says otherwise.
+    """
 
     name: str
-    server: ServerProcess
-    fresh: Callable[[Path], ServerProcess]
+    cluster: Cluster
+    fresh: Callable[[Path], Cluster]
     scratch: Path
+    replicas: int = 1
     topics_made: int = field(default=0)
+
+    @property
+    def servers(self) -> list[ServerProcess]:
+        return list(self.cluster.nodes.values())
+
+    @property
+    def server(self) -> ServerProcess:
+        """The only node, or the first."""
+        return self.servers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic while it exists, and the port of each partition's leader."""
+
+    name: str
+    leader_ports: Mapping[int, int]
+
+    @property
+    def port(self) -> int:
+        """Of the leader of the first partition."""
+        return self.leader_ports[0]
+
+    def led_beside_the_first(self) -> list[int]:
+        """The partitions that the leader of the first one leads, that one included."""
+        return [index for index, port in self.leader_ports.items() if port == self.port]
 
 
 class Scenario:
-    """One file's measurement with its parameters; subclasses fill in `metrics`, `warm` and `measure`."""
+    """One file's measurement with its parameters; subclasses fill in `metrics`, `warm` and `measure`.
+
+    `brokers` says how many nodes it is measured on; a scenario for three is for RF 3.
+    """
 
     metrics: tuple[Metric, ...] = ()
-    needs: ClassVar[str] = "a running node"
 
-    def __init__(self, name: str, title: str) -> None:
-        self.name, self.title = name, title
+    def __init__(self, name: str, title: str, brokers: int = 1) -> None:
+        self.name, self.title, self.brokers = name, title, brokers
 
     def warm(self, contestant: Contestant, scale: float) -> None:
         """Run enough of the same work that a JIT compiler has done its part."""
@@ -64,53 +96,53 @@ class Scenario:
 
 
 class CpuMeter:
-    """CPU the server used inside the `with` block, in nanoseconds."""
+    """CPU that all these servers together used inside the `with` block, in nanoseconds."""
 
-    def __init__(self, server: ServerProcess) -> None:
-        self._pid = server.pid
+    def __init__(self, servers: Sequence[ServerProcess]) -> None:
+        self._pids = [server.pid for server in servers]
         self.used_ns = 0
 
     def __enter__(self) -> CpuMeter:
-        self._before_ns = cpu_ns(self._pid)
+        self._before_ns = sum(map(cpu_ns, self._pids))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.used_ns = cpu_ns(self._pid) - self._before_ns
+        self.used_ns = sum(map(cpu_ns, self._pids)) - self._before_ns
 
 
 def admin_client(contestant: Contestant) -> Any:
     """confluent-kafka's admin client, silent: a node that stops between scenarios is no news."""
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient({"bootstrap.servers": contestant.server.bootstrap, "log_level": 0})
+    return AdminClient({"bootstrap.servers": contestant.cluster.bootstrap, "log_level": 0})
+
+
+def client_errors() -> tuple[type[Exception], ...]:
+    """What confluent-kafka raises, where it is installed."""
+    try:
+        from confluent_kafka import KafkaException
+    except ImportError:
+        return ()
+    return (KafkaException,)
 
 
 @contextmanager
-def topic(contestant: Contestant, partitions: int) -> Iterator[str]:
-    """A topic of this many partitions, led and empty, deleted at the end."""
+def topic(
+    contestant: Contestant,
+    partitions: int,
+    replicas: int | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Topic]:
+    """A topic of this many partitions, led, in sync and empty, deleted at the end."""
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
     contestant.topics_made += 1
-    name = f"bench-{contestant.topics_made:04d}"
+    name, replicas = f"bench-{contestant.topics_made:04d}", replicas or contestant.replicas
     admin = admin_client(contestant)
-    admin.create_topics([NewTopic(name, partitions, 1, config=TOPIC_SETTINGS)])[name].result(30)
-    await_leaders(contestant.server.port, name, partitions)
+    new = NewTopic(name, partitions, replicas, config={**TOPIC_SETTINGS, **settings})
+    admin.create_topics([new])[name].result(30)
+    state = await_leaders(contestant.server.port, name, partitions, replicas)
     try:
-        yield name
+        yield Topic(name, state.leader_ports(name))
     finally:
         admin.delete_topics([name])[name].result(30)
-
-
-def await_leaders(port: int, name: str, partitions: int, timeout_s: float = 30.0) -> None:
-    """Until every partition answers a Fetch: creation is answered before the leaders are made."""
-    deadline = time.monotonic() + timeout_s
-    with RawConnection(port) as connection:
-        for index in range(partitions):
-            while True:
-                connection.send(fetch(name, {index: 0}, index, max_wait_ms=0))
-                error_code = read_fetch_answer(connection.receive()).error_code
-                if error_code == 0:
-                    break
-                if time.monotonic() > deadline:
-                    raise BenchError(f"{name}-{index} has no leader after {timeout_s} s: error code {error_code}")
-                time.sleep(0.02)

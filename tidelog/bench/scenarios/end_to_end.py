@@ -11,7 +11,7 @@ from array import array
 
 from tidelog.bench import frames
 from tidelog.bench.raw import BenchError, RawConnection, Timing
-from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario, topic
+from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario, Topic, topic
 
 _VALUE = b"v" * 1000
 
@@ -23,31 +23,32 @@ class EndToEnd(Scenario):
         Metric("p99", "us"),
     )
 
-    def __init__(self) -> None:
-        super().__init__("end-to-end", "end to end 1 KB, one in flight")
+    def __init__(self, name: str, title: str, *, brokers: int, messages: int, warm_messages: int) -> None:
+        super().__init__(name, title, brokers)
+        self.messages, self.warm_messages = messages, warm_messages
 
     def warm(self, contestant: Contestant, scale: float) -> None:
-        with topic(contestant, 1) as name:
-            self._run(contestant, name, 8_000)
+        with topic(contestant, 1) as its:
+            self._run(its, max(int(self.warm_messages * scale), 100))
 
     def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
-        count = max(int(5_000 * scale), 100)
-        with topic(contestant, 1) as name:
-            offset = self._run(contestant, name, 100)[1]
-            with CpuMeter(contestant.server) as meter:
-                timing, _ = self._run(contestant, name, count, offset)
+        count = max(int(self.messages * scale), 100)
+        with topic(contestant, 1) as its:
+            offset = self._run(its, 100)[1]
+            with CpuMeter(contestant.servers) as meter:
+                timing, _ = self._run(its, count, offset)
         return {
             "cpu": meter.used_ns / 1000 / count,
             "p50": timing.percentile_us(50),
             "p99": timing.percentile_us(99),
         }
 
-    def _run(self, contestant: Contestant, name: str, count: int, offset: int = 0) -> tuple[Timing, int]:
+    def _run(self, its: Topic, count: int, offset: int = 0) -> tuple[Timing, int]:
         """`count` messages from `offset` on; returns their timing and the offset behind them."""
-        plan = frames.ProducePlan(name, {0: frames.record_batch([_VALUE], int(time.time() * 1000))})
+        plan = frames.ProducePlan(its.name, {0: frames.record_batch([_VALUE], int(time.time() * 1000))})
         request = frames.produce(plan, 7)
-        port, latencies, clock = contestant.server.port, array("q"), time.perf_counter_ns
-        with RawConnection(port) as producer, RawConnection(port) as consumer:
+        name, latencies, clock = its.name, array("q"), time.perf_counter_ns
+        with RawConnection(its.port) as producer, RawConnection(its.port) as consumer:
             began = clock()
             for number in range(count):
                 consumer.send(frames.fetch(name, {0: offset}, number))
@@ -64,4 +65,9 @@ class EndToEnd(Scenario):
 
 
 def scenarios() -> list[Scenario]:
-    return [EndToEnd()]
+    return [
+        EndToEnd("end-to-end", "end to end 1 KB, one in flight", brokers=1, messages=5_000, warm_messages=8_000),
+        EndToEnd(
+            "rf3-end-to-end", "RF 3: end to end 1 KB, one in flight", brokers=3, messages=2_000, warm_messages=6_000
+        ),
+    ]

@@ -28,11 +28,12 @@ class FetchRaw(Scenario):
     def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
         batch = frames.record_batch([_VALUE] * _RECORDS, int(time.time() * 1000))
         count = int(self.size_bytes * scale) // len(batch)
-        with topic(contestant, 1) as name, RawConnection(contestant.server.port) as connection:
+        with topic(contestant, 1) as its, RawConnection(its.port) as connection:
+            name = its.name
             warm_pages(count * len(batch))
             connection.pipeline_produce(frames.ProducePlan(name, {0: batch}), count, 4)
             began = time.perf_counter()
-            with CpuMeter(contestant.server) as meter:
+            with CpuMeter(contestant.servers) as meter:
                 taken_bytes = self._drain(connection, name, len(batch), count * _RECORDS)
             elapsed_s = time.perf_counter() - began
         return {"cpu": meter.used_ns / taken_bytes * GIGABYTE / 1e9, "rate": taken_bytes / MEGABYTE / elapsed_s}

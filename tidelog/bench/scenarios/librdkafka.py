@@ -19,8 +19,10 @@ _PARTITIONS = 12
 class Librdkafka(Scenario):
     """`records` values of `value_bytes` produced, then consumed from the beginning by one consumer without a group."""
 
-    def __init__(self, name: str, title: str, *, value_bytes: int, records: int, metrics: tuple[Metric, ...]) -> None:
-        super().__init__(name, title)
+    def __init__(
+        self, name: str, title: str, *, value_bytes: int, records: int, metrics: tuple[Metric, ...], brokers: int = 1
+    ) -> None:
+        super().__init__(name, title, brokers)
         self.value, self.records, self.metrics = b"v" * value_bytes, records, metrics
 
     def warm(self, contestant: Contestant, scale: float) -> None:
@@ -29,14 +31,15 @@ class Librdkafka(Scenario):
     def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
         count = max(int(self.records * scale), 1000)
         size_bytes = count * len(self.value)
-        with topic(contestant, _PARTITIONS) as name:
-            warm_pages(int(size_bytes * 1.1))
+        with topic(contestant, _PARTITIONS) as its:
+            name = its.name
+            warm_pages(int(size_bytes * 1.1) * contestant.replicas)
             began = time.perf_counter()
-            with CpuMeter(contestant.server) as meter_in:
+            with CpuMeter(contestant.servers) as meter_in:
                 self._produce(contestant, name, count)
             in_s = time.perf_counter() - began
             began = time.perf_counter()
-            with CpuMeter(contestant.server) as meter_out:
+            with CpuMeter(contestant.servers) as meter_out:
                 self._consume(contestant, name, count)
             out_s = time.perf_counter() - began
         every = {
@@ -60,7 +63,7 @@ class Librdkafka(Scenario):
 
         producer = Producer(
             {
-                "bootstrap.servers": contestant.server.bootstrap,
+                "bootstrap.servers": contestant.cluster.bootstrap,
                 "acks": "all",
                 "log_level": 0,
                 "queue.buffering.max.messages": 1_000_000,
@@ -86,7 +89,7 @@ class Librdkafka(Scenario):
 
         consumer = Consumer(
             {
-                "bootstrap.servers": contestant.server.bootstrap,
+                "bootstrap.servers": contestant.cluster.bootstrap,
                 "group.id": "bench",
                 "enable.auto.commit": False,
                 # Its default of a second after a full queue would measure sleep.
@@ -108,7 +111,7 @@ class Librdkafka(Scenario):
 
 
 def scenarios() -> list[Scenario]:
-    """1 KB for bytes, 100 B for records."""
+    """1 KB for bytes, 100 B for records; with three replicas 1 KB."""
     cpu_in = Metric("cpu in", "s/GB", at_most=0.8, ratio_at_most=1 / 1.2)
     cpu_out = Metric("cpu out", "s/GB", at_most=0.45, ratio_at_most=1.0)
     return [
@@ -129,6 +132,19 @@ def scenarios() -> list[Scenario]:
                 Metric("records in", "1/s"),
                 Metric("cpu out", "s/GB", ratio_at_most=1.0),
                 Metric("records out", "1/s"),
+            ),
+        ),
+        Librdkafka(
+            "rf3-librdkafka-1kb",
+            "RF 3: librdkafka 1 KB, 12 partitions",
+            value_bytes=1000,
+            records=300_000,
+            brokers=3,
+            metrics=(
+                Metric("cpu in", "s/GB", ratio_at_most=1 / 3),
+                Metric("in", "MB/s"),
+                Metric("cpu out", "s/GB", ratio_at_most=1.0),
+                Metric("out", "MB/s"),
             ),
         ),
     ]
