@@ -69,7 +69,7 @@ class Server:
     ) -> None:
         self.dispatch = dispatch
         self.frame_bytes_max = limits.frame_bytes_max
-        self.connections: set[KafkaConnection] = set()
+        self.connections: dict[KafkaConnection, None] = {}
         self._limits = limits
         self._loop_time = loop_time
         self._receive_bytes = 0
@@ -118,13 +118,13 @@ class Server:
                     self._refused, self._limits.connections_max,
                 )  # fmt: skip
             return False
-        self.connections.add(connection)
+        self.connections[connection] = None
         if self._sweep is None:
             self._arm_sweep()
         return True
 
     def disconnected(self, connection: KafkaConnection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self._idle_since.pop(connection, None)
 
     def reserve_buffer(self, extra_bytes: int) -> bool:
