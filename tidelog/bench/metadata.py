@@ -51,13 +51,18 @@ def request(topics: Sequence[str] | None, correlation_id: int = 0) -> bytes:
     """A whole Metadata v4 frame; None asks for every topic, an empty sequence for none."""
     names = b"".join(struct.pack(">h", len(name.encode())) + name.encode() for name in topics or ())
     body = struct.pack(">i", -1 if topics is None else len(topics)) + names + b"\x00"
-    header = struct.pack(">hhih", _KEY, _VERSION, correlation_id, len(_CLIENT_ID)) + _CLIENT_ID
+    return frame(_KEY, _VERSION, body, correlation_id)
+
+
+def frame(api_key: int, api_version: int, body: bytes, correlation_id: int = 0) -> bytes:
+    """A whole request of a version from before the flexible ones, size field included."""
+    header = struct.pack(">hhih", api_key, api_version, correlation_id, len(_CLIENT_ID)) + _CLIENT_ID
     return struct.pack(">i", len(header) + len(body)) + header + body
 
 
 def read_answer(answer: memoryview | bytes) -> ClusterState:
     """A Metadata v4 answer, size field included."""
-    reader = _Reader(answer, 4 + 4 + 4)
+    reader = Reader(answer, 4 + 4 + 4)
     ports = {}
     for _ in range(reader.int32()):
         node = reader.int32()
@@ -136,14 +141,19 @@ def await_leaders(port: int, name: str, partitions: int, replicas: int, timeout_
     return state
 
 
-class _Reader:
-    """Walks over an answer."""
+class Reader:
+    """Walks over an answer in one of the versions before the flexible ones."""
 
     def __init__(self, buffer: memoryview | bytes, position: int) -> None:
         self._buffer, self._position = buffer, position
 
     def skip(self, size_bytes: int) -> None:
         self._position += size_bytes
+
+    def int16(self) -> int:
+        self._position += 2
+        value: int = struct.unpack_from(">h", self._buffer, self._position - 2)[0]
+        return value
 
     def int32(self) -> int:
         self._position += 4

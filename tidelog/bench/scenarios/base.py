@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from tidelog.bench.clusters import Cluster
 from tidelog.bench.metadata import await_leaders
 from tidelog.bench.processes import ServerProcess
+from tidelog.bench.topics import NewTopic, create, delete
 from tidelog.bench.usage import cpu_ns
 
 TOPIC_SETTINGS = {"retention.ms": "-1"}
@@ -110,13 +110,6 @@ class CpuMeter:
         self.used_ns = sum(map(cpu_ns, self._pids)) - self._before_ns
 
 
-def admin_client(contestant: Contestant) -> Any:
-    """confluent-kafka's admin client, silent: a node that stops between scenarios is no news."""
-    from confluent_kafka.admin import AdminClient
-
-    return AdminClient({"bootstrap.servers": contestant.cluster.bootstrap, "log_level": 0})
-
-
 def client_errors() -> tuple[type[Exception], ...]:
     """What confluent-kafka raises, where it is installed."""
     try:
@@ -134,15 +127,11 @@ def topic(
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Topic]:
     """A topic of this many partitions, led, in sync and empty, deleted at the end."""
-    from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
-
     contestant.topics_made += 1
     name, replicas = f"bench-{contestant.topics_made:04d}", replicas or contestant.replicas
-    admin = admin_client(contestant)
-    new = NewTopic(name, partitions, replicas, config={**TOPIC_SETTINGS, **settings})
-    admin.create_topics([new])[name].result(30)
-    state = await_leaders(contestant.server.port, name, partitions, replicas)
+    port = contestant.server.port
+    create(port, [NewTopic(name, partitions, replicas, {**TOPIC_SETTINGS, **settings})])
     try:
-        yield Topic(name, state.leader_ports(name))
+        yield Topic(name, await_leaders(port, name, partitions, replicas).leader_ports(name))
     finally:
-        admin.delete_topics([name])[name].result(30)
+        delete(port, [name])
