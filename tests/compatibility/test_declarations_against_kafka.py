@@ -17,6 +17,7 @@ import pytest
 
 from tidelog.bench.peers import cache_directory
 from tidelog.protocol import messages
+from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, api_name
 from tidelog.protocol.fields import NEVER, NONE, Field, parse_versions
 from tidelog.protocol.schema import Message
 
@@ -141,3 +142,11 @@ def test_a_declaration_is_kafkas(message: type[Message], schemas: dict[str, dict
     assert schema.get("apiKey") == message.API_KEY
     assert schema["name"] == message.__name__
     compare(message, schema, versions, schema)
+
+
+@pytest.mark.parametrize(("listener", "served"), [("broker", SERVED), ("controller", CONTROLLER_SERVED)])
+def test_what_a_listener_serves_kafkas_listener_of_that_kind_serves(
+    listener: str, served: dict[int, range], schemas: dict[str, dict[str, Any]]
+):
+    for key in served:
+        assert listener in schemas[f"{api_name(key)}Request"]["listeners"], api_name(key)

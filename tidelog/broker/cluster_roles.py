@@ -13,6 +13,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.schema import Message
 
 if TYPE_CHECKING:
+    from tidelog.broker.request import RequestContext
     from tidelog.broker.services import Services
 
 Response = TypeVar("Response", bound=Message)
@@ -54,6 +55,11 @@ class ControllerCommands(Protocol):
     def alter_configs(self, request: Any) -> Awaitable[Any]: ...
     def incremental_alter_configs(self, request: Any) -> Awaitable[Any]: ...
     def update_features(self, request: Any, version: int) -> Awaitable[Any]: ...
+
+
+def at_controller(services: Services, context: RequestContext) -> bool:
+    """Whether the request came to the controller's listener, not to a broker's."""
+    return context.listener_name in services.config.items("controller.listener.names")
 
 
 def quorum(services: Services) -> QuorumRequests:

@@ -1,7 +1,8 @@
 """The table of Kafka's APIs: keys, names, the versions Kafka 4.3 advertises, and which header goes with which.
 
-`SERVED` is what this broker advertises; serving one more API is one more line there. Produce is advertised from 0 but
-served from 3, as in Kafka: old librdkafka compresses only for a broker that claims version 0.
+`SERVED` is what a broker's listener advertises, `CONTROLLER_SERVED` what a controller's does; serving one more API is
+one more line there. Produce is advertised from 0 but served from 3, as in Kafka: old librdkafka compresses only for a
+broker that claims version 0.
 """
 
 from __future__ import annotations
@@ -198,6 +199,23 @@ _KAFKA: dict[int, tuple[str, int, int, int]] = {
 
 KAFKA_VERSIONS: dict[int, range] = {key: range(first, last + 1) for key, (_, first, last, _) in _KAFKA.items()}
 
+# Answered on both kinds of listener; a broker sends the request on to the active controller.
+_ADMINISTRATION = (
+    ApiKey.CREATE_TOPICS,
+    ApiKey.DELETE_TOPICS,
+    ApiKey.ALTER_CONFIGS,
+    ApiKey.CREATE_PARTITIONS,
+    ApiKey.ELECT_LEADERS,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    ApiKey.DESCRIBE_QUORUM,
+    ApiKey.UPDATE_FEATURES,
+    ApiKey.UNREGISTER_BROKER,
+    ApiKey.ADD_RAFT_VOTER,
+    ApiKey.REMOVE_RAFT_VOTER,
+)
+
 SERVED: dict[int, range] = {
     key: KAFKA_VERSIONS[key]
     for key in (
@@ -213,12 +231,34 @@ SERVED: dict[int, range] = {
         ApiKey.LEAVE_GROUP,
         ApiKey.SYNC_GROUP,
         ApiKey.API_VERSIONS,
-        ApiKey.CREATE_TOPICS,
-        ApiKey.DELETE_TOPICS,
         ApiKey.INIT_PRODUCER_ID,
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         ApiKey.DESCRIBE_CONFIGS,
         ApiKey.DESCRIBE_CLUSTER,
+        *_ADMINISTRATION,
+    )
+}
+
+CONTROLLER_SERVED: dict[int, range] = {
+    key: KAFKA_VERSIONS[key]
+    for key in (
+        ApiKey.FETCH,
+        ApiKey.API_VERSIONS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.VOTE,
+        ApiKey.BEGIN_QUORUM_EPOCH,
+        ApiKey.END_QUORUM_EPOCH,
+        ApiKey.ALTER_PARTITION,
+        ApiKey.ENVELOPE,
+        ApiKey.FETCH_SNAPSHOT,
+        ApiKey.DESCRIBE_CLUSTER,
+        ApiKey.BROKER_REGISTRATION,
+        ApiKey.BROKER_HEARTBEAT,
+        ApiKey.ALLOCATE_PRODUCER_IDS,
+        ApiKey.CONTROLLER_REGISTRATION,
+        ApiKey.ASSIGN_REPLICAS_TO_DIRS,
+        ApiKey.UPDATE_RAFT_VOTER,
+        *_ADMINISTRATION,
     )
 }
 

@@ -17,7 +17,16 @@ from tidelog.protocol.schema import Message
 # key -> versions a Kafka 4.3 broker advertises, for what this broker serves
 SERVED = {
     0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 8: (2, 10), 9: (1, 10), 10: (0, 6), 11: (0, 9), 12: (0, 4),
-    13: (0, 5), 14: (0, 5), 18: (0, 4), 19: (2, 7), 20: (1, 6), 22: (0, 5), 23: (2, 4), 32: (1, 4), 60: (0, 2),
+    13: (0, 5), 14: (0, 5), 18: (0, 4), 19: (2, 7), 20: (1, 6), 22: (0, 5), 23: (2, 4), 32: (1, 4), 33: (0, 2),
+    37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 1), 46: (0, 0), 55: (0, 2), 57: (0, 2), 60: (0, 2), 64: (0, 0),
+    80: (0, 1), 81: (0, 0),
+}  # fmt: skip
+# The same for a Kafka 4.3 controller.
+CONTROLLER_SERVED = {
+    1: (4, 18), 18: (0, 4), 19: (2, 7), 20: (1, 6), 32: (1, 4), 33: (0, 2), 37: (0, 3), 43: (0, 2), 44: (0, 1),
+    45: (0, 1), 46: (0, 0), 52: (0, 2), 53: (0, 1), 54: (0, 1), 55: (0, 2), 56: (2, 3), 57: (0, 2), 58: (0, 0),
+    59: (0, 1), 60: (0, 2), 62: (0, 4), 63: (0, 2), 64: (0, 0), 67: (0, 0), 70: (0, 0), 73: (0, 0), 80: (0, 1),
+    81: (0, 0), 82: (0, 0),
 }  # fmt: skip
 
 
@@ -31,13 +40,16 @@ def requests() -> dict[int, type[Message]]:
     return found
 
 
-def test_what_is_served_is_advertised_exactly_as_kafka_does():
-    assert {key: (versions.start, versions.stop - 1) for key, versions in api.SERVED.items()} == SERVED
+@pytest.mark.parametrize(
+    ("table", "kafkas"), [(api.SERVED, SERVED), (api.CONTROLLER_SERVED, CONTROLLER_SERVED)], ids=["broker", "controller"]
+)
+def test_what_is_served_is_advertised_exactly_as_kafka_does(table, kafkas):
+    assert {key: (versions.start, versions.stop - 1) for key, versions in table.items()} == kafkas
 
 
 def test_everything_served_is_declared_in_the_versions_advertised():
     declared = requests()
-    for key, versions in api.SERVED.items():
+    for key, versions in [*api.SERVED.items(), *api.CONTROLLER_SERVED.items()]:
         served = versions[3:] if key == api.ApiKey.PRODUCE else versions
         assert served == declared[key].VERSIONS, api.api_name(key)
 

@@ -1,4 +1,4 @@
-"""ApiVersions (key 18, versions 0-4): what this broker serves, and the features the cluster has settled on.
+"""ApiVersions (key 18, versions 0-4): what this listener serves, and the features the cluster has settled on.
 
 An unknown version is answered in the form of version 0 with UNSUPPORTED_VERSION and the versions of this API
 (KIP-511); `dispatch` calls `refuse` for it. Below version 4 features that may be at level 0 are left out, as old
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 
+from tidelog.broker.cluster_roles import at_controller
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
-from tidelog.protocol.api import SERVED, ApiKey
+from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, ApiKey
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import (
     ApiVersion,
@@ -38,7 +39,7 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
         raise KafkaError(ErrorCode.INVALID_REQUEST)
     image = services.image()
     return ApiVersionsResponse(
-        api_keys=_served(),
+        api_keys=_served(CONTROLLER_SERVED if at_controller(services, context) else SERVED),
         supported_features=[
             SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
             for name, (lowest, highest) in SUPPORTED_FEATURES.items()
@@ -53,10 +54,10 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
     )
 
 
-def _served() -> list[ApiVersion]:
+def _served(table: dict[int, range]) -> list[ApiVersion]:
     return [
         ApiVersion(api_key=key, min_version=versions.start, max_version=versions.stop - 1)
-        for key, versions in sorted(SERVED.items())
+        for key, versions in sorted(table.items())
     ]
 
 

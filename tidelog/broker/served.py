@@ -1,0 +1,108 @@
+"""Which API each kind of listener serves: the handler modules, as tables. `protocol.api` says what is advertised.
+
+Produce and Fetch of records are not here: they are wired into dispatch, on the brokers' listeners only.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+from tidelog.broker.apis import (
+    add_raft_voter,
+    allocate_producer_ids,
+    alter_configs,
+    alter_partition,
+    alter_partition_reassignments,
+    api_versions,
+    assign_replicas_to_dirs,
+    begin_quorum_epoch,
+    broker_heartbeat,
+    broker_registration,
+    controller_registration,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    describe_quorum,
+    elect_leaders,
+    end_quorum_epoch,
+    envelope,
+    fetch_snapshot,
+    find_coordinator,
+    heartbeat,
+    incremental_alter_configs,
+    init_producer_id,
+    join_group,
+    leave_group,
+    list_offsets,
+    list_partition_reassignments,
+    metadata,
+    offset_commit,
+    offset_fetch,
+    offset_for_leader_epoch,
+    raft_fetch,
+    remove_raft_voter,
+    sync_group,
+    unregister_broker,
+    update_features,
+    update_raft_voter,
+    vote,
+)
+
+# Answered by the active controller alone: brokers send them on to it (Kafka's forwardToController).
+_FORWARDED_APIS: Final[tuple[ModuleType, ...]] = (
+    add_raft_voter,
+    alter_configs,
+    alter_partition_reassignments,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_quorum,
+    elect_leaders,
+    incremental_alter_configs,
+    list_partition_reassignments,
+    remove_raft_voter,
+    unregister_broker,
+    update_features,
+)
+FORWARDED: Final = frozenset(module.REQUEST.API_KEY for module in _FORWARDED_APIS)
+
+BROKER_APIS: Final[tuple[ModuleType, ...]] = (
+    *_FORWARDED_APIS,
+    api_versions,
+    describe_cluster,
+    describe_configs,
+    find_coordinator,
+    heartbeat,
+    init_producer_id,
+    join_group,
+    leave_group,
+    list_offsets,
+    metadata,
+    offset_commit,
+    offset_fetch,
+    offset_for_leader_epoch,
+    sync_group,
+)
+
+CONTROLLER_APIS: Final[tuple[ModuleType, ...]] = (
+    *_FORWARDED_APIS,
+    allocate_producer_ids,
+    alter_partition,
+    api_versions,
+    assign_replicas_to_dirs,
+    begin_quorum_epoch,
+    broker_heartbeat,
+    broker_registration,
+    controller_registration,
+    describe_cluster,
+    describe_configs,
+    end_quorum_epoch,
+    envelope,
+    fetch_snapshot,
+    raft_fetch,
+    update_raft_voter,
+    vote,
+)
