@@ -69,6 +69,11 @@ class NodeConfig:
         self._check_roles()
         self.listeners: list[Listener] = self._parse_listeners("listeners")
         self._check_addresses()
+        self.quorum_voters: dict[int, tuple[str, int]] = dict(map(_voter, self.items("controller.quorum.voters")))
+        self.quorum_bootstrap: list[tuple[str, int]] = [
+            _host_and_port("controller.quorum.bootstrap.servers", item)
+            for item in self.items("controller.quorum.bootstrap.servers")
+        ]
         if self.is_alone:
             self._implied = _ALONE
 
@@ -138,7 +143,27 @@ class NodeConfig:
     @property
     def is_alone(self) -> bool:
         """Broker and controller in one, and no other voter."""
-        return self.is_broker and self.is_controller and len(self.items("controller.quorum.voters")) <= 1
+        others = max(
+            len(self.items("controller.quorum.voters")), len(self.items("controller.quorum.bootstrap.servers"))
+        )
+        return self.is_broker and self.is_controller and others <= 1
+
+    @property
+    def controller_listener_names(self) -> frozenset[str]:
+        """Of the listeners that the quorum and the controller use, here and on other nodes."""
+        return frozenset(name.upper() for name in self.items("controller.listener.names"))
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener over which brokers fetch from each other."""
+        name = self.text("inter.broker.listener.name").upper()
+        if name:
+            return name
+        wanted = self.text("security.inter.broker.protocol")
+        advertised = [listener for listener in self.listeners if listener.name not in self.controller_listener_names]
+        named = [listener.name for listener in advertised if listener.name == wanted]
+        alike = [listener.name for listener in advertised if listener.security_protocol == wanted]
+        return (named or alike or [wanted])[0]
 
     @property
     def log_dirs(self) -> list[Path]:
@@ -162,7 +187,7 @@ class NodeConfig:
         ports = bound_ports or {}
         return [
             listener._replace(
-                host=listener.host or _own_name(), port=listener.port or ports.get(listener.name, listener.port)
+                host=listener.host or own_name(), port=listener.port or ports.get(listener.name, listener.port)
             )
             for listener in listeners
         ]
@@ -200,6 +225,10 @@ class NodeConfig:
     def _check_roles(self) -> None:
         if not self["process.roles"]:
             raise ConfigError("process.roles must name at least one of: broker, controller")
+        if not self.is_alone and not (
+            self.items("controller.quorum.voters") or self.items("controller.quorum.bootstrap.servers")
+        ):
+            raise ConfigError("controller.quorum.voters must say where the controllers are")
         if self.is_controller and len(self.items("controller.quorum.voters")) > 1:
             ids = [voter.partition("@")[0] for voter in self.items("controller.quorum.voters")]
             if str(self.node_id) not in ids:
@@ -256,13 +285,28 @@ def _parse_listener(key: str, item: str, protocols: Mapping[str, str]) -> Listen
     return Listener(name, host.strip("[]"), int(port_text), protocol)
 
 
+def _voter(item: str) -> tuple[int, tuple[str, int]]:
+    node_id, at, address = item.partition("@")
+    if not at or not node_id.strip().isdecimal():
+        raise ConfigError(f"controller.quorum.voters: {item!r} is not of the form ID@host:port")
+    return int(node_id), _host_and_port("controller.quorum.voters", address)
+
+
+def _host_and_port(key: str, address: str) -> tuple[str, int]:
+    host, colon, port = address.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigError(f"{key}: {address!r} is not an address of the form host:port")
+    return host.strip("[]"), int(port)
+
+
 def _refuse_twice(key: str, values: Sequence[str], what: str) -> None:
     for value in values:
         if values.count(value) > 1:
             raise ConfigError(f"{key}: each listener must have a different {what}, {value} is there twice")
 
 
-def _own_name() -> str:
+def own_name() -> str:
+    """What other machines call this one."""
     import socket
 
     return socket.getfqdn()

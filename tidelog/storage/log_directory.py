@@ -23,6 +23,7 @@ from tidelog.storage.checkpoints import (
     CheckpointTask,
     CorruptCheckpoint,
     OffsetCheckpoints,
+    decode_clean_shutdown,
     decode_properties,
     encode_clean_shutdown,
     encode_partition_metadata,
@@ -71,8 +72,11 @@ class LogDirectory:
         self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
-        self.was_clean = disk.exists(f"{path}/{CLEAN_SHUTDOWN_FILE}")
+        marker = read_if_exists(disk, f"{path}/{CLEAN_SHUTDOWN_FILE}")
+        self.was_clean = marker is not None
         """The last owner closed it properly, so nothing needs to be scanned."""
+        self.clean_broker_epoch = -1 if marker is None else decode_clean_shutdown(marker)
+        """In which broker epoch that was, -1 if it was not, or is not known (KIP-966)."""
         if self.was_clean:
             disk.remove(f"{path}/{CLEAN_SHUTDOWN_FILE}")
             disk.sync_directory(path)
