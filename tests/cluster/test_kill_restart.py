@@ -10,22 +10,18 @@ from __future__ import annotations
 import os
 import random
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster.checking import Scanned, Sent, check_offset_lookup, check_partition, check_time_lookup
+from tests.cluster.checking import Sent, check_offset_lookup, check_partition, check_time_lookup
+from tests.cluster.sending import ConfluentSending, Sending, scan
 from tests.compatibility.wire import Wire
 from tidelog.bench.processes import TidelogProcess
 
-confluent = pytest.importorskip(
-    "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"
-)
 admin = pytest.importorskip("confluent_kafka.admin")
 
 pytestmark = pytest.mark.slow
@@ -34,110 +30,9 @@ KILLS = int(os.environ.get("TIDELOG_KILLS", "10"))
 SEED = int(os.environ.get("TIDELOG_SEED") or time.time())
 TOPIC, PARTITIONS = "killed", 3
 FULL_CHECK_EVERY = 20
-RECORDS_PER_SECOND = 1500
 OPTIONS = {"log.flush.interval.messages": "1", "offsets.topic.num.partitions": "1"}
 # Many index entries and a few segments, so that the indexes have something to get wrong.
 TOPIC_CONFIG = {"segment.bytes": str(1 << 20), "index.interval.bytes": "512"}
-
-
-class Sending:
-    """A thread that sends numbered records to every partition until told to stop, at a bounded rate."""
-
-    def __init__(self, bootstrap: str, choice: random.Random) -> None:
-        self.sent = [Sent() for _ in range(PARTITIONS)]
-        self.failures: list[Any] = []
-        self.lock = threading.Lock()
-        self._choice = random.Random(choice.random())
-        self._stop, self._pause, self._idle = threading.Event(), threading.Event(), threading.Event()
-        self._producer = confluent.Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "enable.idempotence": True,
-                "compression.type": "lz4",
-                "linger.ms": 3,
-                "message.timeout.ms": 300_000,
-                "reconnect.backoff.ms": 10,
-                "reconnect.backoff.max.ms": 50,
-                "retry.backoff.ms": 10,
-                "log_level": 0,
-                "error_cb": self._on_error,
-            }
-        )
-        self._thread = threading.Thread(target=self._run, name="sending")
-        self._thread.start()
-
-    def _on_error(self, error: Any) -> None:
-        if error.fatal():
-            self.failures.append(error)
-
-    def _run(self) -> None:
-        base_ms = int(time.time() * 1000) - 3_600_000
-        began, sent = time.monotonic(), 0
-        while not self._stop.is_set():
-            if self._pause.is_set() or sent > (time.monotonic() - began) * RECORDS_PER_SECOND:
-                if self._pause.is_set():
-                    self._idle.set()
-                self._producer.poll(0.002)
-                continue
-            partition = self._choice.randrange(PARTITIONS)
-            with self.lock:
-                number = len(self.sent[partition].timestamps_ms)
-                timestamp_ms = base_ms + 3 * number + self._choice.randrange(-20, 20)
-                self.sent[partition].timestamps_ms.append(timestamp_ms)
-            value = struct.pack(">q", number) + self._choice.randbytes(self._choice.randrange(400))
-            self._producer.produce(
-                TOPIC, value, partition=partition, timestamp=timestamp_ms, on_delivery=self._reporter(partition, number)
-            )
-            sent += 1
-            self._producer.poll(0)
-
-    def _reporter(self, partition: int, number: int) -> Callable[[Any, Any], None]:
-        def report(error: Any, message: Any) -> None:
-            if error is not None:
-                self.failures.append(error)
-                return
-            with self.lock:
-                self.sent[partition].acknowledged[number] = message.offset()
-
-        return report
-
-    def settle(self) -> None:
-        """Pause, and wait until everything sent is acknowledged."""
-        self._idle.clear()
-        self._pause.set()
-        assert self._idle.wait(10)
-        left = self._producer.flush(60)
-        assert self.failures == []
-        assert left == 0, f"{left} records are never acknowledged"
-
-    def go_on(self) -> None:
-        self._pause.clear()
-
-    def end(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def acknowledged(self) -> list[dict[int, int]]:
-        with self.lock:
-            return [dict(one.acknowledged) for one in self.sent]
-
-
-def scan(bootstrap: str, partition: int, end_offset: int) -> list[Scanned]:
-    """A whole partition up to `end_offset`, by a consumer that starts at 0."""
-    consumer = confluent.Consumer({"bootstrap.servers": bootstrap, "group.id": "scan", "log_level": 0})
-    found: list[Scanned] = []
-    deadline = time.monotonic() + 60
-    try:
-        consumer.assign([confluent.TopicPartition(TOPIC, partition, 0)])
-        while len(found) < end_offset:
-            assert time.monotonic() < deadline, f"{len(found)} of {end_offset} records of partition {partition}"
-            for message in consumer.consume(min(1000, end_offset - len(found)), 1.0):
-                assert message.error() is None, message.error()
-                number = struct.unpack_from(">q", message.value())[0]
-                found.append(Scanned(message.offset(), message.timestamp()[1], number))
-    finally:
-        consumer.close()
-    return found
 
 
 def list_offset(wire: Wire, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
@@ -162,7 +57,7 @@ def check_everything(node: TidelogProcess, sent: list[Sent], choice: random.Rand
         for partition, expected in enumerate(sent):
             end = list_offset(wire, partition, -1)
             assert end is not None
-            found = scan(node.bootstrap, partition, end[1])
+            found = scan(node.bootstrap, TOPIC, partition, end[1])
             check_partition(expected, found)
             times = [record.timestamp_ms for record in found]
             targets = [choice.randrange(min(times) - 5, max(times) + 6) for _ in range(lookups)]
@@ -203,7 +98,7 @@ def choice() -> random.Random:
 
 @pytest.fixture
 def sending(node: TidelogProcess, choice: random.Random) -> Iterator[Sending]:
-    running = Sending(node.bootstrap, choice)
+    running = ConfluentSending(node.bootstrap, TOPIC, PARTITIONS, choice).start()
     yield running
     running.end()
 

@@ -1,6 +1,7 @@
 """Server processes on loopback: start, wait until ready, kill, stop, restart, and what they use.
 
-`ServerProcess` is what a scenario or a test needs from any broker; `TidelogProcess` is ours (Kafka's is in `peers`).
+`ServerProcess` is what a scenario or a test needs from any broker, `TidelogProcess` is ours (Kafka's is in `peers`),
+`TidelogCluster` several of them.
 Ready means the same for both: a Metadata request is answered with at least one broker. Every process started here is
 ended by `stop`, by leaving the `with` block, or at the latest when this interpreter exits, however it does.
 """
@@ -8,6 +9,7 @@ ended by `stop`, by leaving the `with` block, or at the latest when this interpr
 from __future__ import annotations
 
 import atexit
+import base64
 import os
 import random
 import shutil
@@ -18,13 +20,18 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
+from tidelog.bench.layout import NodeLayout, cluster_layout
 from tidelog.bench.usage import Usage, usage
+
+if TYPE_CHECKING:
+    from tidelog.bench.links import Links
 
 _METADATA_NO_TOPICS = struct.pack(">hhih5si", 3, 1, 7, 5, b"probe", 0)
 _POLL_S = 0.005
@@ -125,10 +132,16 @@ class ServerProcess:
         self.ready_s = time.monotonic() - began
         return self.ready_s
 
+    def is_ready(self) -> bool:
+        """The port answers Metadata with a broker in it; a controller has none to tell of, it only listens."""
+        if self.options.get("process.roles") == "controller":
+            return accepts(self.port)
+        return answers_metadata(self.port)
+
     def await_ready(self, timeout_s: float = 60.0) -> None:
-        """Until the port answers Metadata with a broker in it."""
+        """Until `is_ready`; ServerFailed when it ends or takes longer."""
         deadline = time.monotonic() + timeout_s
-        while not answers_metadata(self.port):
+        while not self.is_ready():
             if not self.alive:
                 raise ServerFailed(f"{self.name} ended with {self.exit_code}:\n{self.output_tail()}")
             if time.monotonic() > deadline:
@@ -225,6 +238,130 @@ class TidelogProcess(ServerProcess):
         return self
 
 
+MakeNode = Callable[[NodeLayout, Path, Mapping[str, str]], ServerProcess]
+
+
+def tidelog_node(layout: NodeLayout, directory: Path, options: Mapping[str, str]) -> ServerProcess:
+    """What makes a Tidelog node of a layout."""
+    return TidelogProcess(directory, layout.port, options)
+
+
+class TidelogCluster:
+    """Several nodes on loopback that are one cluster; who is what is in `layout`. `nodes` has the brokers first.
+
+    `options` go to every node, `node_options` to those named. With `links` the network between the nodes can be cut;
+    then the cluster tells them who runs, and nodes are to be killed and started through it. `make_node` makes another
+    kind of node than ours.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        brokers: int = 3,
+        controllers: int = 0,
+        options: Mapping[str, str] | None = None,
+        *,
+        node_options: Mapping[int, Mapping[str, str]] | None = None,
+        links: Links | None = None,
+        make_node: MakeNode = tidelog_node,
+    ) -> None:
+        self.layouts = cluster_layout(brokers, controllers, free_port, links)
+        self.links = links
+        self.cluster_id = _random_uuid()
+        self.nodes: dict[int, ServerProcess] = {}
+        for node, layout in self.layouts.items():
+            own = (node_options or {}).get(node, {})
+            self.nodes[node] = make_node(
+                layout, Path(directory, f"node-{node}"), {**layout.options, **(options or {}), **own}
+            )
+
+    @property
+    def broker_ids(self) -> list[int]:
+        return [node for node, layout in self.layouts.items() if "broker" in layout.roles]
+
+    @property
+    def controller_ids(self) -> list[int]:
+        return [node for node, layout in self.layouts.items() if "controller" in layout.roles]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self.nodes[node].bootstrap for node in self.broker_ids)
+
+    def launch(self, node: int) -> None:
+        """Start one node without waiting for it."""
+        server = self.nodes[node]
+        if isinstance(server, TidelogProcess):
+            format_directory(server.data_directory, node, self.cluster_id)
+        if self.links is not None:
+            self.links.up(node)
+        server.launch()
+
+    def start(self, timeout_s: float = 60.0) -> float:
+        """Launch every node, then wait for all: none is ready before a majority of the voters runs. The seconds."""
+        for server in self.nodes.values():
+            server.prepare()
+        began = time.monotonic()
+        for node in self.nodes:
+            self.launch(node)
+        for server in self.nodes.values():
+            server.await_ready(timeout_s)
+        return time.monotonic() - began
+
+    def kill(self, *nodes: int) -> None:
+        """SIGKILL to all of these at one moment."""
+        for node in nodes:
+            os.kill(self.nodes[node].pid, signal.SIGKILL)
+        for node in nodes:
+            self.nodes[node].kill()
+            if self.links is not None:
+                self.links.down(node)
+
+    def restart(self, node: int, timeout_s: float = 60.0) -> float:
+        """Start again what does not run; seconds until it answers."""
+        began = time.monotonic()
+        self.launch(node)
+        self.nodes[node].await_ready(timeout_s)
+        return time.monotonic() - began
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """SIGTERM to all at once: the last ones could not hand over to anybody; then SIGKILL."""
+        for server in self.nodes.values():
+            if server.alive:
+                os.kill(server.pid, signal.SIGCONT)
+                os.kill(server.pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        for server in self.nodes.values():
+            server.stop(max(deadline - time.monotonic(), 0.0))
+
+    def __enter__(self) -> TidelogCluster:
+        try:
+            self.start()
+        except BaseException:
+            for server in self.nodes.values():
+                server.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def format_directory(directory: Path, node_id: int, cluster_id: str) -> None:
+    """Say in an empty log directory whose it is, in Kafka's words, before its node does with an id of its own."""
+    file = directory / "meta.properties"
+    if not file.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={_random_uuid()}\n")
+
+
+def _random_uuid() -> str:
+    """As Kafka writes one: version 4, base64 for URLs, and never with a dash in front."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
+
+
 def _tied_to_us() -> list[str]:
     """What to put before a command so that the kernel ends it with us, also when we are killed (`setpriv`, util-linux).
 
@@ -233,6 +370,12 @@ def _tied_to_us() -> list[str]:
     if threading.current_thread() is not threading.main_thread() or shutil.which("setpriv") is None:
         return []
     return ["setpriv", "--pdeathsig", "KILL"]
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens on this port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def answers_metadata(port: int) -> bool:
