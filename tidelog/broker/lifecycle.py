@@ -30,7 +30,7 @@ HEARTBEAT_VERSION = 1
 RETRY_MS = 50
 RETRY_MS_MAX = 500
 # Registration is refused while a broker of the same id still counts as alive; such things pass.
-REGISTRATION_RETRY_MS = 500
+REGISTRATION_RETRY_MS = 200
 # A controlled shutdown is given up when no controller has answered for so long: a whole cluster may be stopping.
 SHUTDOWN_SILENCE_MS = 3_000
 SHUTDOWN_MS_MAX = 60_000

@@ -1,0 +1,192 @@
+"""Connections to other nodes: order, what breaks them, and what whoever waits is told."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tidelog.broker.channel import BUFFER_INITIAL_BYTES, Channel, Channels
+from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from tidelog.replication.ports import Endpoint, PeerUnreachable
+
+HEARTBEAT = 63
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def peer(serve: Serve) -> AsyncIterator[Endpoint]:
+    """A node that answers as `serve` says."""
+    writers = []
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        try:
+            await serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    yield Endpoint(*server.sockets[0].getsockname()[:2])
+    server.close()
+    for writer in writers:
+        writer.close()
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """(correlation id, body behind a flexible header)."""
+    size = struct.unpack(">i", await reader.readexactly(4))[0]
+    frame = await reader.readexactly(size)
+    _, _, correlation_id, client_id_bytes = struct.unpack_from(">hhih", frame)
+    return correlation_id, frame[10 + client_id_bytes + 1 :]
+
+
+def answer(correlation_id: int, body: bytes) -> bytes:
+    return struct.pack(">iiB", len(body) + 5, correlation_id, 0) + body
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        correlation_id, body = await read_request(reader)
+        writer.write(answer(correlation_id, body))
+
+
+async def heartbeats(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        correlation_id, body = await read_request(reader)
+        asked = BrokerHeartbeatRequest.decode(body, 1)
+        response = BrokerHeartbeatResponse(is_fenced=False, is_caught_up=asked.broker_id == 7)
+        writer.write(answer(correlation_id, response.encode(1)))
+
+
+async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        await read_request(reader)
+
+
+async def settled(answers: list[bytes | None], count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(answers) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_answers_come_in_order_also_those_asked_before_the_connection_was_there() -> None:
+    async with peer(echo) as endpoint:
+        channel = Channel(asyncio.get_running_loop(), endpoint, "tidelog-1")
+        answers: list[bytes | None] = []
+        for number in range(5):
+            channel.request(HEARTBEAT, 1, b"%d" % number, lambda body: answers.append(body and bytes(body)))
+        await settled(answers, 5)
+        channel.request(HEARTBEAT, 1, b"later", lambda body: answers.append(body and bytes(body)))
+        await settled(answers, 6)
+        assert answers == [b"0", b"1", b"2", b"3", b"4", b"later"]
+        channel.close()
+        await channel.closed()
+
+
+@pytest.mark.parametrize("size_bytes", [BUFFER_INITIAL_BYTES - 9, BUFFER_INITIAL_BYTES + 1, 5_000_000])
+async def test_an_answer_larger_than_the_buffer_arrives_whole(size_bytes: int) -> None:
+    body = bytes(range(256)) * (size_bytes // 256 + 1)
+    async with peer(echo) as endpoint:
+        channel = Channel(asyncio.get_running_loop(), endpoint, "tidelog-1")
+        answers: list[bytes | None] = []
+        for sent in (b"small", body, b"small again"):
+            channel.request(HEARTBEAT, 1, sent, lambda received: answers.append(received and bytes(received)))
+        await settled(answers, 3)
+        assert answers == [b"small", body, b"small again"]
+        channel.close()
+        await channel.closed()
+
+
+async def test_who_waits_is_told_once_when_the_connection_breaks() -> None:
+    async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        correlation_id, body = await read_request(reader)
+        writer.write(answer(correlation_id, body))
+        await read_request(reader)
+        writer.close()
+
+    async with peer(answer_one) as endpoint:
+        channel = Channel(asyncio.get_running_loop(), endpoint, "tidelog-1")
+        answers: list[bytes | None] = []
+        for number in range(3):
+            channel.request(HEARTBEAT, 1, b"%d" % number, lambda body: answers.append(body and bytes(body)))
+        await settled(answers, 3)
+        assert answers == [b"0", None, None]
+        assert channel.broken
+        assert not channel.refused
+        channel.request(HEARTBEAT, 1, b"too late", lambda body: answers.append(body))
+        await settled(answers, 4)
+        assert answers[3] is None
+
+
+async def test_an_answer_out_of_order_breaks_the_connection() -> None:
+    async def wrong(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        correlation_id, body = await read_request(reader)
+        writer.write(answer(correlation_id + 1, body))
+        await read_request(reader)
+
+    async with peer(wrong) as endpoint:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+        with pytest.raises(PeerUnreachable, match="out of order"):
+            await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=5000)
+        await channels.close()
+
+
+async def test_an_exchange_gives_the_message_of_the_answer() -> None:
+    async with peer(heartbeats) as endpoint:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+        first, second = await asyncio.gather(
+            channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=7), 1, timeout_ms=5000),
+            channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=8), 1, timeout_ms=5000),
+        )
+        assert (first.is_caught_up, second.is_caught_up) == (True, False)
+        await channels.close()
+
+
+async def test_nobody_listening_is_told_from_one_who_does_not_answer() -> None:
+    async with peer(silence) as endpoint:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+        with pytest.raises(PeerUnreachable) as hung:
+            await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=50)
+        assert not hung.value.refused
+        assert not await channels.refuses(endpoint)
+    with pytest.raises(PeerUnreachable) as gone:
+        await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=5000)
+    assert gone.value.refused
+    assert await channels.refuses(endpoint)
+    await channels.close()
+
+
+async def test_a_lane_that_timed_out_is_connected_anew_and_others_are_not_touched() -> None:
+    connections = 0
+
+    async def first_hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await (silence if connections == 1 else heartbeats)(reader, writer)
+
+    async with peer(first_hangs) as endpoint:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+        with pytest.raises(PeerUnreachable):
+            await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=50, lane="a")
+        response = await channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=7), 1, timeout_ms=5000, lane="a")
+        assert response.is_caught_up
+        await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=5000, lane="b")
+        assert connections == 3
+        await channels.close()
+
+
+async def test_a_link_is_its_owners_alone_and_ends_with_the_node() -> None:
+    async with peer(silence) as endpoint:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+        one, other = channels.connect(endpoint), channels.connect(endpoint)
+        assert one is not other
+        answers: list[memoryview | None] = []
+        one.request(HEARTBEAT, 1, b"", answers.append)
+        await channels.close()
+        assert answers == [None]
+        assert one.broken
+        assert other.broken

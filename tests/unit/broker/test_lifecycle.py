@@ -1,0 +1,186 @@
+"""A broker and its controller: registering, being fenced and unfenced, being forgotten, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from tidelog.broker.controller_channel import ControllerChannel
+from tidelog.broker.lifecycle import SHUTDOWN_SILENCE_MS, BrokerLifecycle, LifecycleSettings, RegistrationRefused
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
+from tidelog.replication.ports import Endpoint, PeerUnreachable
+
+
+class ActiveController:
+    """Answers as told; `heard` is every request in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.registrations: list[ErrorCode] = []
+        self.heartbeat: Callable[[BrokerHeartbeatRequest], BrokerHeartbeatResponse] = lambda request: (
+            BrokerHeartbeatResponse(is_fenced=request.want_fence)
+        )
+        self.next_epoch = 10
+        self.is_there = True
+
+    async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
+        await asyncio.sleep(0)
+        if not self.is_there:
+            raise PeerUnreachable("gone", refused=True)
+        self.heard.append(request)
+        if isinstance(request, BrokerRegistrationRequest):
+            code = self.registrations.pop(0) if self.registrations else ErrorCode.NONE
+            self.next_epoch += 1
+            return BrokerRegistrationResponse(error_code=code, broker_epoch=self.next_epoch)
+        return self.heartbeat(request)
+
+    def heartbeats(self) -> list[BrokerHeartbeatRequest]:
+        return [each for each in self.heard if isinstance(each, BrokerHeartbeatRequest)]
+
+
+def made(controller: ActiveController, *, interval_ms: int = 20) -> BrokerLifecycle:
+    loop = asyncio.get_running_loop()
+
+    async def local(request: Any, version: int) -> Any:
+        raise AssertionError("there is no controller in this process")
+
+    channel = ControllerChannel(
+        is_local=lambda: False, local=local, leader=lambda: Endpoint("127.0.0.1", 1),
+        exchange=cast(Any, controller.exchange), loop=loop, rng=random.Random(1),
+    )  # fmt: skip
+    return BrokerLifecycle(
+        node_id=4,
+        registration=lambda previous: BrokerRegistrationRequest(broker_id=4, previous_broker_epoch=previous),
+        previous_epoch=3,
+        metadata_offset=lambda: 99,
+        channel=channel,
+        settings=LifecycleSettings(interval_ms, 1000),
+        loop=loop,
+        rng=random.Random(2),
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_broker_asks_to_be_unfenced_only_when_it_is_ready() -> None:
+    controller = ActiveController()
+    lifecycle = made(controller)
+    assert await lifecycle.register() == 11
+    assert controller.heard[0].previous_broker_epoch == 3
+    await until(lambda: len(controller.heartbeats()) > 2)
+    assert all(beat.want_fence and beat.broker_epoch == 11 for beat in controller.heartbeats())
+    assert lifecycle.is_fenced
+    await lifecycle.become_ready()
+    assert not lifecycle.is_fenced
+    assert controller.heartbeats()[-1].current_metadata_offset == 99
+    await lifecycle.close()
+
+
+async def test_readiness_waits_until_the_controller_agrees() -> None:
+    controller = ActiveController()
+    answers = iter([True, True, True, False])
+    controller.heartbeat = lambda request: BrokerHeartbeatResponse(is_fenced=next(answers, False))
+    lifecycle = made(controller)
+    await lifecycle.register()
+    await lifecycle.become_ready()
+    assert len(controller.heartbeats()) >= 4
+    await lifecycle.close()
+
+
+async def test_registration_is_tried_again_while_the_old_broker_counts_as_alive() -> None:
+    controller = ActiveController()
+    controller.registrations = [ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION]
+    lifecycle = made(controller)
+    assert await lifecycle.register() == 13
+    await lifecycle.close()
+
+
+async def test_a_broker_of_another_cluster_is_told_so() -> None:
+    controller = ActiveController()
+    controller.registrations = [ErrorCode.INCONSISTENT_CLUSTER_ID]
+    lifecycle = made(controller)
+    with pytest.raises(RegistrationRefused, match="INCONSISTENT_CLUSTER_ID"):
+        await lifecycle.register()
+    await lifecycle.close()
+
+
+async def test_a_broker_that_was_forgotten_registers_again_in_a_new_epoch() -> None:
+    controller = ActiveController()
+    known = 11
+
+    def heartbeat(request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
+        stale = request.broker_epoch != known
+        return BrokerHeartbeatResponse(error_code=ErrorCode.STALE_BROKER_EPOCH if stale else 0, is_fenced=False)
+
+    controller.heartbeat = heartbeat
+    lifecycle = made(controller)
+    await lifecycle.register()
+    await lifecycle.become_ready()
+    known = 12
+    await until(lambda: lifecycle.epoch == 12)
+    again = [each for each in controller.heard if isinstance(each, BrokerRegistrationRequest)]
+    assert [each.previous_broker_epoch for each in again] == [3, 11]
+    await until(lambda: controller.heartbeats()[-1].broker_epoch == 12)
+    await lifecycle.close()
+
+
+async def test_heartbeats_outlive_a_controller_that_is_away() -> None:
+    controller = ActiveController()
+    lifecycle = made(controller)
+    await lifecycle.register()
+    await lifecycle.become_ready()
+    controller.is_there = False
+    await asyncio.sleep(0.1)
+    heard = len(controller.heard)
+    controller.is_there = True
+    lifecycle.poke()
+    await until(lambda: len(controller.heard) > heard)
+    await lifecycle.close()
+
+
+async def test_leaving_waits_until_the_leaderships_have_moved() -> None:
+    controller = ActiveController()
+    asked = 0
+
+    def heartbeat(request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
+        nonlocal asked
+        asked += request.want_shut_down
+        return BrokerHeartbeatResponse(is_fenced=False, should_shut_down=asked >= 3)
+
+    controller.heartbeat = heartbeat
+    lifecycle = made(controller)
+    await lifecycle.register()
+    await lifecycle.become_ready()
+    await lifecycle.shut_down()
+    assert asked == 3
+    await lifecycle.close()
+
+
+async def test_leaving_does_not_wait_for_a_controller_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.broker.lifecycle.SHUTDOWN_SILENCE_MS", SHUTDOWN_SILENCE_MS // 20)
+    controller = ActiveController()
+    lifecycle = made(controller)
+    await lifecycle.register()
+    controller.is_there = False
+    async with asyncio.timeout(2):
+        await lifecycle.shut_down()
+    await lifecycle.close()
+
+
+async def test_a_call_that_no_controller_answers_is_timed_out() -> None:
+    controller = ActiveController()
+    controller.is_there = False
+    lifecycle = made(controller)
+    with pytest.raises(KafkaError) as refused:
+        await lifecycle._channel.call(BrokerHeartbeatRequest(), 1, timeout_ms=60)
+    assert refused.value.code is ErrorCode.REQUEST_TIMED_OUT
