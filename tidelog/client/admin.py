@@ -1,4 +1,4 @@
-"""The administrator's client: topics, configurations, offsets, the cluster.
+"""The administrator's client: topics, configurations, offsets; `admin_cluster` has what is asked of the cluster itself.
 
 Requests go to any broker, the controller's through it, a partition's to its leader, a group's to its coordinator.
 Invariant: what a cluster refuses is a KafkaError naming what was refused; what may pass (a leader being elected, a
@@ -7,22 +7,18 @@ connection that broke) is tried again for `default_api_timeout_ms`, unless tryin
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from tidelog.client.cluster import Cluster
-from tidelog.client.config import AdminConfig
+from tidelog.client.admin_base import check
+from tidelog.client.admin_cluster import ClusterAdmin
 from tidelog.client.coordinator import Coordinator
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
-    ClusterDescription,
     ConfigEntry,
     NewTopic,
-    Node,
     OffsetAndMetadata,
     OffsetAndTimestamp,
     PartitionDescription,
@@ -47,7 +43,6 @@ from tidelog.protocol.messages.delete_records import (
     DeleteRecordsTopic,
 )
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
-from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -55,83 +50,17 @@ from tidelog.protocol.messages.describe_configs import (
 )
 from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
-Outcome = TypeVar("Outcome")
-
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
-class Admin:
+class Admin(ClusterAdmin):
     """Manages a cluster. Options are Kafka's admin configuration with underscores.
 
     async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:
         await admin.create_topics([NewTopic("flights", num_partitions=6)])
     """
-
-    def __init__(self, **options: Any) -> None:
-        self._config = AdminConfig.from_options(options)
-        self._cluster: Cluster | None = None
-        self._closed = False
-
-    # -- life
-
-    async def start(self) -> None:
-        """Reach the cluster; every call does it too. Raises KafkaError(NETWORK_EXCEPTION)."""
-        if self._closed:
-            raise RuntimeError("this admin client is closed")
-        if self._cluster is None:
-            cluster = Cluster(self._config)
-            try:
-                await cluster.start()
-            except BaseException:
-                await cluster.close()
-                raise
-            self._cluster = cluster
-
-    async def close(self) -> None:
-        self._closed = True
-        if self._cluster is not None:
-            await self._cluster.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _reach(self) -> Cluster:
-        await self.start()
-        assert self._cluster is not None
-        return self._cluster
-
-    async def _until(self, attempt: Callable[[], Awaitable[Outcome]], *, repeatable: bool = True) -> Outcome:
-        """Attempt until it succeeds or fails for good. A request that cannot be repeated is, after a refusal only."""
-        cluster = await self._reach()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.default_api_timeout_ms / 1000
-        failures = 0
-        while True:
-            try:
-                return await attempt()
-            except KafkaError as error:
-                failures += 1
-                wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
-                unheard = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
-                final = not error.retriable or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if final or (unheard and not repeatable) or loop.time() + wait_s >= deadline:
-                    raise
-                await asyncio.sleep(wait_s)
-
-    @staticmethod
-    def _controller(cluster: Cluster) -> int:
-        """Where CreateTopics and DeleteTopics go. KRaft brokers forward them, and name any of themselves."""
-        if cluster.metadata.controller_id in cluster.metadata.nodes:
-            return cluster.metadata.controller_id
-        return next(iter(cluster.metadata.nodes))
 
     # -- topics
 
@@ -155,7 +84,7 @@ class Admin:
 
         response = await self._until(attempt, repeatable=False)
         for each in response.topics:
-            _check(each.error_code, each.error_message, f"topic {each.name!r}")
+            check(each.error_code, each.error_message, f"topic {each.name!r}")
         return {each.name: each.topic_id for each in response.topics}
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
@@ -178,13 +107,7 @@ class Admin:
 
         response = await self._until(attempt, repeatable=False)
         for each in response.responses:
-            _check(each.error_code, each.error_message, f"topic {each.name!r}")
-
-    @staticmethod
-    def _redirect(cluster: Cluster, codes: Iterable[int]) -> None:
-        if ErrorCode.NOT_CONTROLLER in set(codes):
-            cluster.request_refresh()
-            raise KafkaError(ErrorCode.NOT_CONTROLLER)
+            check(each.error_code, each.error_message, f"topic {each.name!r}")
 
     async def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
@@ -200,7 +123,7 @@ class Admin:
         described: dict[str, TopicDescription] = {}
         for topic in response.topics:
             if wanted is not None:
-                _check(topic.error_code, None, f"topic {topic.name!r}")
+                check(topic.error_code, None, f"topic {topic.name!r}")
             if topic.name is not None:
                 described[topic.name] = _described(topic)
         return described
@@ -211,18 +134,7 @@ class Admin:
 
         return await self._until(attempt)
 
-    # -- cluster and configuration
-
-    async def describe_cluster(self) -> ClusterDescription:
-        """Id, controller and brokers."""
-
-        async def attempt() -> DescribeClusterResponse:
-            return await (await self._reach()).call_any(DescribeClusterRequest(), DescribeClusterResponse)
-
-        response = await self._until(attempt)
-        _check(response.error_code, response.error_message, "the cluster")
-        nodes = tuple(Node(each.broker_id, each.host, each.port, each.rack) for each in response.brokers)
-        return ClusterDescription(response.cluster_id, response.controller_id, nodes)
+    # -- configuration
 
     async def describe_configs(
         self,
@@ -266,7 +178,7 @@ class Admin:
         response = await self._until(attempt)
         found: dict[str | int, dict[str, ConfigEntry]] = {}
         for result in response.results:
-            _check(result.error_code, result.error_message, f"configuration of {result.resource_name!r}")
+            check(result.error_code, result.error_message, f"configuration of {result.resource_name!r}")
             name: str | int = result.resource_name if node is None else int(result.resource_name)
             found[name] = {
                 each.name: ConfigEntry(
@@ -329,7 +241,7 @@ class Admin:
                         partition = TopicPartition(answer.name, each.partition_index)
                         if ErrorCode.of(each.error_code).invalidates_metadata:
                             cluster.request_refresh()
-                        _check(each.error_code, None, str(partition))
+                        check(each.error_code, None, str(partition))
                         left[partition] = each.low_watermark
 
         await self._until(attempt)
@@ -372,8 +284,3 @@ def _described(topic: MetadataResponseTopic) -> TopicDescription:
         for each in sorted(topic.partitions, key=lambda partition: partition.partition_index)
     )
     return TopicDescription(topic.name or "", topic.topic_id, topic.is_internal, partitions)
-
-
-def _check(code: int, message: str | None, what: str) -> None:
-    if code:
-        raise KafkaError(ErrorCode.of(code), f"{what}: {message}" if message else what)

@@ -95,12 +95,13 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker as its clients reach it."""
+    """A broker as its clients reach it. `fenced`: registered, but not taking part at present."""
 
     node_id: int
     host: str
     port: int
     rack: str | None = None
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,43 @@ class ClusterDescription:
     cluster_id: str | None
     controller_id: int
     nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReassignment:
+    """A move under way: `replicas` are all that hold the partition meanwhile."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas when the move is done."""
+        return tuple(replica for replica in self.replicas if replica not in self.removing)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumReplica:
+    """A voter or observer of the metadata quorum as its leader sees it; timestamps in ms, -1 where not known."""
+
+    node_id: int
+    directory_id: bytes
+    log_end_offset: int
+    last_fetch_ms: int
+    last_caught_up_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumDescription:
+    """The metadata quorum. `endpoints`: (listener, host, port) of each voter by id, empty from old brokers."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[QuorumReplica, ...]
+    observers: tuple[QuorumReplica, ...]
+    endpoints: Mapping[int, tuple[tuple[str, str, int], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,12 +29,15 @@ from tidelog.client.model import (
     OffsetAndMetadata,
     OffsetAndTimestamp,
     PartitionDescription,
+    PartitionReassignment,
+    QuorumDescription,
     RecordMetadata,
     TopicDescription,
     TopicPartition,
 )
 from tidelog.client.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
 from tidelog.client.subscription import RebalanceListener
+from tidelog.protocol.errors import KafkaError
 
 log = logging.getLogger(__name__)
 
@@ -284,8 +287,41 @@ class Admin(Twin):
     def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
         return self._run(lambda: self._admin.describe_topics(names))
 
-    def describe_cluster(self) -> ClusterDescription:
-        return self._run(self._admin.describe_cluster)
+    def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
+        return self._run(lambda: self._admin.describe_cluster(include_fenced=include_fenced))
+
+    def unregister_broker(self, broker_id: int) -> None:
+        self._run(lambda: self._admin.unregister_broker(broker_id))
+
+    def create_partitions(self, counts: Mapping[str, int], **how: Any) -> None:
+        self._run(lambda: self._admin.create_partitions(counts, **how))
+
+    def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None = None, **how: Any
+    ) -> dict[TopicPartition, KafkaError | None]:
+        return self._run(lambda: self._admin.elect_leaders(partitions, **how))
+
+    def alter_partition_reassignments(
+        self, targets: Mapping[TopicPartition, Sequence[int] | None], **how: Any
+    ) -> dict[TopicPartition, KafkaError | None]:
+        return self._run(lambda: self._admin.alter_partition_reassignments(targets, **how))
+
+    def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        return self._run(lambda: self._admin.list_partition_reassignments(partitions))
+
+    def incremental_alter_configs(self, **what: Any) -> None:
+        self._run(lambda: self._admin.incremental_alter_configs(**what))
+
+    def describe_quorum(self) -> QuorumDescription:
+        return self._run(self._admin.describe_quorum)
+
+    def add_raft_voter(self, node_id: int, directory_id: bytes, endpoints: Iterable[tuple[str, str, int]]) -> None:
+        self._run(lambda: self._admin.add_raft_voter(node_id, directory_id, endpoints))
+
+    def remove_raft_voter(self, node_id: int, directory_id: bytes) -> None:
+        self._run(lambda: self._admin.remove_raft_voter(node_id, directory_id))
 
     def describe_configs(self, **what: Any) -> dict[str | int, dict[str, ConfigEntry]]:
         return self._run(lambda: self._admin.describe_configs(**what))
