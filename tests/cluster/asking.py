@@ -32,7 +32,8 @@ def create_topic(
 ) -> None:
     """A topic with these replicas for each of its partitions; returns when all are led and in sync."""
     topic = admin.NewTopic(name, len(assignment), replica_assignment=list(map(list, assignment)), config=configs or {})
-    admin_client(cluster).create_topics([topic])[name].result(20)
+    client = admin_client(cluster)
+    client.create_topics([topic])[name].result(20)
     port = cluster.nodes[assignment[0][0]].port
     await_leaders(port, name, len(assignment), len(assignment[0]))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from tidelog.bench.processes import free_port
 
 Way = tuple[int, int]
 _CHUNK_BYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)  # linger for no time: the other end is told at once, and of no orderly end
 
 
 @dataclass(slots=True)
@@ -181,6 +183,7 @@ class Links:
                 if end is not None and is_ended:
                     end.close()  # what was written before still goes out
                 elif end is not None:
+                    end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     end.transport.abort()
 
     async def _pump(
