@@ -288,6 +288,10 @@ class SimulatedDisk:
         self.full = self.sync_fails = False
         self.locks.clear()
 
+    def sync_everything(self) -> None:
+        """As if everything so far had happened long ago."""
+        self._root.sync_everything()
+
     # The port
 
     def open(self, path: str, *, create: bool = False) -> File:

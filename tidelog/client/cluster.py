@@ -221,7 +221,7 @@ class Cluster:
 
     def track_only(self, topics: Iterable[str]) -> None:
         """Keep metadata of these topics and no others."""
-        wanted = set(topics)
+        wanted = dict.fromkeys(topics)
         for topic in [topic for topic in self._topics if topic not in wanted]:
             del self._topics[topic]
         self.track(wanted)

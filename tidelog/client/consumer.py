@@ -169,10 +169,10 @@ class Consumer:
 
     def _track(self, cluster: Cluster) -> None:
         cluster.all_topics = self._subscription.pattern is not None
-        topics = set(self._subscription.topics) | {each.topic for each in self._subscription.assigned}
+        topics = {*self._subscription.topics, *(each.topic for each in self._subscription.assigned)}
         if self._group is not None:
             topics.update(self._group.membership.watched_topics)
-        cluster.track_only(topics)
+        cluster.track_only(sorted(topics))
         if cluster.all_topics:
             cluster.request_refresh()
 

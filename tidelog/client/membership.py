@@ -156,7 +156,7 @@ class Membership:
             except MalformedMessage as error:
                 raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"{member.member_id}: {error}") from None
         topics = {topic for subscription in members.values() for topic in subscription.topics}
-        self._watched = await self._partition_counts(topics)
+        self._watched = await self._partition_counts(sorted(topics))
         if answer.skip_assignment:
             return {}
         assignor = assignor_named(answer.protocol_name or "")
@@ -166,17 +166,17 @@ class Membership:
         assignment = assignor.assign(counts, members)
         return {member: encode_assignment(partitions) for member, partitions in assignment.items()}
 
-    async def _partition_counts(self, topics: set[str]) -> dict[str, int]:
+    async def _partition_counts(self, topics: list[str]) -> dict[str, int]:
         """0 for a topic that does not exist: it is looked for, but the group does not wait for it long."""
         deadline = self._loop.time() + _METADATA_WAIT_MS / 1000
         self._cluster.track(topics)
-        while not topics <= self._cluster.metadata.topics.keys():
+        while not self._cluster.metadata.topics.keys() >= set(topics):
             left_ms = (deadline - self._loop.time()) * 1000
             if left_ms <= 0 or not await self._cluster.wait_for_metadata(left_ms):
                 break
         return self._counts_now(topics)
 
-    def _counts_now(self, topics: Sequence[str] | set[str]) -> dict[str, int]:
+    def _counts_now(self, topics: Sequence[str]) -> dict[str, int]:
         known = self._cluster.metadata.topics
         return {topic: len(known[topic].partitions) if topic in known else 0 for topic in topics}
 

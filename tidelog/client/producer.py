@@ -326,7 +326,7 @@ class Producer:
             self._sender.wake()
 
     def _in_use(self) -> Sequence[str]:
-        return list({queue.partition.topic for queue in self._accumulator.active()})
+        return list(dict.fromkeys(queue.partition.topic for queue in self._accumulator.active()))
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

@@ -78,7 +78,7 @@ class ProducerSession:
         self._idempotent = idempotent
         self._limit = max_in_flight
         self._partitions: dict[TopicPartition, _Sequences] = {}
-        self._restarting: set[TopicPartition] = set()
+        self._restarting: dict[TopicPartition, None] = {}
         self._producer_id = -1
         self._producer_epoch = -1
         self.epoch_bumps = 0
@@ -175,10 +175,10 @@ class ProducerSession:
         if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID):
             # Refused for want of a predecessor: with none left, the broker does not know what we know of.
             if state.unsettled[0] is batch:
-                self._restarting.add(batch.partition)
+                self._restarting[batch.partition] = None
             return Verdict.RETRY
         if code is ErrorCode.INVALID_PRODUCER_EPOCH:
-            self._restarting.add(batch.partition)
+            self._restarting[batch.partition] = None
             return Verdict.RETRY
         return Verdict.RETRY if code.retriable else Verdict.FAIL
 
@@ -202,7 +202,7 @@ class ProducerSession:
             if state.settled_up_to == state.next_sequence:
                 state.gap = False
             else:
-                self._restarting.add(partition)
+                self._restarting[partition] = None
 
     # -- starting anew
 
@@ -227,7 +227,8 @@ class ProducerSession:
             self._start_anew(state)
             for batch in state.unsettled:
                 self._number(state, batch)
-        self._restarting.difference_update(due)
+        for partition in due:
+            del self._restarting[partition]
         return due
 
     @property
@@ -246,7 +247,7 @@ class ProducerSession:
             state = self._partitions.get(partition)
             if state is not None and not state.unsettled:
                 del self._partitions[partition]
-                self._restarting.discard(partition)
+                self._restarting.pop(partition, None)
                 bump = bump or (state.producer_id, state.producer_epoch) == self.identity
         if bump and self._producer_id >= 0:
             self._next_epoch()
