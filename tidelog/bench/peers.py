@@ -59,6 +59,17 @@ def why_unavailable() -> str | None:
     return None
 
 
+def kafka_or_reason() -> str | None:
+    """Bring the jars if need be; None when Kafka can be run here, else why it cannot, in one line."""
+    if (reason := why_unavailable()) is not None:
+        return reason
+    try:
+        jars()
+    except PeerUnavailable as unavailable:
+        return str(unavailable)
+    return None
+
+
 def pom() -> str:
     """The Maven project that names what we need of Kafka."""
     dependencies = "".join(

@@ -21,6 +21,7 @@ _COMMANDS = {
     "produce": ("tidelog.broker.cli.produce", "Send lines of standard input to a topic."),
     "consume": ("tidelog.broker.cli.consume", "Print the records of a topic."),
     "log": ("tidelog.broker.cli.log", "Look into the files of a data directory."),
+    "bench": ("tidelog.bench.command", "Measure clusters: acks and replicas, scale, Apache Kafka beside."),
 }
 
 

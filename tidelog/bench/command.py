@@ -1,0 +1,146 @@
+"""`tidelog bench`, also `python -m tidelog.bench`: comparisons with Kafka, acks and replicas, scale, profiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import product
+
+import click
+from rich.console import Console
+
+from tidelog.bench import compare as comparison
+from tidelog.bench import peers, profiling, report, scale
+from tidelog.bench.acks.command import acks
+from tidelog.bench.micro import hot_path
+
+_NOTES = """CPU is the broker's own, all threads, from its process clock. Latency is taken at the client's socket.
+Every round deletes its topic; before each that writes, as much memory as it writes is touched and freed, for both."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Measure brokers from outside, on nodes started for it.
+
+    Example: tidelog bench compare --rows produce-200b --rounds 5
+    """
+
+
+@command.command()
+@click.option("--rows", multiple=True, metavar="TEXT", help="Only rows whose name contains TEXT; may be repeated.")
+@click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Rounds per row; medians are shown."
+)
+@click.option("--quick", is_flag=True, help="One short round: shows that everything runs, not how fast.")
+@click.option("--only", type=click.Choice(list(comparison.MAKERS)), help="Measure one broker alone.")
+@click.option("--json", "json_", is_flag=True, help="Print JSON with every round instead of the table.")
+@click.option("--markdown", is_flag=True, help="Print the table as docs/benchmarks.md has it.")
+@click.option("--strict", is_flag=True, help="Exit with 1 when a target is missed.")
+def compare(
+    rows: Sequence[str], rounds: int, quick: bool, only: str | None, json_: bool, markdown: bool, strict: bool
+) -> None:
+    """Tidelog beside Apache Kafka, interleaved in one run, as ratios.
+
+    Kafka needs Java 17 and Maven; without them it is left out with a line that says so.
+    """
+    errors = Console(stderr=True)
+    if find_spec("confluent_kafka") is None:
+        raise click.ClickException("the benchmark's client is not installed: pip install 'tidelog[dev]'")
+    scenarios = comparison.select(rows)
+    if not scenarios:
+        known = ", ".join(one.name for one in comparison.catalogue())
+        raise click.UsageError(f"no row matches; there are: {known}")
+    names = [only] if only else [comparison.OURS, *_kafka_or_none(errors)]
+    if quick:
+        rounds = 1
+    with errors.status("starting", spinner="dots") as status:
+        measured = comparison.run(
+            scenarios, names, rounds=rounds, scale=0.1 if quick else 1.0, progress=lambda text: status.update(text)
+        )
+    if json_:
+        click.echo(report.as_json(measured))
+    elif markdown:
+        click.echo(report.as_markdown(measured))
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(report.table(measured))
+        click.echo(_NOTES)
+    for failure in report.failures(measured):
+        errors.print(failure, style="red", markup=False)
+    if strict and any(row.passes is False for row in measured):
+        raise SystemExit(1)
+
+
+@command.command()
+def rows() -> None:
+    """The names of the rows that `compare` knows."""
+    for scenario in comparison.catalogue():
+        click.echo(f"{scenario.name:22} {scenario.title}: {', '.join(one.name for one in scenario.metrics)}")
+
+
+@command.command()
+@click.option("--row", required=True, metavar="NAME", help="A row of `compare`, e.g. produce-16kb-w1.")
+@click.option("--lines", default=25, show_default=True, help="How many functions to show.")
+def profile(row: str, lines: int) -> None:
+    """Where a row's CPU goes: user and kernel time, and the functions of the node.
+
+    Example: tidelog bench profile --row produce-16kb-w1
+    """
+    found = [scenario for scenario in comparison.catalogue() if scenario.name == row and scenario.brokers == 1]
+    if not found:
+        raise click.UsageError(f"no row {row!r} on one node; `tidelog bench rows` lists them")
+    figures, split = profiling.measure_split(found[0])
+    for metric in found[0].metrics:
+        click.echo(f"{metric.name:16} {report.number(figures[metric.name])} {metric.unit}")
+    click.echo(f"{'in the kernel':16} {split.kernel_share:.0%} of the CPU, its own warm-up included")
+    click.echo(profiling.functions(found[0], lines))
+
+
+@command.command(name="scale")
+@click.option("--partitions", default=10_000, show_default=True, type=click.IntRange(1), help="Three replicas of each.")
+@click.option("--few", default=1_000, show_default=True, type=click.IntRange(0), help="Measured first; 0 for not.")
+@click.option("--brokers", default=3, show_default=True, type=click.IntRange(2, 9))
+@click.option("--only", type=click.Choice(list(comparison.MAKERS)), default=comparison.OURS, show_default=True)
+@click.option("--with-kafka", is_flag=True, help="Apache Kafka after it.")
+@click.option("--json", "json_", is_flag=True, help="Print JSON instead of the table.")
+def scale_(partitions: int, few: int, brokers: int, only: str, with_kafka: bool, json_: bool) -> None:
+    """Many partitions: creation, idle cost, the loss of a broker and its return, a start; and the growth of each.
+
+    Example: tidelog bench scale --partitions 10000 --brokers 3
+    """
+    errors = Console(stderr=True)
+    names = [only, *(_kafka_or_none(errors) if with_kafka and only != comparison.THEIRS else [])]
+    sizes = [few, partitions] if 0 < few < partitions else [partitions]
+    weighed: dict[tuple[str, int], scale.Weighed] = {}
+    with errors.status("starting", spinner="dots") as status:
+        for name, size in product(names, sizes):
+            weighed[name, size] = scale.run(name, brokers, size, lambda text: status.update(text))
+    if json_:
+        click.echo(report.scale_json(weighed, brokers))
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(report.scale_table(weighed, brokers))
+    for (name, size), one in weighed.items():
+        if one.failure:
+            errors.print(f"{name}, {size:,} partitions: {one.failure}", style="red", markup=False)
+    if any(one.failure for one in weighed.values()):
+        raise SystemExit(1)
+
+
+@command.command()
+@click.option("--only", default="", metavar="TEXT", help="Only those whose name contains TEXT.")
+def micro(only: str) -> None:
+    """CPU microseconds of single functions on the hot path, in this process."""
+    for name, call in hot_path.calls().items():
+        if only in name:
+            click.echo(f"{name:32} {hot_path.cost_us(call):10.2f} us")
+
+
+def _kafka_or_none(errors: Console) -> list[str]:
+    reason = peers.kafka_or_reason()
+    if reason is None:
+        return [comparison.THEIRS]
+    errors.print(reason, style="yellow", markup=False)
+    return []
+
+
+command.add_command(acks)

@@ -1,0 +1,196 @@
+"""Many partitions on few brokers: how long creation, failover, return and start take, and what the nodes weigh.
+
+Every step ends when it can be seen from outside: all partitions are led, by whoever is there, and each has taken a
+record with acks=all. A cluster is measured with few partitions first and with many on fresh nodes after that, so that
+the growth of each figure is told too. The CPU of a step is that of all nodes together.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidelog.bench import frames
+from tidelog.bench.clusters import Running
+from tidelog.bench.compare import FAILURES, MAKERS
+from tidelog.bench.metadata import ClusterState, ask, await_state
+from tidelog.bench.raw import BenchError, RawConnection
+from tidelog.bench.scenarios.base import CpuMeter
+from tidelog.bench.topics import NewTopic, create
+
+_PARTITIONS_PER_TOPIC = 100
+# Kafka takes at most 10,000 changes in one request.
+_TOPICS_PER_REQUEST = 10
+_TIMEOUT_S = 300.0
+_IDLE_S = 5.0
+_SETTLE_S = 3.0
+_RETRY_S = 0.1
+_VALUE = b"v" * 100
+
+
+@dataclass(slots=True)
+class Weighed:
+    """Figures by name, in the order taken: seconds, CPU seconds, MiB or ms/s, as the name says."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+def run(name: str, brokers: int, partitions: int, progress: Callable[[str], None] = lambda _: None) -> Weighed:
+    """All steps on a fresh cluster of the named broker; a step that fails ends the run and is told."""
+    weighed = Weighed()
+    with tempfile.TemporaryDirectory(prefix="tidelog-scale-") as scratch:
+        # Deleted files wait for nobody here: Kafka's own defaults.
+        running = Running(MAKERS[name](Path(scratch), brokers, {}), _TIMEOUT_S)
+        try:
+            with running:
+                _Steps(running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}")).run()
+        except FAILURES as error:
+            weighed.failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return weighed
+
+
+class _Steps:
+    """The life of one cluster with many partitions."""
+
+    def __init__(self, running: Running, partitions: int, weighed: Weighed, progress: Callable[[str], None]) -> None:
+        self._cluster, self._weighed, self._progress = running.cluster, weighed, progress
+        self._nodes = list(running.cluster.nodes.values())
+        self._replicas = min(3, len(self._nodes))
+        self._partitions = partitions
+        self._topics = [f"many-{number:04d}" for number in range(-(-partitions // _PARTITIONS_PER_TOPIC))]
+
+    def run(self) -> None:
+        self._idle("empty")
+        with self._timed("create"):
+            self._create()
+            self._await_led(self._nodes[0].port, self._replicas)
+        with self._timed("first records"):
+            self._write(self._nodes[0].port, lambda _: True)
+        self._idle("full")
+        self._lose_one()
+        self._start_again()
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        self._progress(step)
+        began = time.monotonic()
+        with CpuMeter(self._nodes) as meter:
+            yield
+        self._weighed.figures[f"{step}, s"] = time.monotonic() - began
+        self._weighed.figures[f"{step}, CPU s"] = meter.used_ns / 1e9
+
+    def _idle(self, when: str) -> None:
+        self._progress(f"idle, {when}")
+        time.sleep(_SETTLE_S)
+        began = time.monotonic()
+        with CpuMeter(self._nodes) as meter:
+            time.sleep(_IDLE_S)
+        elapsed_s = time.monotonic() - began
+        self._weighed.figures[f"{when}: memory of a node, MiB"] = self._memory_mib()
+        self._weighed.figures[f"{when}: idle CPU of a node, ms/s"] = meter.used_ns / 1e6 / elapsed_s / len(self._nodes)
+
+    def _memory_mib(self) -> float:
+        return sum(node.usage().rss_mib for node in self._nodes) / len(self._nodes)
+
+    def _create(self) -> None:
+        left = self._partitions
+        new = []
+        for name in self._topics:
+            new.append(NewTopic(name, min(_PARTITIONS_PER_TOPIC, left), self._replicas))
+            left -= _PARTITIONS_PER_TOPIC
+        for first in range(0, len(new), _TOPICS_PER_REQUEST):
+            create(self._nodes[0].port, new[first : first + _TOPICS_PER_REQUEST])
+
+    def _lose_one(self) -> None:
+        """SIGKILL to the last broker; then it comes back."""
+        victim, survivor = self._nodes[-1], self._nodes[0]
+        state = ask(survivor.port)
+        gone = next(node for node, port in state.ports.items() if port == victim.port)
+        orphans = {
+            (topic, index) for topic in self._topics for index, one in state.topics[topic].items() if one.leader == gone
+        }
+        self._weighed.figures["leaderships of the lost broker"] = len(orphans)
+        self._progress(f"failover of {len(orphans):,}")
+        began = time.monotonic()
+        victim.kill()
+        self._await_led(survivor.port, 1, without=gone)
+        self._weighed.figures["failover, s"] = time.monotonic() - began
+        self._write(survivor.port, orphans.__contains__)
+        self._weighed.figures["failover and a record in each, s"] = time.monotonic() - began
+        self._progress("return of the lost broker")
+        began = time.monotonic()
+        victim.start(_TIMEOUT_S)
+        self._weighed.figures["return, answering, s"] = time.monotonic() - began
+        self._await_led(survivor.port, self._replicas)
+        self._weighed.figures["return, in sync, s"] = time.monotonic() - began
+
+    def _start_again(self) -> None:
+        """The whole cluster, in order, and back until every replica of every partition is in sync."""
+        self._progress("stop")
+        began = time.monotonic()
+        self._cluster.stop()
+        self._weighed.figures["stop, s"] = time.monotonic() - began
+        self._progress("start")
+        began = time.monotonic()
+        self._cluster.start(_TIMEOUT_S)
+        self._weighed.figures["start, answering, s"] = time.monotonic() - began
+        self._await_led(self._nodes[0].port, self._replicas)
+        self._weighed.figures["start, in sync, s"] = time.monotonic() - began
+        self._weighed.figures["start, CPU s"] = sum(node.usage().cpu_s for node in self._nodes)
+        self._weighed.figures["started: memory of a node, MiB"] = self._memory_mib()
+
+    def _await_led(self, port: int, in_sync: int, without: int | None = None) -> None:
+        """Until every partition has a leader that is there, and so many replicas in sync."""
+
+        def led(state: ClusterState) -> bool:
+            found = [one for topic in self._topics for one in state.topics.get(topic, {}).values()]
+            return len(found) == self._partitions and all(
+                one.leader in state.ports and one.leader != without and len(one.in_sync) >= in_sync for one in found
+            )
+
+        await_state(port, None, led, _TIMEOUT_S, f"{self._partitions:,} partitions led, {in_sync} in sync")
+
+    def _write(self, port: int, wanted: Callable[[tuple[str, int]], bool]) -> None:
+        """A record with acks=all to each wanted partition; again where the leader does not know yet that it is one."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        pending = self._requests(ask(port), wanted)
+        while pending:
+            refused = []
+            for leader_port, plans in _by_port(pending).items():
+                with RawConnection(leader_port, _TIMEOUT_S) as connection:
+                    for plan in plans:
+                        connection.send(frames.produce(plan, 1))
+                        if any(plan.errors(connection.receive())):
+                            refused.append((plan.topic, set(plan.batches)))
+            if refused and time.monotonic() > deadline:
+                raise BenchError(f"{len(refused)} requests refused: the first for {refused[0]}")
+            if refused:
+                time.sleep(_RETRY_S)
+            left = {(topic, index) for topic, indexes in refused for index in indexes}
+            pending = self._requests(ask(port), left.__contains__) if left else []
+
+    def _requests(
+        self, state: ClusterState, wanted: Callable[[tuple[str, int]], bool]
+    ) -> list[tuple[int, frames.ProducePlan]]:
+        """One request per topic and leader, with the leader's port."""
+        batch = frames.record_batch([_VALUE], int(time.time() * 1000))
+        found = []
+        for topic in self._topics:
+            led: dict[int, list[int]] = {}
+            for index, one in state.topics[topic].items():
+                if wanted((topic, index)) and one.leader in state.ports:
+                    led.setdefault(state.ports[one.leader], []).append(index)
+            found += [(port, frames.ProducePlan(topic, dict.fromkeys(some, batch))) for port, some in led.items()]
+        return found
+
+
+def _by_port(requests: Sequence[tuple[int, frames.ProducePlan]]) -> Mapping[int, list[frames.ProducePlan]]:
+    plans: dict[int, list[frames.ProducePlan]] = {}
+    for port, plan in requests:
+        plans.setdefault(port, []).append(plan)
+    return plans
