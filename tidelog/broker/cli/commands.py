@@ -17,9 +17,12 @@ from tidelog.broker.cli.common import HELP, fail, reason, swallow_output
 _COMMANDS = {
     "start": ("tidelog.broker.cli.start", "Run a node: broker and controller in one."),
     "format": ("tidelog.broker.cli.format", "Give a node's directories the id of their cluster."),
-    "topics": ("tidelog.broker.cli.topics", "List, create, describe and delete topics."),
+    "topics": ("tidelog.broker.cli.topics", "List, create, describe, alter and delete topics."),
     "produce": ("tidelog.broker.cli.produce", "Send lines of standard input to a topic."),
     "consume": ("tidelog.broker.cli.consume", "Print the records of a topic."),
+    "elect-leaders": ("tidelog.broker.cli.elect_leaders", "Make first replicas leaders again, or any that lives."),
+    "reassign": ("tidelog.broker.cli.reassign", "Move partitions between brokers."),
+    "quorum": ("tidelog.broker.cli.quorum", "Describe the metadata quorum, change its voters."),
     "log": ("tidelog.broker.cli.log", "Look into the files of a data directory."),
     "bench": ("tidelog.bench.command", "Measure clusters: acks and replicas, scale, Apache Kafka beside."),
 }

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Sized
 from typing import Any, TypeVar
 
 import click
@@ -96,6 +96,11 @@ def swallow_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def as_count(things: Sized, noun: str) -> str:
+    """`3 topics`, `1 topic`."""
+    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def say_count(count: int) -> None:

@@ -1,4 +1,4 @@
-"""`tidelog topics`: list, create, describe and delete, through the admin client of any Kafka-compatible cluster."""
+"""`tidelog topics`: list, create, describe, alter, delete, through the admin client of any Kafka-compatible cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from tidelog.broker.cli.common import (
     HELP,
+    as_count,
     as_json,
     client_options,
     connecting,
@@ -16,16 +17,18 @@ from tidelog.broker.cli.common import (
     print_table,
     run,
 )
-from tidelog.client import Admin, NewTopic
-from tidelog.client.model import ConfigEntry, PartitionDescription, TopicDescription
+from tidelog.client import Admin, NewTopic, TopicPartition
+from tidelog.client.model import ConfigEntry, PartitionDescription, PartitionReassignment, TopicDescription
 from tidelog.protocol.uuids import uuid_to_text
+
+Moves = dict[TopicPartition, PartitionReassignment]
 
 _TOPIC_CONFIG = 1  # DescribeConfigs' source of a value set for the topic
 
 
 @click.group("topics", context_settings=HELP)
 def command() -> None:
-    """List, create, describe and delete topics.
+    """List, create, describe, alter and delete topics.
 
     \b
     Example:
@@ -100,31 +103,39 @@ def create(
 
 @command.command("describe")
 @click.argument("names", nargs=-1)
-@click.option("--under-replicated", is_flag=True, help="Only partitions with replicas out of sync.")
+@click.option("--under-replicated", "wanted", flag_value="under-replicated", help="Only with replicas out of sync.")
+@click.option("--unavailable", "wanted", flag_value="unavailable", help="Only those without a leader.")
 @as_json
 @connecting
 def describe(
-    names: tuple[str, ...], bootstrap: str, properties: dict[str, str], under_replicated: bool, json_wanted: bool
+    names: tuple[str, ...], bootstrap: str, properties: dict[str, str], wanted: str | None, json_wanted: bool
 ) -> None:
     """Print who holds each partition of the topics NAMES, of all topics without NAMES.
+
+    Replicas that a move is only adding do not make a partition under-replicated.
 
     \b
     Example:
       tidelog topics describe flights --json
+      tidelog topics describe --under-replicated
     """
 
-    async def ask() -> tuple[list[TopicDescription], dict[str, dict[str, str | None]]]:
+    async def ask() -> tuple[list[TopicDescription], dict[str, dict[str, str | None]], Moves]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             found = await admin.describe_topics(list(names) or None)
             entries = await admin.describe_configs(topics=found)
-            return [found[name] for name in sorted(found)], {name: _set_here(entries[name]) for name in found}
+            moves = await _moves(admin) if wanted == "under-replicated" else {}
+            return [found[name] for name in sorted(found)], {name: _set_here(entries[name]) for name in found}, moves
 
-    topics, configs = run(ask())
-    chosen = {
-        topic.name: [each for each in topic.partitions if not under_replicated or set(each.isr) != set(each.replicas)]
-        for topic in topics
-    }
-    if under_replicated:
+    topics, configs, moves = run(ask())
+
+    def chosen_of(topic: TopicDescription) -> list[PartitionDescription]:
+        if wanted == "under-replicated":
+            return [each for each in topic.partitions if _lacks_replicas(topic.name, each, moves)]
+        return [each for each in topic.partitions if wanted is None or each.leader is None]
+
+    chosen = {topic.name: chosen_of(topic) for topic in topics}
+    if wanted is not None:
         topics = [topic for topic in topics if chosen[topic.name]]
     if json_wanted:
         print_json([{**_as_dict(topic, chosen[topic.name]), "configs": configs[topic.name]} for topic in topics])
@@ -140,6 +151,43 @@ def describe(
     if settings:
         click.echo()
         print_table(("TOPIC", "CONFIG", "VALUE"), settings)
+
+
+@command.command("alter")
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(1), help="How many there shall be; never fewer than there are.")
+@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A configuration to set.")
+@click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="One to put back to its default.")
+@connecting
+def alter(
+    name: str,
+    bootstrap: str,
+    properties: dict[str, str],
+    partitions: int | None,
+    configs: tuple[str, ...],
+    deleted: tuple[str, ...],
+) -> None:
+    """Give the topic NAME more partitions, or another configuration.
+
+    \b
+    Example:
+      tidelog topics alter flights --partitions 12
+      tidelog topics alter flights --config retention.ms=3600000 --delete-config segment.bytes
+    """
+    changes: dict[str, str | None] = {**key_values(configs), **dict.fromkeys(deleted)}
+    if partitions is None and not changes:
+        raise click.UsageError("nothing to change: --partitions, --config or --delete-config is wanted")
+
+    async def ask() -> None:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            if changes:
+                await admin.incremental_alter_configs(topics={name: changes})
+                click.echo(f"Changed the configuration of topic {name}.")
+            if partitions is not None:
+                await admin.create_partitions({name: partitions})
+                click.echo(f"Topic {name} has {as_count(range(partitions), 'partition')}.")
+
+    run(ask())
 
 
 @command.command("delete")
@@ -160,6 +208,23 @@ def delete(names: tuple[str, ...], bootstrap: str, properties: dict[str, str]) -
                 click.echo(f"Deleted topic {name}.")
 
     run(ask())
+
+
+async def _moves(admin: Admin) -> Moves:
+    from tidelog.protocol.errors import ErrorCode, KafkaError
+
+    try:
+        return await admin.list_partition_reassignments()
+    except KafkaError as error:
+        if error.code is ErrorCode.UNSUPPORTED_VERSION:
+            return {}  # a cluster too old to move partitions by request
+        raise
+
+
+def _lacks_replicas(topic: str, partition: PartitionDescription, moves: Moves) -> bool:
+    move = moves.get(TopicPartition(topic, partition.partition))
+    due = set(partition.replicas) - set(move.adding if move else ())
+    return len(partition.isr) < len(due)
 
 
 def _set_here(entries: dict[str, ConfigEntry]) -> dict[str, str | None]:

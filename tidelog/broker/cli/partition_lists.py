@@ -1,0 +1,149 @@
+"""The JSON files of Kafka's partition tools: lists of partitions, and plans that give each its replicas. Pure.
+
+`{"partitions": [{"topic": "t", "partition": 0}]}` is an election's (kafka-leader-election), the same with `"replicas":
+[1, 2]` in each and `"version": 1` a plan (kafka-reassign-partitions). Which log directory a replica goes to is not
+chosen here: `log_dirs` may only say "any". Also here: what a plan means for throttles, and how far it has come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tidelog.client.model import PartitionReassignment, TopicDescription, TopicPartition
+
+LEADER_THROTTLE = "leader.replication.throttled.replicas"
+FOLLOWER_THROTTLE = "follower.replication.throttled.replicas"
+LEADER_RATE = "leader.replication.throttled.rate"
+FOLLOWER_RATE = "follower.replication.throttled.rate"
+
+COMPLETE = "complete"
+MOVING = "in progress"
+MISSING = "no such partition"
+ELSEWHERE = "not on these replicas"
+
+Plan = dict[TopicPartition, list[int]]
+
+
+class ListError(ValueError):
+    """A file that is no such list; the text says what is wrong."""
+
+
+def partitions_in(text: str) -> list[TopicPartition]:
+    """The partitions of a list. Raises ListError."""
+    return list(_entries(text))
+
+
+def plan_in(text: str) -> Plan:
+    """The replicas wanted by partition. Raises ListError."""
+    plan: Plan = {}
+    for partition, entry in _entries(text).items():
+        replicas = entry.get("replicas")
+        if not isinstance(replicas, list) or not replicas or not all(type(each) is int for each in replicas):
+            raise ListError(f"{partition}: replicas must be a list of broker ids")
+        if len(set(replicas)) < len(replicas):
+            raise ListError(f"{partition}: a broker is named twice in replicas")
+        directories = entry.get("log_dirs", [])
+        if not isinstance(directories, list) or any(each != "any" for each in directories):
+            raise ListError(f"{partition}: log_dirs other than any cannot be chosen")
+        plan[partition] = replicas
+    return plan
+
+
+def _entries(text: str) -> dict[TopicPartition, dict[str, Any]]:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ListError(f"not JSON: {error}") from None
+    entries = document.get("partitions") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ListError('expected {"partitions": [...]} with at least one partition')
+    if document.get("version", 1) != 1:
+        raise ListError(f"version {document['version']} is not known")
+    found: dict[TopicPartition, dict[str, Any]] = {}
+    for entry in entries:
+        topic, number = (entry.get("topic"), entry.get("partition")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(topic, str) or type(number) is not int:
+            raise ListError(f"expected a topic and a partition, not {json.dumps(entry)}")
+        partition = TopicPartition(topic, number)
+        if partition in found:
+            raise ListError(f"{partition} is there twice")
+        found[partition] = entry
+    return found
+
+
+def as_plan(replicas: Mapping[TopicPartition, Sequence[int]]) -> str:
+    """The plan that puts partitions where they are given to be, on one line, to be kept for the way back."""
+    entries = [
+        {"topic": topic, "partition": number, "replicas": list(brokers), "log_dirs": ["any"] * len(brokers)}
+        for (topic, number), brokers in sorted(replicas.items())
+    ]
+    return json.dumps({"version": 1, "partitions": entries}, separators=(",", ":"))
+
+
+def current(topics: Mapping[str, TopicDescription]) -> dict[TopicPartition, tuple[int, ...]]:
+    return {
+        TopicPartition(name, each.partition): each.replicas
+        for name, topic in topics.items()
+        for each in topic.partitions
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- throttles
+
+
+class Throttles(NamedTuple):
+    """Which replicas to hold back, as topic configs, and the brokers that need a rate."""
+
+    topics: dict[str, dict[str, str | None]]
+    brokers: list[int]
+
+
+def throttles(
+    plan: Plan,
+    placed: Mapping[TopicPartition, tuple[int, ...]],
+    moving: Mapping[TopicPartition, PartitionReassignment],
+) -> Throttles:
+    """Leaders are held back on every replica there is, followers on those still to come, as Kafka's tool does it."""
+    sources: dict[str, set[tuple[int, int]]] = {}
+    targets: dict[str, set[tuple[int, int]]] = {}
+    for partition, wanted in plan.items():
+        under_way = moving.get(partition)
+        held = placed[partition]
+        if under_way is not None:
+            held = tuple(replica for replica in under_way.replicas if replica not in under_way.adding)
+        coming = [replica for replica in wanted if replica not in held]
+        if coming:
+            topic, number = partition
+            sources.setdefault(topic, set()).update((number, replica) for replica in held)
+            targets.setdefault(topic, set()).update((number, replica) for replica in coming)
+    topics: dict[str, dict[str, str | None]] = {
+        topic: {LEADER_THROTTLE: _pairs(sources[topic]), FOLLOWER_THROTTLE: _pairs(targets[topic])} for topic in sources
+    }
+    pairs = [pair for each in (*sources.values(), *targets.values()) for pair in each]
+    return Throttles(topics, sorted({replica for _, replica in pairs}))
+
+
+def _pairs(replicas: set[tuple[int, int]]) -> str:
+    return ",".join(f"{number}:{replica}" for number, replica in sorted(replicas))
+
+
+# ---------------------------------------------------------------------------------------------------------- how it goes
+
+
+def progress(
+    plan: Plan,
+    placed: Mapping[TopicPartition, tuple[int, ...]],
+    moving: Mapping[TopicPartition, PartitionReassignment],
+) -> dict[TopicPartition, str]:
+    """For each partition of a plan one of the four words above."""
+    states: dict[TopicPartition, str] = {}
+    for partition, wanted in plan.items():
+        if partition in moving:
+            states[partition] = MOVING
+        elif partition not in placed:
+            states[partition] = MISSING
+        else:
+            states[partition] = COMPLETE if placed[partition] == tuple(wanted) else ELSEWHERE
+    return states
