@@ -30,13 +30,13 @@ async def node(tmp_path):
 async def test_a_new_cluster_starts_with_features_and_one_unfenced_broker(tmp_path):
     node = Node(tmp_path)
     image = await node.start()
-    assert image.features == {"metadata.version": 30}
+    assert image.features == {"metadata.version": 30, "eligible.leader.replicas.version": 1}
     assert image.brokers[1].is_active
-    assert image.brokers[1].epoch == 3
+    assert image.brokers[1].epoch == 4
     assert image.controller_id == 1
-    assert [record.offset for record, _ in node.told] == [4]
+    assert [record.offset for record, _ in node.told] == [5]
     assert node.syncs == 1
-    assert node.quorum.log.high_watermark == 5
+    assert node.quorum.log.high_watermark == 6
     await node.stop()
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.replication.clusters import broker_records, replay
 from tidelog.protocol.messages.metadata_records import PartitionRecord, TopicRecord
 from tidelog.replication.controller.image import MetadataImage
-from tidelog.replication.controller.leaders import elect_returning_broker
+from tidelog.replication.controller.returning import elect_returning_broker
 
 TOPIC_ID = b"t" * 16
 

@@ -13,7 +13,7 @@ from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages import metadata_records as kafka
 from tidelog.replication.controller.image import MetadataImage
 from tidelog.replication.controller.image_records import image_records
-from tidelog.replication.controller.leaders import elect_returning_broker
+from tidelog.replication.controller.returning import elect_returning_broker
 from tidelog.replication.controller.loader import MetadataLoader
 from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
 from tidelog.replication.controller.records import ImageBuilder

@@ -17,7 +17,6 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import AbortTransactionRecord
 from tidelog.replication.controller.image import METADATA_VERSION, EndpointImage, MetadataDelta, MetadataImage
 from tidelog.replication.controller.image_records import image_records
-from tidelog.replication.controller.leaders import elect_returning_broker
 from tidelog.replication.controller.loader import MetadataLoader
 from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, decode_record, encode_record
 from tidelog.replication.controller.records import ImageBuilder, MetadataError
@@ -30,6 +29,7 @@ from tidelog.replication.controller.registration import (
     register_controller,
     unfence_broker,
 )
+from tidelog.replication.controller.returning import elect_returning_broker
 from tidelog.replication.controller.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
 from tidelog.replication.quorum.single import QuorumOfOne
 from tidelog.replication.quorum.snapshot import SnapshotId

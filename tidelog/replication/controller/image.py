@@ -24,6 +24,7 @@ CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
 
 METADATA_VERSION = "metadata.version"
+ELR_FEATURE = "eligible.leader.replicas.version"
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 

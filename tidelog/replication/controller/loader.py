@@ -20,14 +20,15 @@ from tidelog.replication.controller.records import ImageBuilder, MetadataError
 
 
 class MetadataLoader:
-    """Feed it every batch, in order; then `finish`."""
+    """Feed it batches, in order; `finish` gives the image so far and what changed since the last `finish`."""
 
-    def __init__(self) -> None:
-        self._builder = ImageBuilder(MetadataImage())
+    def __init__(self, image: MetadataImage | None = None) -> None:
+        image = MetadataImage() if image is None else image
+        self._builder = ImageBuilder(image)
         self._transaction: list[Any] | None = None
-        self._offset = -1
-        self._epoch = 0
-        self._timestamp_ms = -1
+        self._offset = image.offset
+        self._epoch = image.epoch
+        self._timestamp_ms = image.timestamp_ms
         self.is_empty = True
         self.unknown_kinds: dict[int, int] = {}
 
@@ -61,6 +62,9 @@ class MetadataLoader:
             kind = record.value[1] if len(record.value) > 1 else -1
             self.unknown_kinds[kind] = self.unknown_kinds.get(kind, 0) + 1
 
-    def finish(self) -> tuple[MetadataImage, MetadataDelta]:
-        """The image of all that was fed, open transactions left out, and its difference from nothing."""
-        return self._builder.build(self._offset, self._epoch, self._timestamp_ms, -1)
+    def finish(self, controller_id: int = -1) -> tuple[MetadataImage, MetadataDelta]:
+        """The image of all that was fed, open transactions left out, and its difference from the one before."""
+        image, delta = self._builder.build(self._offset, self._epoch, self._timestamp_ms, controller_id)
+        self._builder = ImageBuilder(image)
+        self.is_empty = True
+        return image, delta

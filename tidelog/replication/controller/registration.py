@@ -19,7 +19,7 @@ from tidelog.protocol.messages.metadata_records import (
     RegisterBrokerRecord,
     RegisterControllerRecord,
 )
-from tidelog.replication.controller.image import METADATA_VERSION, EndpointImage
+from tidelog.replication.controller.image import ELR_FEATURE, METADATA_VERSION, EndpointImage
 from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, LOWEST_METADATA_VERSION
 
 Features = Mapping[str, tuple[int, int]]
@@ -28,9 +28,10 @@ Features = Mapping[str, tuple[int, int]]
 # are not served stay at 0 and unlisted, so that no client relies on them.
 SUPPORTED_FEATURES: dict[str, tuple[int, int]] = {
     METADATA_VERSION: (LOWEST_METADATA_VERSION, LATEST_METADATA_VERSION),
+    ELR_FEATURE: (0, 1),
     "kraft.version": (0, 0),
 }
-NEW_CLUSTER_FEATURES: dict[str, int] = {METADATA_VERSION: LATEST_METADATA_VERSION}
+NEW_CLUSTER_FEATURES: dict[str, int] = {METADATA_VERSION: LATEST_METADATA_VERSION, ELR_FEATURE: 1}
 
 
 class BrokerRegistration(NamedTuple):

@@ -7,7 +7,7 @@ Nodes come and go in `registration.py`, leaders in `leaders.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +20,18 @@ from tidelog.protocol.messages.metadata_records import (
     TopicRecord,
 )
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
-from tidelog.replication.controller.image import TOPIC_RESOURCE, MetadataDelta, MetadataImage
+from tidelog.replication.controller.image import (
+    ELR_FEATURE,
+    METADATA_VERSION,
+    TOPIC_RESOURCE,
+    MetadataDelta,
+    MetadataImage,
+    TopicImage,
+)
+from tidelog.replication.controller.partition_changes import ElectionRules, TopicRules
+from tidelog.replication.controller.partition_index import PartitionIndex
 from tidelog.replication.controller.placement import place_replicas
+from tidelog.replication.controller.record_codec import ELR_VERSION
 from tidelog.replication.controller.topic_names import METADATA_TOPIC, may_collide, topic_name_problem, unified
 
 if TYPE_CHECKING:
@@ -60,29 +70,55 @@ class ProducerIdBlock(NamedTuple):
     size: int
 
 
+def _no_problem(configs: Mapping[str, str]) -> str | None:
+    return None
+
+
+def _no_list(resource_type: int, name: str) -> str | None:
+    raise KeyError(name)
+
+
 @dataclass(slots=True)
 class ControllerSettings:
     """What the controller takes from its node's configuration.
 
-    `topic_config_problem`: a topic's own configs -> what is wrong with them, or None (the broker knows the keys).
+    `topic_config_problem`, `broker_config_problem`: configs of one resource -> what is wrong with them, or None (the
+    broker knows the keys). `list_config_default(resource type, name)`: the default of a list-valued config; KeyError
+    for any other. `voters()`: ids of the quorum's voters. An empty `cluster_id` is not checked.
     """
 
     default_partition_count: int = 1
     default_replication_factor: int = 1
-    topic_config_problem: Callable[[Mapping[str, str]], str | None] = lambda configs: None
+    topic_config_problem: Callable[[Mapping[str, str]], str | None] = _no_problem
+    broker_config_problem: Callable[[Mapping[str, str]], str | None] = _no_problem
+    list_config_default: Callable[[int, str], str | None] = _no_list
+    voters: Callable[[], Sequence[int]] = lambda: ()
+    cluster_id: str = ""
+    min_insync_replicas: int = 1
+    unclean_leader_election: bool = False
+    session_timeout_ms: int = 9_000
+    auto_rebalance: bool = True
+    imbalance_percent: int = 10
+    imbalance_check_interval_ms: int = 300_000
+    unclean_check_interval_ms: int = 300_000
+    inter_broker_listener: str = "PLAINTEXT"
+    probe_timeout_ms: int = 200
 
 
 @dataclass(slots=True)
 class ControllerState:
-    """The image the controller decides on, committed or not yet, and the one index that replay keeps beside it."""
+    """The image the controller decides on, committed or not yet, and the indexes that replay keeps beside it."""
 
     settings: ControllerSettings
     rng: random.Random
+    node_id: int = -1
     image: MetadataImage = field(default_factory=MetadataImage)
+    index: PartitionIndex = field(default_factory=PartitionIndex)
     _collisions: dict[str, set[str]] = field(default_factory=dict)
 
     def adopt(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Replay happened: decide on this image from now on."""
+        self.index.update(self.image, image, delta)
         self.image = image
         for topic in delta.deleted_topics.values():
             if may_collide(topic.name):
@@ -90,6 +126,58 @@ class ControllerState:
         for topic in delta.created_topics.values():
             if may_collide(topic.name):
                 self._collisions.setdefault(unified(topic.name), set()).add(topic.name)
+
+    # -- what the image and the configuration say --------------------------------------------------------------------
+
+    @property
+    def metadata_version(self) -> int:
+        return self.image.feature_level(METADATA_VERSION)
+
+    @property
+    def elr_enabled(self) -> bool:
+        return self.image.feature_level(ELR_FEATURE) > 0 and self.metadata_version >= ELR_VERSION
+
+    def effective_topic_config(self, topic: str, name: str, static: str) -> str:
+        """The topic's own value, else the controller's run-time one, else the cluster's, else `static`."""
+        for configs in (self.image.topic_config(topic), *self.image.broker_config_layers(self.node_id)):
+            if name in configs:
+                return configs[name]
+        return static
+
+    def topic_rules(self, topic: TopicImage) -> TopicRules:
+        settings = self.settings
+        minimum = self.effective_topic_config(topic.name, "min.insync.replicas", str(settings.min_insync_replicas))
+        return TopicRules(
+            topic.topic_id, min(int(minimum), len(topic.partitions[0].replicas)), self.unclean_enabled(topic.name)
+        )
+
+    def unclean_enabled(self, topic: str) -> bool:
+        static = "true" if self.settings.unclean_leader_election else "false"
+        return self.effective_topic_config(topic, "unclean.leader.election.enable", static).lower() == "true"
+
+    def election_rules(self, *, gone: Collection[int] = (), back: Collection[int] = ()) -> ElectionRules:
+        """`gone` may not lead, whatever the image says of them; `back` may, although it calls them fenced."""
+        return ElectionRules(
+            electable={
+                broker.node_id: broker.log_dirs
+                for broker in self.image.brokers.values()
+                if broker.node_id not in gone and (broker.is_active or broker.node_id in back)
+            },
+            elr_enabled=self.elr_enabled,
+            metadata_version=self.metadata_version,
+            default_directory=self.default_directory,
+        )
+
+    def check_broker_epoch(self, broker_id: int, broker_epoch: int) -> None:
+        """Raises KafkaError(BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH)."""
+        broker = self.image.brokers.get(broker_id)
+        if broker is None:
+            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not registered.")
+        if broker.epoch != broker_epoch:
+            raise KafkaError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"Expected broker epoch {broker.epoch}, but got broker epoch {broker_epoch}",
+            )
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -128,20 +216,22 @@ class ControllerState:
             for name, value in configs.items()
         ]
         for index, (replicas, isr) in enumerate(assignments):
-            records.append(
-                PartitionRecord(
-                    partition_id=index,
-                    topic_id=topic_id,
-                    replicas=list(replicas),
-                    isr=isr,
-                    leader=isr[0],
-                    leader_epoch=0,
-                    partition_epoch=0,
-                    directories=[self._default_directory(replica) for replica in replicas],
-                )
-            )
+            records.append(self.partition_record(topic_id, index, replicas, isr))
         created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0][0]), configs)
         return created, records
+
+    def partition_record(self, topic_id: bytes, index: int, replicas: Sequence[int], isr: list[int]) -> PartitionRecord:
+        """A new partition, led by the first of its ISR."""
+        return PartitionRecord(
+            partition_id=index,
+            topic_id=topic_id,
+            replicas=list(replicas),
+            isr=isr,
+            leader=isr[0],
+            leader_epoch=0,
+            partition_epoch=0,
+            directories=[self.default_directory(replica) for replica in replicas],
+        )
 
     def _check_new_name(self, name: str) -> None:
         if name == METADATA_TOPIC:
@@ -191,7 +281,7 @@ class ControllerState:
         if count > MAX_PARTITIONS_PER_REQUEST:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         placed = place_replicas(self.image.brokers.values(), count, factor, self.rng)
-        assignments = [(replicas, self._active(replicas)) for replicas in placed]
+        assignments = [(replicas, self.active(replicas)) for replicas in placed]
         if not all(isr for _, isr in assignments):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -215,45 +305,45 @@ class ControllerState:
         factor: int | None = None
         for index, brokers in topic.assignments:
             if index in found:
-                raise _bad_assignment(f"Found multiple manual partition assignments for partition {index}")
+                raise bad_assignment(f"Found multiple manual partition assignments for partition {index}")
             self.check_manual_assignment(brokers, factor)
             factor = len(brokers)
-            isr = self._active(brokers)
+            isr = self.active(brokers)
             if not isr:
-                raise _bad_assignment(
+                raise bad_assignment(
                     f"All brokers specified in the manual partition assignment for partition {index} "
                     "are fenced or in controlled shutdown."
                 )
             found[index] = (tuple(brokers), isr)
         if sorted(found) != list(range(len(found))):
-            raise _bad_assignment("partitions should be a consecutive 0-based integer sequence")
+            raise bad_assignment("partitions should be a consecutive 0-based integer sequence")
         return [found[index] for index in range(len(found))]
 
     def check_manual_assignment(self, brokers: Sequence[int], replication_factor: int | None) -> None:
         """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT). `replication_factor`: that of the topic's other partitions."""
         if not brokers:
-            raise _bad_assignment("The manual partition assignment includes an empty replica list.")
+            raise bad_assignment("The manual partition assignment includes an empty replica list.")
         for broker in sorted(brokers):
             if broker not in self.image.brokers:
-                raise _bad_assignment(
+                raise bad_assignment(
                     f"The manual partition assignment includes broker {broker}, but no such broker is registered."
                 )
             if brokers.count(broker) > 1:
-                raise _bad_assignment(f"The manual partition assignment includes the broker {broker} more than once.")
+                raise bad_assignment(f"The manual partition assignment includes the broker {broker} more than once.")
         if replication_factor is not None and len(brokers) != replication_factor:
-            raise _bad_assignment(
+            raise bad_assignment(
                 f"The manual partition assignment includes a partition with {len(brokers)} replica(s), but this is "
                 f"not consistent with previous partitions, which have {replication_factor} replica(s)."
             )
 
-    def _active(self, replicas: Iterable[int]) -> list[int]:
+    def active(self, replicas: Iterable[int]) -> list[int]:
         brokers = self.image.brokers
         return [replica for replica in replicas if replica in brokers and brokers[replica].is_active]
 
-    def _default_directory(self, node_id: int) -> bytes:
+    def default_directory(self, node_id: int) -> bytes:
         """Known at once on a broker with one directory, else told later (KIP-858)."""
-        log_dirs = self.image.brokers[node_id].log_dirs
-        return log_dirs[0] if len(log_dirs) == 1 else UNASSIGNED_DIRECTORY
+        broker = self.image.brokers.get(node_id)
+        return broker.log_dirs[0] if broker is not None and len(broker.log_dirs) == 1 else UNASSIGNED_DIRECTORY
 
     def _new_id(self) -> bytes:
         """A random (version 4) UUID that neither exists nor starts with '-' in text (Kafka's Uuid.randomUuid)."""
@@ -293,5 +383,5 @@ class ControllerState:
         return [record], ProducerIdBlock(first, PRODUCER_ID_BLOCK)
 
 
-def _bad_assignment(message: str) -> KafkaError:
+def bad_assignment(message: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)

@@ -1,0 +1,52 @@
+"""The first records of a controller that takes over. Pure. Follows Kafka's `ActivationRecordsGenerator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tidelog.protocol.messages.controller_registration import ControllerRegistrationRequest, Feature, Listener
+from tidelog.protocol.messages.metadata_records import AbortTransactionRecord
+from tidelog.replication.controller.brokers import register_controller
+from tidelog.replication.controller.image import METADATA_VERSION, EndpointImage
+from tidelog.replication.controller.record_codec import decode_record
+from tidelog.replication.controller.registration import NEW_CLUSTER_FEATURES, SUPPORTED_FEATURES, bootstrap_records
+from tidelog.replication.controller.state import ControllerState
+
+
+class ControllerIdentity(NamedTuple):
+    """This process, as other nodes are to find it."""
+
+    node_id: int
+    incarnation_id: bytes
+    endpoints: Sequence[EndpointImage] = ()
+
+    def registration(self) -> ControllerRegistrationRequest:
+        return ControllerRegistrationRequest(
+            controller_id=self.node_id,
+            incarnation_id=self.incarnation_id,
+            zk_migration_ready=False,
+            listeners=[
+                Listener(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
+                for one in self.endpoints
+            ],
+            features=[
+                Feature(name=name, min_supported_version=low, max_supported_version=high)
+                for name, (low, high) in SUPPORTED_FEATURES.items()
+            ],
+        )
+
+
+def activation_records(
+    state: ControllerState,
+    identity: ControllerIdentity,
+    bootstrap_values: Callable[[], Sequence[bytes]],
+    *,
+    in_transaction: bool,
+) -> list[Any]:
+    """`in_transaction`: the log ends in a metadata transaction that its author can no longer end."""
+    records: list[Any] = [AbortTransactionRecord(reason="Controller failover")] if in_transaction else []
+    if METADATA_VERSION not in state.image.features:
+        formatted = [decode_record(value) for value in bootstrap_values()]
+        records += formatted or bootstrap_records(NEW_CLUSTER_FEATURES)
+    return records + register_controller(state, identity.registration())

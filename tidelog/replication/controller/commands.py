@@ -1,0 +1,192 @@
+"""Everything the active controller can be asked to do: one method per request, each a pure decision carried out.
+
+A request gives its response, in which what failed alone says so; what fails as a whole is raised as a KafkaError, among
+them NOT_CONTROLLER where this node is not active. Nothing is answered before it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from tidelog.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from tidelog.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
+from tidelog.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+)
+from tidelog.protocol.messages.assign_replicas_to_dirs import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+)
+from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
+from tidelog.protocol.messages.controller_registration import (
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
+)
+from tidelog.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
+from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
+from tidelog.protocol.messages.incremental_alter_configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from tidelog.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from tidelog.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
+from tidelog.replication.controller import (
+    brokers,
+    config_changes,
+    directories,
+    features,
+    isr_alterations,
+    leaders,
+    partition_creation,
+    reassignment,
+)
+from tidelog.replication.controller.liveness import BrokerSessions, BrokerState
+from tidelog.replication.controller.raft_port import RaftLog
+from tidelog.replication.controller.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
+
+T = TypeVar("T")
+
+
+class ControllerCommands:
+    """Mixed into `Controller`, which says how a command is carried out."""
+
+    _state: ControllerState
+    _sessions: BrokerSessions
+    _raft: RaftLog
+
+    async def command(self, decide: Callable[[], tuple[list[Any], T]], timeout_ms: int = 0) -> T:
+        raise NotImplementedError
+
+    def now_ms(self) -> float:
+        raise NotImplementedError
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_ms: int = 0
+    ) -> dict[str, CreatedTopic | KafkaError]:
+        """Each topic's outcome. Raises KafkaError(POLICY_VIOLATION, REQUEST_TIMED_OUT) for the whole request."""
+
+        def decide() -> tuple[list[Any], dict[str, CreatedTopic | KafkaError]]:
+            records, results = self._state.create_topics(topics)
+            return [] if validate_only else records, results
+
+        return await self.command(decide, timeout_ms)
+
+    async def delete_topics(self, topic_ids: Sequence[bytes], *, timeout_ms: int = 0) -> dict[bytes, KafkaError | None]:
+        """Each topic's outcome: None where it is gone. Raises KafkaError(REQUEST_TIMED_OUT)."""
+        return await self.command(lambda: self._state.delete_topics(topic_ids), timeout_ms)
+
+    async def create_partitions(self, request: CreatePartitionsRequest, version: int = 0) -> CreatePartitionsResponse:
+        def decide() -> tuple[list[Any], CreatePartitionsResponse]:
+            records, response = partition_creation.create_partitions(self._state, request)
+            return [] if request.validate_only else records, response
+
+        return await self.command(decide, request.timeout_ms)
+
+    # -- brokers and controllers -------------------------------------------------------------------------------------
+
+    async def register_broker(self, request: BrokerRegistrationRequest, version: int = 0) -> BrokerRegistrationResponse:
+        def decide() -> tuple[list[Any], BrokerRegistrationResponse]:
+            now_ms = self.now_ms()
+            registered = brokers.register_broker(
+                self._state,
+                request,
+                has_valid_session=self._sessions.has_valid_session(request.broker_id, now_ms),
+                next_offset=self._raft.end_offset,
+            )
+            self._sessions.register(request.broker_id, registered.broker_epoch, fenced=registered.fenced, now_ms=now_ms)
+            return registered.records, BrokerRegistrationResponse(broker_epoch=registered.broker_epoch)
+
+        return await self.command(decide)
+
+    async def broker_heartbeat(self, request: BrokerHeartbeatRequest, version: int = 0) -> BrokerHeartbeatResponse:
+        def decide() -> tuple[list[Any], BrokerHeartbeatResponse]:
+            records, response, state = brokers.heartbeat(self._state, self._sessions, request, self.now_ms())
+            if state is BrokerState.CONTROLLED_SHUTDOWN:
+                last_offset = self._raft.end_offset + len(records) - 1
+                self._sessions.enter_controlled_shutdown(request.broker_id, last_offset)
+            return records, response
+
+        return await self.command(decide, self._sessions.timeout_ms)
+
+    async def unregister_broker(self, request: UnregisterBrokerRequest, version: int = 0) -> UnregisterBrokerResponse:
+        def decide() -> tuple[list[Any], UnregisterBrokerResponse]:
+            records = brokers.unregister_broker(self._state, request.broker_id)
+            self._sessions.remove(request.broker_id)
+            return records, UnregisterBrokerResponse(error_message=None)
+
+        return await self.command(decide)
+
+    async def register_controller(
+        self, request: ControllerRegistrationRequest, version: int = 0
+    ) -> ControllerRegistrationResponse:
+        return await self.command(
+            lambda: (
+                brokers.register_controller(self._state, request),
+                ControllerRegistrationResponse(error_message=None),
+            )
+        )
+
+    async def assign_replicas_to_dirs(
+        self, request: AssignReplicasToDirsRequest, version: int = 0
+    ) -> AssignReplicasToDirsResponse:
+        return await self.command(lambda: directories.assign_replicas_to_dirs(self._state, request))
+
+    # -- partitions --------------------------------------------------------------------------------------------------
+
+    async def alter_partition(self, request: AlterPartitionRequest, version: int) -> AlterPartitionResponse:
+        return await self.command(lambda: isr_alterations.alter_partition(self._state, request, version))
+
+    async def elect_leaders(self, request: ElectLeadersRequest, version: int = 0) -> ElectLeadersResponse:
+        return await self.command(lambda: leaders.elect_leaders(self._state, request), request.timeout_ms)
+
+    async def alter_partition_reassignments(
+        self, request: AlterPartitionReassignmentsRequest, version: int = 0
+    ) -> AlterPartitionReassignmentsResponse:
+        return await self.command(
+            lambda: reassignment.alter_partition_reassignments(self._state, request), request.timeout_ms
+        )
+
+    async def list_partition_reassignments(
+        self, request: ListPartitionReassignmentsRequest, version: int = 0
+    ) -> ListPartitionReassignmentsResponse:
+        return await self.command(
+            lambda: ([], reassignment.list_partition_reassignments(self._state, request)), request.timeout_ms
+        )
+
+    # -- configuration, features, producer ids -----------------------------------------------------------------------
+
+    async def incremental_alter_configs(
+        self, request: IncrementalAlterConfigsRequest, version: int = 0
+    ) -> IncrementalAlterConfigsResponse:
+        return await self.command(lambda: config_changes.incremental_alter_configs(self._state, request))
+
+    async def alter_configs(self, request: AlterConfigsRequest, version: int = 0) -> AlterConfigsResponse:
+        return await self.command(lambda: config_changes.alter_configs(self._state, request))
+
+    async def update_features(self, request: UpdateFeaturesRequest, version: int) -> UpdateFeaturesResponse:
+        return await self.command(lambda: features.update_features(self._state, request, version), request.timeout_ms)
+
+    async def allocate_producer_ids(self, broker_id: int) -> ProducerIdBlock:
+        """Raises KafkaError(BROKER_ID_NOT_REGISTERED)."""
+        return await self.command(lambda: self._state.allocate_producer_ids(broker_id))
+
+    async def allocate_producer_ids_for(
+        self, request: AllocateProducerIdsRequest, version: int = 0
+    ) -> AllocateProducerIdsResponse:
+        def decide() -> tuple[list[Any], AllocateProducerIdsResponse]:
+            self._state.check_broker_epoch(request.broker_id, request.broker_epoch)
+            records, block = self._state.allocate_producer_ids(request.broker_id)
+            return records, AllocateProducerIdsResponse(producer_id_start=block.first, producer_id_len=block.size)
+
+        return await self.command(decide)

@@ -1,0 +1,55 @@
+"""What the controller and the tracker use of the quorum: the log as values, and who hears of it.
+
+The quorum's driver fits `RaftLog` without importing it; tests have a small one of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from tidelog.replication.quorum.snapshot import SnapshotId
+
+T = TypeVar("T")
+
+
+class CommittedBatch(Protocol):
+    """Values of one batch of the metadata log (none of a control batch), and the offset of its last record."""
+
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def timestamp_ms(self) -> int: ...
+    @property
+    def values(self) -> list[bytes]: ...
+
+
+class RaftLog(Protocol):
+    @property
+    def is_leader(self) -> bool: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+
+    def append(self, values: Sequence[bytes], now_ms: int) -> int:
+        """One atomic batch; returns the offset of its last record, which is not committed yet."""
+        ...
+
+    def read(self, from_offset: int) -> Iterable[CommittedBatch]: ...
+
+    def write_snapshot(
+        self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
+    ) -> None: ...
+
+    def forget_before(self, identity: SnapshotId, now_ms: int) -> None: ...
+
+    def resign(self) -> object: ...
+
+
+class RunInExecutor(Protocol):
+    """Runs a call on another thread; awaits what it returns."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
