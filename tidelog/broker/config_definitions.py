@@ -13,7 +13,15 @@ from tidelog.broker.config_definitions_cluster import DYNAMIC_ONLY as DYNAMIC_ON
 from tidelog.broker.config_definitions_coordinators import COORDINATORS, GROUP_CONFIGS
 from tidelog.broker.config_definitions_log import LOG, TOPIC_CONFIGS
 from tidelog.broker.config_definitions_network import NETWORK
-from tidelog.broker.config_definitions_types import ConfigDefinition, ConfigError, table
+from tidelog.broker.config_definitions_types import (
+    CLUSTER_WIDE,
+    LIST,
+    PER_BROKER,
+    ConfigDefinition,
+    ConfigError,
+    table,
+)
+from tidelog.replication.controller.image import TOPIC_RESOURCE
 
 BROKER: dict[str, ConfigDefinition] = table(CLUSTER, NETWORK, LOG, COORDINATORS)
 TOPIC: dict[str, ConfigDefinition] = table(TOPIC_CONFIGS)
@@ -79,6 +87,29 @@ def topic_config_problem(overrides: Mapping[str, str], defaults: Mapping[str, st
     except ConfigError as error:
         return str(error)
     return None
+
+
+def broker_config_problem(configs: Mapping[str, str]) -> str | None:
+    """What is wrong with configs set on running brokers, as text; None for what can be used (DynamicBrokerConfig)."""
+    for name, text in configs.items():
+        definition = BROKER.get(name) or DYNAMIC_ONLY.get(name)
+        if definition is None:
+            continue  # plugins have keys of their own
+        if definition.update_mode not in (CLUSTER_WIDE, PER_BROKER):
+            return f"Cannot update these configs dynamically: Set({name})"
+        try:
+            definition.parse(text)
+        except ConfigError as error:
+            return str(error)
+    return None
+
+
+def list_config_default(resource_type: int, name: str) -> str | None:
+    """The default of a list, to which values are added and from which they are taken. KeyError for anything else."""
+    definition = TOPIC[name] if resource_type == TOPIC_RESOURCE else (BROKER.get(name) or DYNAMIC_ONLY[name])
+    if definition.type != LIST:
+        raise KeyError(name)
+    return definition.default
 
 
 def validate_topic_config(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> None:
