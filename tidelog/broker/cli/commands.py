@@ -16,6 +16,7 @@ from tidelog.broker.cli.common import HELP, fail, reason, swallow_output
 
 _COMMANDS = {
     "start": ("tidelog.broker.cli.start", "Run a node: broker and controller in one."),
+    "cluster": ("tidelog.broker.cli.cluster", "Run a cluster of several nodes on this machine."),
     "format": ("tidelog.broker.cli.format", "Give a node's directories the id of their cluster."),
     "topics": ("tidelog.broker.cli.topics", "List, create, describe, alter and delete topics."),
     "produce": ("tidelog.broker.cli.produce", "Send lines of standard input to a topic."),

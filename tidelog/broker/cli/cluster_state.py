@@ -1,0 +1,182 @@
+"""`DIR/cluster.json`: the nodes of a local cluster, who they are, where they listen and which process each is.
+
+Every terminal reads and changes the same file, one at a time and each time whole. A process is known by its id and the
+moment it was started, so that no signal ever reaches a stranger that got the id later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RUNNING, PAUSED, KILLED, STOPPED = "running", "paused", "killed", "stopped"
+DIED = "died"
+FILE = "cluster.json"
+
+
+class NoCluster(Exception):
+    """There is no cluster in this directory, or its file cannot be read; one line."""
+
+
+@dataclass(slots=True)
+class Node:
+    """`asked` is what was last asked for; what is true now is `Node.now`."""
+
+    id: int
+    role: str
+    addresses: dict[str, str]
+    data: str
+    output: str
+    config: dict[str, str]
+    pid: int = 0
+    started: int = 0
+    """When, in the kernel's ticks since boot."""
+    asked: str = STOPPED
+
+    @property
+    def is_broker(self) -> bool:
+        return "broker" in self.role.split(",")
+
+    @property
+    def now(self) -> str:
+        """`running` and `paused` as the process is; `died` when it ended and nobody here ended it."""
+        letter = self._letter()
+        if letter is None:
+            return self.asked if self.asked in (KILLED, STOPPED) else DIED
+        return PAUSED if letter == "T" else RUNNING
+
+    @property
+    def is_there(self) -> bool:
+        return self._letter() is not None
+
+    def signal(self, number: signal.Signals) -> bool:
+        """False when the process is gone."""
+        if not self.is_there:
+            return False
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def took(self, pid: int) -> None:
+        """The process that is this node from now on."""
+        found = process_status(pid)
+        self.pid, self.started, self.asked = pid, found[1] if found is not None else 0, RUNNING
+
+    def _letter(self) -> str | None:
+        """The kernel's letter for the state of our process; None when it is gone, or only waits to be buried."""
+        found = process_status(self.pid) if self.pid > 0 else None
+        if found is None or found[1] != self.started or found[0] in "ZX":
+            return None
+        return found[0]
+
+
+def process_status(pid: int) -> tuple[str, int] | None:
+    """State letter and start time of a process; None when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+@dataclass(slots=True)
+class ClusterState:
+    cluster_id: str
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(node.addresses["PLAINTEXT"] for node in self.nodes if node.is_broker)
+
+    @property
+    def running_bootstrap(self) -> str:
+        """The brokers that may answer; all of them when none runs."""
+        running = [node.addresses["PLAINTEXT"] for node in self.nodes if node.is_broker and node.now == RUNNING]
+        return ",".join(running) or self.bootstrap
+
+    def chosen(self, ids: tuple[int, ...]) -> list[Node]:
+        """These nodes, all without any. Raises NoCluster, which names those that are not there."""
+        known = {node.id: node for node in self.nodes}
+        unknown = [str(each) for each in ids if each not in known]
+        if unknown:
+            raise NoCluster(f"no node {', '.join(unknown)}; the cluster has {', '.join(map(str, known))}")
+        return [known[each] for each in dict.fromkeys(ids)] if ids else self.nodes
+
+
+class ClusterFile:
+    """The file of one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.resolve()
+        self.path = self.directory / FILE
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def read(self) -> ClusterState:
+        """Raises NoCluster."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return ClusterState(content["cluster_id"], [_node(each) for each in content["nodes"]])
+        except FileNotFoundError:
+            raise NoCluster(
+                f"no cluster in {self.directory}: it has no {FILE} (tidelog cluster start makes one)"
+            ) from None
+        except (KeyError, TypeError, ValueError):
+            raise NoCluster(f"{self.path} is not a cluster's file") from None
+
+    @contextmanager
+    def changing(self) -> Iterator[ClusterState]:
+        """What is there, to change; it is written when the block is left. Others wait meanwhile."""
+        with self._alone():
+            state = self.read()
+            yield state
+            self._write(state)
+
+    def create(self, state: ClusterState) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            self._write(state)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self.directory.is_dir():
+            raise NoCluster(f"no cluster in {self.directory}: there is no such directory")
+        with open(self.directory / f".{FILE}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, state: ClusterState) -> None:
+        content = {
+            "cluster_id": state.cluster_id,
+            "bootstrap_servers": state.bootstrap,
+            "nodes": [_content(node) for node in state.nodes],
+        }
+        part = self.path.with_suffix(".json.tmp")
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        part.replace(self.path)
+
+
+def _content(node: Node) -> dict[str, Any]:
+    is_there = node.is_there
+    return asdict(node) | {
+        "state": node.now,
+        "pid": node.pid if is_there else None,
+        "started": node.started if is_there else None,
+    }
+
+
+def _node(content: Mapping[str, Any]) -> Node:
+    node = Node(**{key: value for key, value in content.items() if key != "state"})
+    node.pid, node.started = node.pid or 0, node.started or 0
+    return node
