@@ -1,0 +1,285 @@
+"""`elect-leaders`, `reassign`, `quorum` and `topics` with a stand-in for the admin client: what they ask and say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tidelog.broker.cli import elect_leaders, quorum, reassign, topics
+from tidelog.broker.main import main
+from tidelog.client import TopicPartition
+from tidelog.client.model import (
+    ClusterDescription,
+    ConfigEntry,
+    Node,
+    PartitionDescription,
+    PartitionReassignment,
+    QuorumDescription,
+    QuorumReplica,
+    TopicDescription,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+F0, F1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
+Cli = Callable[..., tuple[int, str, str]]
+
+
+class StandIn:
+    """Brokers 1 to 4, a topic of two partitions on 1 and 2; notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.placed: dict[TopicPartition, tuple[int, ...]] = {F0: (1, 2), F1: (2, 1)}
+        self.isr: dict[TopicPartition, tuple[int, ...]] = {F0: (1, 2), F1: (2, 1)}
+        self.leaders: dict[TopicPartition, int | None] = {F0: 1, F1: 2}
+        self.moves: dict[TopicPartition, PartitionReassignment] = {}
+        self.outcomes: dict[TopicPartition, KafkaError | None] = {}
+        self.configs: dict[str, str] = {}
+
+    def __call__(self, **options: Any) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *how: object) -> None:
+        return None
+
+    async def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
+        partitions = tuple(
+            PartitionDescription(place.partition, self.leaders[place], 0, self.placed[place], self.isr[place])
+            for place in self.placed
+        )
+        return {"flights": TopicDescription("flights", bytes(16), False, partitions)}
+
+    async def describe_configs(self, *, topics: Iterable[str], keys: Any = None) -> dict[str, dict[str, ConfigEntry]]:
+        entries = {key: ConfigEntry(key, value, 1, False, False) for key, value in self.configs.items()}
+        return dict.fromkeys(topics, entries)
+
+    async def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
+        return ClusterDescription("c", 1, tuple(Node(each, "h", 9092) for each in (1, 2, 3, 4)))
+
+    async def list_partition_reassignments(self, partitions: Any = None) -> dict[TopicPartition, PartitionReassignment]:
+        return self.moves
+
+    async def alter_partition_reassignments(
+        self, targets: Mapping[TopicPartition, Sequence[int] | None]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        self.asked.append(("move", targets))
+        return {partition: self.outcomes.get(partition) for partition in targets}
+
+    async def incremental_alter_configs(self, *, topics: Any = None, brokers: Any = None) -> None:
+        self.asked.append(("configs", topics or brokers))
+
+    async def create_partitions(self, counts: Mapping[str, int]) -> None:
+        self.asked.append(("partitions", counts))
+
+    async def elect_leaders(self, partitions: Any, *, unclean: bool) -> dict[TopicPartition, KafkaError | None]:
+        self.asked.append(("unclean" if unclean else "preferred", partitions))
+        return self.outcomes
+
+    async def add_raft_voter(self, *what: Any) -> None:
+        self.asked.append(("add", what))
+
+    async def remove_raft_voter(self, *what: Any) -> None:
+        self.asked.append(("remove", what))
+
+    async def describe_quorum(self) -> QuorumDescription:
+        voters = (QuorumReplica(1, bytes(16), 90, 1_000, -1), QuorumReplica(2, b"\1" * 16, 100, 2_000, 2_000))
+        return QuorumDescription(2, 5, 90, voters, (QuorumReplica(7, bytes(16), 80, 1, 1),), {2: (("C", "h", 9093),)})
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn()
+    for module in (elect_leaders, quorum, reassign, topics):
+        monkeypatch.setattr(module, "Admin", stand_in)
+    monkeypatch.setattr(reassign, "_HEARSAY_S", 0)
+    return stand_in
+
+
+@pytest.fixture
+def cli(cluster: StandIn, capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*words: str) -> tuple[int, str, str]:
+        status = main(list(words))
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return status, shown.out, shown.err
+
+    return run
+
+
+def written(path: Path, text: str) -> str:
+    (path / "file.json").write_text(text)
+    return str(path / "file.json")
+
+
+def plan(path: Path, replicas: Mapping[TopicPartition, Sequence[int]]) -> str:
+    entries = [{"topic": one.topic, "partition": one.partition, "replicas": list(to)} for one, to in replicas.items()]
+    return written(path, json.dumps({"version": 1, "partitions": entries}))
+
+
+# ---------------------------------------------------------------------------------------------------------- elections
+
+
+def test_leaders_are_elected(cluster: StandIn, cli: Cli, tmp_path: Path):
+    cluster.outcomes = {F0: None, F1: KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "no")}
+    status, out, err = cli("elect-leaders", "--all")
+    assert (status, out) == (0, "flights-0: elected\nflights-1: no election needed\n")
+    assert err == "elected 1 leader\n"
+    cli("elect-leaders", "--unclean", "--topic", "flights")
+    cli("elect-leaders", "--preferred", "--topic", "flights", "--partition", "1")
+    cli("elect-leaders", "--json", written(tmp_path, '{"partitions":[{"topic":"flights","partition":1}]}'))
+    assert cluster.asked == [("preferred", None), ("unclean", [F0, F1]), ("preferred", [F1]), ("preferred", [F1])]
+
+
+def test_an_election_that_fails_is_told_by_the_exit_code(cluster: StandIn, cli: Cli):
+    cluster.outcomes = {F0: KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "flights-0: it is down")}
+    status, out, err = cli("elect-leaders", "--all")
+    assert (status, out) == (1, "")
+    assert err.splitlines()[0] == "tidelog: PREFERRED_LEADER_NOT_AVAILABLE: flights-0: it is down"
+
+
+# -------------------------------------------------------------------------------------------------------------- moves
+
+
+def test_a_plan_is_started_and_the_way_back_printed(cluster: StandIn, cli: Cli, tmp_path: Path):
+    status, out, err = cli("reassign", "--json", plan(tmp_path, {F0: [2, 3], F1: [2, 1]}), "--execute")
+    assert (status, err) == (0, "started 2 of 2 moves\n")
+    assert [each["replicas"] for each in json.loads(out)["partitions"]] == [[1, 2], [2, 1]]
+    assert cluster.asked == [("move", {F0: [2, 3], F1: [2, 1]})]
+
+
+def test_throttles_come_first_and_go_last(cluster: StandIn, cli: Cli, tmp_path: Path):
+    file = plan(tmp_path, {F0: [2, 3]})
+    cli("reassign", "--json", file, "--execute", "--throttle", "1000")
+    rate = {"leader.replication.throttled.rate": "1000", "follower.replication.throttled.rate": "1000"}
+    replicas = {"leader.replication.throttled.replicas": "0:1,0:2", "follower.replication.throttled.replicas": "0:3"}
+    assert cluster.asked == [
+        ("configs", {"flights": replicas}),
+        ("configs", {1: rate, 2: rate, 3: rate}),
+        ("move", {F0: [2, 3]}),
+    ]
+    cluster.asked.clear()
+    cluster.configs = replicas
+    cluster.moves = {F0: PartitionReassignment((1, 2, 3), (3,), (1,))}
+    status, out, _ = cli("reassign", "--json", file, "--verify")
+    assert (status, cluster.asked) == (1, [])
+    assert out.splitlines()[1].split() == ["flights", "0", "in", "progress", "1,2"]
+    cluster.moves, cluster.placed = {}, {F0: (2, 3), F1: (2, 1)}
+    cluster.isr = cluster.placed
+    assert cli("reassign", "--json", file, "--verify", "--preserve-throttles")[0] == 0
+    assert cluster.asked == []
+    status, out, err = cli("reassign", "--json", file, "--verify", "--output-json")
+    assert (status, json.loads(out)) == (0, [{"topic": "flights", "partition": 0, "state": "complete"}])
+    assert err == "took away the throttles of 1 topic\n"
+    assert cluster.asked == [
+        ("configs", {"flights": dict.fromkeys(replicas)}),
+        ("configs", {broker: dict.fromkeys(rate) for broker in (1, 2, 3, 4)}),
+    ]
+
+
+def test_what_is_not_there_is_refused_before_anything_moves(cluster: StandIn, cli: Cli, tmp_path: Path):
+    assert "no such brokers: 8, 9" in cli("reassign", "--json", plan(tmp_path, {F0: [9, 8]}), "--execute")[2]
+    other = plan(tmp_path, {TopicPartition("other", 3): [1]})
+    assert "UNKNOWN_TOPIC_OR_PARTITION: other-3" in cli("reassign", "--json", other, "--execute")[2]
+    cluster.moves = {F1: PartitionReassignment((1, 2, 3), (3,), (1,))}
+    file = plan(tmp_path, {F0: [3, 4]})
+    status, _, err = cli("reassign", "--json", file, "--execute")
+    assert (status, err) == (1, "tidelog: already moving 1 partition; --additional adds to them\n")
+    assert cluster.asked == []
+    assert cli("reassign", "--json", file, "--execute", "--additional")[0] == 0
+
+
+def test_moves_are_cancelled_where_there_are_some(cluster: StandIn, cli: Cli, tmp_path: Path):
+    cluster.moves = {F0: PartitionReassignment((1, 2, 3), (3,), (1,))}
+    file = plan(tmp_path, {F0: [2, 3], F1: [4, 3]})
+    assert cli("reassign", "--json", file, "--cancel")[::2] == (0, "cancelled 1 of 1 move\n")
+    assert cluster.asked == [("move", {F0: None})]
+    cluster.outcomes = {F0: KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "flights-0")}
+    assert cli("reassign", "--json", file, "--cancel")[0] == 1
+
+
+def test_moves_are_listed(cluster: StandIn, cli: Cli):
+    cluster.moves = {F0: PartitionReassignment((1, 2, 3), (3,), (1,))}
+    assert cli("reassign", "--list")[1].splitlines()[1].split() == ["flights", "0", "1,2,3", "3", "1"]
+    (move,) = json.loads(cli("reassign", "--list", "--output-json")[1])
+    assert move == {"topic": "flights", "partition": 0, "replicas": [1, 2, 3], "adding": [3], "removing": [1]}
+
+
+# ------------------------------------------------------------------------------------------------------------- topics
+
+
+def test_topics_change(cluster: StandIn, cli: Cli):
+    words = ("topics", "alter", "flights", "-p", "3", "-c", "a=1", "--delete-config", "b")
+    status, out, _ = cli(*words)
+    assert (status, out) == (0, "Changed the configuration of topic flights.\nTopic flights has 3 partitions.\n")
+    assert cluster.asked == [("configs", {"flights": {"a": "1", "b": None}}), ("partitions", {"flights": 3})]
+
+
+def test_partitions_in_trouble(cluster: StandIn, cli: Cli):
+    def shown(option: str) -> list[int]:
+        described = json.loads(cli("topics", "describe", option, "--json")[1])
+        return [each["partition"] for topic in described for each in topic["partitions"]]
+
+    assert shown("--under-replicated") == shown("--unavailable") == []
+    cluster.isr[F1] = (2,)
+    cluster.leaders[F0] = None
+    assert (shown("--under-replicated"), shown("--unavailable")) == ([1], [0])
+    cluster.moves = {F1: PartitionReassignment((2, 1), adding=(1,), removing=())}
+    assert shown("--under-replicated") == [], "a replica that is only coming is not missed"
+
+
+# ------------------------------------------------------------------------------------------------------------- quorum
+
+
+def test_the_quorum_is_described(cli: Cli):
+    status, out, _ = cli("quorum", "describe")
+    lines = dict(line.split(":", 1) for line in out.splitlines())
+    assert (status, lines["leader"].strip(), lines["largest lag of a voter"].strip()) == (0, "2", "10")
+    assert lines["voters"].strip() == "1, 2 (h:9093)"
+    rows = [line.split()[:4] for line in cli("quorum", "describe", "--replication")[1].splitlines()[1:]]
+    assert rows == [["2", "leader", "100", "0"], ["1", "follower", "90", "10"], ["7", "observer", "80", "20"]]
+    described = json.loads(cli("quorum", "describe", "--json")[1])
+    assert (described["high_watermark"], described["replicas"][0]["endpoints"]) == (90, ["C://h:9093"])
+
+
+def test_voters_come_and_go(cluster: StandIn, cli: Cli):
+    directory = "AQEBAQEBAQEBAQEBAQEBAQ"
+    assert cli("quorum", "add-voter", "4", directory, "C://127.0.0.1:9096", "D://[::1]:1")[0] == 0
+    assert cli("quorum", "remove-voter", "4", directory)[0] == 0
+    assert cluster.asked == [
+        ("add", (4, b"\1" * 16, [("C", "127.0.0.1", 9096), ("D", "::1", 1)])),
+        ("remove", (4, b"\1" * 16)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["elect-leaders"],
+        ["elect-leaders", "--all", "--topic", "t"],
+        ["elect-leaders", "--all", "-p", "0"],
+        ["elect-leaders", "--json", "/nowhere"],
+        ["reassign"],
+        ["reassign", "--execute"],
+        ["reassign", "--list", "--json", __file__],
+        ["topics", "alter", "t"],
+        ["quorum", "add-voter", "4", "short", "C://h:1"],
+        ["quorum", "add-voter", "4", "AQEBAQEBAQEBAQEBAQEBAQ", "h:1"],
+    ],
+)
+def test_wrong_usage(cluster: StandIn, cli: Cli, words: list[str]):
+    assert cli(*words)[0] == 2
+    assert cluster.asked == []
+
+
+def test_a_file_that_is_no_plan_is_one_line(cli: Cli, tmp_path: Path):
+    for words in (["reassign", "--execute"], ["elect-leaders"]):
+        status, _, err = cli(*words, "--json", written(tmp_path, "{"))
+        assert (status, err.count("\n")) == (1, 1)
+        assert "not JSON" in err
