@@ -1,0 +1,264 @@
+"""How long a producer waits when its leader dies or is frozen, or the controller dies. Figures are printed, and bounded.
+
+Measured as a confluent-kafka producer with its own defaults sees it: from the signal to the first acknowledgement of a
+record that was handed over after it. TIDELOG_FAILOVERS says how often (`make cluster-test`: 50).
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.cluster.asking import (
+    admin,
+    admin_client,
+    await_healthy,
+    await_leader,
+    await_partition,
+    confluent,
+    create_topic,
+    end_offset,
+    partition_state,
+    read,
+)
+from tests.cluster.conftest import PEER, NewCluster
+from tidelog.bench.processes import TidelogCluster
+
+pytestmark = pytest.mark.slow
+
+FAILOVERS = int(os.environ.get("TIDELOG_FAILOVERS", "5"))
+TOPIC = "failover"
+EVERY_S = 0.004
+# What the issue asks for. Kafka itself is tried with these tests too, and takes its session timeout.
+MEDIAN_MS_MAX, WORST_MS_MAX = (300.0, 1500.0) if PEER == "tidelog" else (15_000.0, 20_000.0)
+OPTIONS = {
+    "broker.session.timeout.ms": "9000",
+    "broker.heartbeat.interval.ms": "2000",
+    "replica.lag.time.max.ms": "30000",
+}
+
+
+class Pulse:
+    """A producer that hands over a numbered record every few milliseconds and notes when each was acknowledged."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._topic = topic
+        self._lock = threading.Lock()
+        self.handed_over: list[float] = []
+        self.acknowledged: dict[int, tuple[float, int]] = {}
+        """Number -> when, and the offset."""
+        self.failures: list[Any] = []
+        self._stop = threading.Event()
+        self._producer = confluent.Producer(
+            {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+        )
+        self._thread = threading.Thread(target=self._run, name="pulse")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            number = len(self.handed_over)
+            self.handed_over.append(time.monotonic())
+            self._producer.produce(self._topic, b"%d" % number, partition=0, on_delivery=self._reporter(number))
+            self._producer.poll(EVERY_S)
+        self._producer.flush(30)
+
+    def _reporter(self, number: int) -> Any:
+        def report(error: Any, message: Any) -> None:
+            if error is not None:
+                self.failures.append(error)
+                return
+            with self._lock:
+                self.acknowledged[number] = (time.monotonic(), message.offset())
+
+        return report
+
+    def pause_after(self, moment: float, timeout_s: float = 60.0) -> float:
+        """Seconds from a moment to the first acknowledgement of a record handed over after it."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                after = [at for number, (at, _) in self.acknowledged.items() if self.handed_over[number] > moment]
+            if after:
+                return min(after) - moment
+            time.sleep(0.002)
+        raise AssertionError(f"nothing was acknowledged within {timeout_s} s")
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def check(self, cluster: TidelogCluster) -> None:
+        """Everything acknowledged, everything there once, in order."""
+        self.end()
+        assert self.failures == []
+        assert len(self.acknowledged) == len(self.handed_over)
+        count = end_offset(cluster, TOPIC)
+        assert read(cluster, TOPIC, count) == [b"%d" % number for number in range(len(self.handed_over))]
+
+
+def report(what: str, pauses_s: list[float]) -> tuple[float, float]:
+    """Median and worst in milliseconds, printed."""
+    median_ms, worst_ms = statistics.median(pauses_s) * 1000, max(pauses_s) * 1000
+    print(f"{what}: {len(pauses_s)} times, median {median_ms:.0f} ms, worst {worst_ms:.0f} ms")
+    return median_ms, worst_ms
+
+
+@pytest.mark.parametrize("layout", ["combined", "apart"])
+def test_a_leader_is_killed(new_cluster: NewCluster, layout: str) -> None:
+    cluster = new_cluster(3, controllers=3 if layout == "apart" else 0, options=OPTIONS)
+    create_topic(cluster, TOPIC, [[1, 2, 3]], {"min.insync.replicas": "2"})
+    pulse = Pulse(cluster.bootstrap, TOPIC)
+    pauses_s = []
+    try:
+        for _ in range(FAILOVERS):
+            time.sleep(0.3)
+            leader = current_leader(cluster)
+            moment = time.monotonic()
+            cluster.kill(leader)
+            pauses_s.append(pulse.pause_after(moment))
+            cluster.restart(leader)
+            await_healthy(cluster, [TOPIC])
+    finally:
+        pulse.end()
+    pulse.check(cluster)
+    median_ms, worst_ms = report(f"kill -9 of a leader ({layout})", pauses_s)
+    assert median_ms < MEDIAN_MS_MAX
+    assert worst_ms < WORST_MS_MAX
+
+
+def test_a_leader_is_frozen_and_does_no_harm_when_it_wakes(new_cluster: NewCluster) -> None:
+    """Fenced when its session is over; awake again it still believes that it leads, and must find out first."""
+    session_s = 1.5
+    options = {**OPTIONS, "broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "200"}
+    cluster = new_cluster(3, controllers=3, options=options)
+    create_topic(cluster, TOPIC, [[1, 2, 3]], {"min.insync.replicas": "2"})
+    pulse = Pulse(cluster.bootstrap, TOPIC)
+    elected_s, pauses_s = [], []
+    try:
+        for _ in range(max(1, FAILOVERS // 5)):
+            time.sleep(0.3)
+            leader = current_leader(cluster)
+            other = next(node for node in cluster.broker_ids if node != leader)
+            moment = time.monotonic()
+            cluster.nodes[leader].pause()
+            others = set(cluster.broker_ids) - {leader}
+            await_partition(
+                cluster.nodes[other].port, TOPIC, lambda state, others=others: state.leader in others, "a new leader"
+            )
+            elected_s.append(time.monotonic() - moment)
+            # The client still waits for an answer of the frozen one, for as long as its own socket.timeout.ms.
+            time.sleep(0.2)
+            cluster.nodes[leader].resume()
+            pauses_s.append(pulse.pause_after(moment))
+            await_healthy(cluster, [TOPIC])
+    finally:
+        pulse.end()
+    pulse.check(cluster)
+    report("a frozen leader: until another leads", elected_s)
+    report("a frozen leader, woken then: until the producer goes on", pauses_s)
+    assert max(elected_s) < session_s + 1
+
+
+@pytest.mark.parametrize("layout", ["combined", "apart"])
+def test_the_active_controller_is_killed(new_cluster: NewCluster, layout: str) -> None:
+    """Until a topic can be created again. Producers must notice nothing while their leader is another node."""
+    cluster = new_cluster(3, controllers=3 if layout == "apart" else 0, options=OPTIONS)
+    pauses_s = []
+    for number in range(max(2, FAILOVERS // 5)):
+        create(cluster, f"before-{number}")
+        active = active_controller(cluster)
+        moment = time.monotonic()
+        cluster.kill(active)
+        create(cluster, f"after-{number}")
+        pauses_s.append(time.monotonic() - moment)
+        cluster.restart(active)
+        time.sleep(1)
+    report(f"kill -9 of the active controller ({layout}), until a topic can be created", pauses_s)
+    if PEER == "tidelog":
+        assert max(pauses_s) < 3.0
+
+
+def test_the_controller_and_the_leader_die_at_one_moment(new_cluster: NewCluster) -> None:
+    """The worst case: nobody is there to notice."""
+    cluster = new_cluster(3, controllers=0, options=OPTIONS)
+    pauses_s = []
+    create_topic(cluster, TOPIC, [[1, 2, 3]], {"min.insync.replicas": "2"})
+    pulse = Pulse(cluster.bootstrap, TOPIC)
+    try:
+        for _ in range(max(2, FAILOVERS // 10)):
+            active = active_controller(cluster)
+            move_leader(cluster, active)
+            time.sleep(0.3)
+            moment = time.monotonic()
+            cluster.kill(active)
+            pauses_s.append(pulse.pause_after(moment))
+            cluster.restart(active)
+            await_healthy(cluster, [TOPIC])
+    finally:
+        pulse.end()
+    pulse.check(cluster)
+    report("kill -9 of a node that is leader and active controller", pauses_s)
+    if PEER == "tidelog":
+        assert max(pauses_s) < 4.0
+
+
+def current_leader(cluster: TidelogCluster) -> int:
+    state = partition_state(cluster.nodes[cluster.broker_ids[0]].port, TOPIC)
+    assert state.leader in cluster.broker_ids
+    return state.leader
+
+
+def move_leader(cluster: TidelogCluster, wanted: int) -> None:
+    """Make a broker the leader: its replica is put first by a reassignment, and preferred by an election."""
+    if current_leader(cluster) == wanted:
+        return
+    from tests.compatibility.wire import Wire
+
+    replicas = [wanted, *(node for node in cluster.broker_ids if node != wanted)]
+    with Wire(cluster.nodes[wanted].port) as wire:
+        partitions = [{"partition_index": 0, "replicas": replicas}]
+        wire.ask("alter_partition_reassignments", 0, topics=[{"name": TOPIC, "partitions": partitions}])
+    await_partition(cluster.nodes[wanted].port, TOPIC, lambda state: state.replicas[0] == wanted, "another order")
+    client = admin_client(cluster)
+    client.elect_leaders(confluent.ElectionType.PREFERRED, [confluent.TopicPartition(TOPIC, 0)]).result(20)
+    await_leader(cluster.nodes[wanted].port, TOPIC, wanted)
+
+
+def create(cluster: TidelogCluster, name: str) -> None:
+    """Create a topic, asking again until it is there."""
+    deadline = time.monotonic() + 60
+    client = admin_client(cluster)
+    while True:
+        try:
+            client.create_topics([admin.NewTopic(name, 1, 2)], request_timeout=5)[name].result(10)
+            return
+        except confluent.KafkaException as error:
+            if error.args[0].code() == confluent.KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def active_controller(cluster: TidelogCluster) -> int:
+    """Node id of the leader of the metadata quorum, as DescribeQuorum says."""
+    from tests.compatibility.wire import Wire
+
+    port = next(cluster.nodes[node].port for node in cluster.broker_ids if cluster.nodes[node].alive)
+    deadline = time.monotonic() + 20
+    while True:
+        with Wire(port) as wire:
+            partitions = [{"partition_index": 0}]
+            answer = wire.ask(
+                "describe_quorum", 0, topics=[{"topic_name": "__cluster_metadata", "partitions": partitions}]
+            )
+        if answer.error_code == 0 and answer.topics[0].partitions[0].leader_id >= 0:
+            return int(answer.topics[0].partitions[0].leader_id)
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
