@@ -86,13 +86,15 @@ def profile(row: str, lines: int) -> None:
 
     Example: tidelog bench profile --row produce-16kb-w1
     """
-    found = [scenario for scenario in comparison.catalogue() if scenario.name == row and scenario.brokers == 1]
+    found = [scenario for scenario in comparison.catalogue() if scenario.name == row]
     if not found:
-        raise click.UsageError(f"no row {row!r} on one node; `tidelog bench rows` lists them")
-    figures, split = profiling.measure_split(found[0])
+        raise click.UsageError(f"no row {row!r}; `tidelog bench rows` lists them")
+    figures, splits = profiling.measure_split(found[0])
     for metric in found[0].metrics:
         click.echo(f"{metric.name:16} {report.number(figures[metric.name])} {metric.unit}")
-    click.echo(f"{'in the kernel':16} {split.kernel_share:.0%} of the CPU, its own warm-up included")
+    for place, split in enumerate(splits):
+        name = f"CPU of node {place + 1}" if len(splits) > 1 else "CPU"
+        click.echo(f"{name:16} {split.user_s + split.kernel_s:.2f} s, {split.kernel_share:.0%} of it in the kernel")
     click.echo(profiling.functions(found[0], lines))
 
 

@@ -1,6 +1,6 @@
 """Why a row costs what it costs: user and kernel time per request, and the functions the time goes to.
 
-The split is measured on an undisturbed node. The functions come from a second node that runs under cProfile, which
+The split is measured on undisturbed nodes. The functions come from others that run under cProfile, which
 makes every Python call dearer: read its column as shares, not as microseconds. Its clock is the thread's CPU clock: by
 the wall, a write would be charged for the client that it wakes on the same core.
 """
@@ -12,15 +12,18 @@ import io
 import os
 import pstats
 import runpy
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.bench.clusters import Alone
+from tidelog.bench.clusters import Alone, Cluster, Running
 from tidelog.bench.compare import OPTIONS
-from tidelog.bench.processes import TidelogProcess
+from tidelog.bench.processes import TidelogCluster, TidelogProcess
 from tidelog.bench.scenarios.base import Contestant, Scenario
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -56,34 +59,51 @@ def cpu_split(pid: int) -> Split:
     return Split(int(fields[11]) / _TICKS_PER_S, int(fields[12]) / _TICKS_PER_S)
 
 
-def measure_split(scenario: Scenario) -> tuple[dict[str, float], Split]:
-    """One warm measurement on a node of its own: its figures, and the split of its CPU."""
-    with (
-        tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch,
-        TidelogProcess(Path(scratch, "node"), options=OPTIONS) as node,
-    ):
-        contestant = _contestant(node, scratch)
+def measure_split(scenario: Scenario) -> tuple[dict[str, float], list[Split]]:
+    """One warm measurement on nodes of its own: its figures, and the split of each node's CPU."""
+    with _contestant(scenario, TidelogProcess) as contestant:
         scenario.warm(contestant, 0.2)
-        before = cpu_split(node.pid)
+        before = [cpu_split(node.pid) for node in contestant.servers]
         figures = scenario.measure(contestant, 1.0)
-        after = cpu_split(node.pid)
-    return figures, Split(after.user_s - before.user_s, after.kernel_s - before.kernel_s)
+        after = [cpu_split(node.pid) for node in contestant.servers]
+    used = [Split(late.user_s - early.user_s, late.kernel_s - early.kernel_s) for early, late in zip(before, after)]
+    return figures, used
 
 
 def functions(scenario: Scenario, lines: int = 25) -> str:
-    """The functions of the node with the most time of their own during the scenario."""
-    with tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch:
-        node = ProfiledTidelog(Path(scratch, "node"), options=OPTIONS)
-        with node:
-            scenario.measure(_contestant(node, scratch), 1.0)
-        out = io.StringIO()
-        statistics = pstats.Stats(str(node.profile_file), stream=out)
-        statistics.strip_dirs().sort_stats("tottime").print_stats(lines)
+    """The functions of each node with the most time of their own during the scenario."""
+    out = io.StringIO()
+    with tempfile.TemporaryDirectory(prefix="tidelog-profile-") as kept:
+        with _contestant(scenario, ProfiledTidelog) as contestant:
+            scenario.measure(contestant, 1.0)
+            nodes = [node for node in contestant.servers if isinstance(node, ProfiledTidelog)]
+            contestant.cluster.stop()
+            files = [Path(shutil.copy(node.profile_file, Path(kept, str(place)))) for place, node in enumerate(nodes)]
+        for place, file in enumerate(files):
+            out.write(f"\nnode {place + 1} of {len(files)}\n")
+            pstats.Stats(str(file), stream=out).strip_dirs().sort_stats("tottime").print_stats(lines)
     return out.getvalue()
 
 
-def _contestant(node: TidelogProcess, scratch: str) -> Contestant:
-    return Contestant("tidelog", Alone(node), lambda directory: Alone(type(node)(directory)), Path(scratch))
+@contextmanager
+def _contestant(scenario: Scenario, kind: type[TidelogProcess]) -> Iterator[Contestant]:
+    """As many nodes of this kind as the scenario wants, running."""
+
+    def make(directory: Path) -> Cluster:
+        if scenario.brokers == 1:
+            return Alone(kind(directory, options=OPTIONS))
+        return TidelogCluster(
+            directory,
+            scenario.brokers,
+            options=OPTIONS,
+            make_node=lambda layout, home, options: kind(home, layout.port, options),
+        )
+
+    with (
+        tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch,
+        Running(make(Path(scratch, "cluster"))) as running,
+    ):
+        yield Contestant("tidelog", running.cluster, make, Path(scratch), replicas=scenario.brokers)
 
 
 def _run_under_profile(profile_file: str, arguments: list[str]) -> None:
