@@ -53,14 +53,14 @@ def admin(cluster: FakeCluster) -> Admin:
 
 
 def told(outcomes: dict[TopicPartition, KafkaError | None]) -> dict[TopicPartition, ErrorCode | None]:
-    return {partition: error and error.code for partition, error in outcomes.items()}
+    return {partition: None if error is None else error.code for partition, error in outcomes.items()}
 
 
 async def ask(request: type, answer: Any, call: Any, times: int = 1) -> tuple[Any, Any]:
     """(what `call` gives, the request it made) when the cluster answers with `answer`, or with each of a list."""
     async with FakeCluster(nodes=2) as cluster, admin(cluster) as asking:
         for each in answer if isinstance(answer, list) else [answer]:
-            cluster.script(request, lambda asked, node, each=each: each)
+            cluster.script(request, lambda *_, answered=each: answered)
         try:
             outcome = await call(asking)
         except KafkaError as error:
