@@ -14,7 +14,7 @@ from typing import Any
 from tests.simulation.cluster import Cluster, Layout
 from tests.simulation.cluster_clients import Administrator, RecordingConsumer, RecordingProducer
 from tests.simulation.cluster_faults import CACHE_ONLY, WEIGHTS, Fault, Faults, schedule
-from tests.simulation.cluster_invariants import END_INVARIANTS, STEP_INVARIANTS, Invariant, Knowledge
+from tests.simulation.cluster_invariants import END_INVARIANTS, STEP_INVARIANTS, Invariant, Knowledge, OneLeaderPerEpoch
 from tests.simulation.simulated_client import simulated_client
 from tests.simulation.simulated_loop import SimulatedLoop
 from tests.simulation.simulated_network import Weather
@@ -74,6 +74,11 @@ class ClusterHistory:
         if self.syncs:
             config["log.flush.interval.messages"] = "1"
         return Layout(controllers, brokers, config)
+
+    @property
+    def elections(self) -> int:
+        """How many leaders of partitions and of the quorum were seen."""
+        return sum(len(each.leaders) for each in self.invariants if isinstance(each, OneLeaderPerEpoch))
 
     # Running
 

@@ -56,7 +56,7 @@ class OneLeaderPerEpoch(Invariant):
 
     def __init__(self, cluster: Cluster, knowledge: Knowledge) -> None:
         super().__init__(cluster, knowledge)
-        self._leaders: dict[Any, int] = {}
+        self.leaders: dict[Any, int] = {}
 
     def on_step(self, node: SimulatedNode) -> None:
         raft = node.raft
@@ -71,7 +71,7 @@ class OneLeaderPerEpoch(Invariant):
                     self._claim((replica.topic_id, replica.index, replica.topic), replica.leader_epoch, node)
 
     def _claim(self, what: Any, epoch: int, node: SimulatedNode) -> None:
-        before = self._leaders.setdefault((what, epoch), node.node_id)
+        before = self.leaders.setdefault((what, epoch), node.node_id)
         if before != node.node_id:
             raise self.broken(f"{what} has leaders {before} and {node.node_id} in epoch {epoch}")
 

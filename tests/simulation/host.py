@@ -20,12 +20,27 @@ from tests.simulation.world import World
 WALL_START_MS = 1_700_000_000_000
 
 
+class _Nothing(Random):
+    """Draws the fate of keeping nothing."""
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        return 0
+
+
 class HostDisk(SimulatedDisk):
     """Says when it stops the machine, so that the rest of what was under way changes nothing."""
 
     def __init__(self, rng: Random, on_power_loss: Callable[[], None]) -> None:
         super().__init__(rng)
         self._on_power_loss = on_power_loss
+        self.forgets = False
+        """Whether the next loss of power takes everything that is not synced, not just some of it."""
+
+    def lose_power(self) -> None:
+        if self.forgets:
+            self.forgets = False
+            self._root.lose(_Nothing())
+        super().lose_power()
 
     def operation(self, kind: str) -> None:
         if self.operations + 1 >= self.fail_at:
