@@ -1,0 +1,381 @@
+"""The controller's shell over a quorum in memory: takes over, decides, answers when committed, gives up the lead."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.replication.controller_harness import Broker, Member, Quorum, cluster
+from tests.unit.replication.test_isr_alterations import proposal
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest
+from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tidelog.replication.controller.state import NewTopic
+
+
+async def new_topic(member, name="t", *assignments, **configs):
+    assignments = assignments or ((1, 2, 3),)
+    topic = NewTopic(
+        name,
+        assignments=list(enumerate(assignments)),
+        configs=[(key.replace("_", "."), value) for key, value in configs.items()],
+    )
+    outcome = (await member.controller.create_topics([topic]))[name]
+    assert not isinstance(outcome, KafkaError), outcome
+    return lambda index=0: member.controller.image.topics_by_name[name].partitions[index]
+
+
+async def until(condition, seconds=2.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_new_cluster_gets_its_features_and_its_controller():
+    _, member, brokers = await cluster([1])
+    image = member.controller.image
+    assert image.features == {"metadata.version": 30, "eligible.leader.replicas.version": 1}
+    assert list(image.controllers) == [100]
+    assert image.brokers[1].is_active
+    assert image.brokers[1].epoch == brokers[1].epoch
+    assert image.controller_id == 100
+
+
+async def test_what_a_standby_reads_is_what_the_active_one_built():
+    quorum, member, _ = await cluster()
+    standby = Member(quorum, 101)
+    quorum.commit()
+    standby.tracker.on_high_watermark(quorum.high_watermark)
+    await new_topic(member)
+    assert standby.tracker.image.topics_by_name == member.tracker.image.topics_by_name
+    assert standby.tracker.image.brokers == member.tracker.image.brokers
+    assert standby.tracker.offset == member.tracker.offset
+    # The first thing told is the difference from nothing, and then each change is told once.
+    assert [sorted(delta.changed_brokers) for _, delta in standby.told] == [[1, 2, 3], []]
+
+
+async def test_a_standby_refuses():
+    quorum, _, _ = await cluster()
+    standby = Member(quorum, 101)
+    with pytest.raises(KafkaError) as caught:
+        await standby.controller.create_topics([NewTopic("t")])
+    assert caught.value.code is ErrorCode.NOT_CONTROLLER
+
+
+async def test_nothing_is_told_or_answered_before_it_is_committed():
+    quorum, member, _ = await cluster()
+    quorum.hold = True
+    told = len(member.told)
+    creating = asyncio.create_task(member.controller.create_topics([NewTopic("t", 1, 3)]))
+    await asyncio.sleep(0.01)
+    assert not creating.done()
+    assert len(member.told) == told
+    quorum.commit()
+    assert "t" in await creating
+    assert "t" in member.controller.image.topics_by_name
+    assert len(member.told) == told + 1
+
+
+async def test_a_later_decision_sees_an_earlier_one_that_is_not_committed():
+    quorum, member, _ = await cluster()
+    quorum.hold = True
+    first, second = (asyncio.create_task(member.controller.create_topics([NewTopic("t", 1, 1)])) for _ in range(2))
+    await asyncio.sleep(0.01)
+    # A refusal rests on the uncommitted topic, so it waits as well.
+    assert not second.done()
+    quorum.commit()
+    assert not isinstance((await first)["t"], KafkaError)
+    assert (await second)["t"].code is ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+async def test_who_loses_the_lead_forgets_what_was_not_committed():
+    quorum, member, _ = await cluster()
+    other = Member(quorum, 101)
+    quorum.commit()
+    other.tracker.on_high_watermark(quorum.high_watermark)
+    quorum.hold = True
+    creating = asyncio.create_task(member.controller.create_topics([NewTopic("t", 1, 1)]))
+    await asyncio.sleep(0.01)
+    quorum.hold = False
+    quorum.lead(other.log)
+    with pytest.raises(KafkaError) as caught:
+        await creating
+    assert caught.value.code is ErrorCode.NOT_CONTROLLER
+    assert not member.controller.is_active
+    await other.controller.create_topics([NewTopic("u", 1, 1)])
+    assert list(member.controller.image.topics_by_name) == ["u"]
+    # Back again: what the other did is known.
+    quorum.lead(member.log)
+    outcome = (await member.controller.create_topics([NewTopic("u", 1, 1)]))["u"]
+    assert outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+async def test_several_changes_committed_together_are_told_as_one():
+    quorum, member, _ = await cluster()
+    quorum.hold = True
+    told = len(member.told)
+    tasks = [asyncio.create_task(member.controller.create_topics([NewTopic(name, 1, 1)])) for name in "ab"]
+    await asyncio.sleep(0.01)
+    quorum.commit()
+    await asyncio.gather(*tasks)
+    ((_, delta),) = member.told[told:]
+    assert [topic.name for topic in delta.created_topics.values()] == ["a", "b"]
+
+
+async def test_an_answer_that_takes_too_long_is_a_timeout():
+    quorum, member, _ = await cluster()
+    quorum.hold = True
+    with pytest.raises(KafkaError) as caught:
+        await member.controller.create_topics([NewTopic("t", 1, 1)], timeout_ms=20)
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_a_log_that_cannot_be_written_ends_the_lead():
+    quorum, member, _ = await cluster()
+    member.log.failure = OSError("disk full")
+    with pytest.raises(KafkaError) as caught:
+        await member.controller.create_topics([NewTopic("t", 1, 1)])
+    assert caught.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert not member.controller.is_active
+    assert quorum.leader is None
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_broker_that_is_gone_is_fenced_as_soon_as_its_connection_breaks():
+    _, member, brokers = await cluster()
+    partition = await new_topic(member)
+    member.refusing.add(9001)
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await until(lambda: partition().leader == 2)
+    assert member.controller.image.brokers[1].fenced
+    assert (partition().isr, partition().leader_epoch) == ((2, 3), 1)
+
+
+async def test_a_broker_that_hangs_is_left_to_its_session():
+    _, member, brokers = await cluster(session_timeout_ms=600, probe_timeout_ms=20)
+    partition = await new_topic(member)
+    member.hanging.add(9001)
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await asyncio.sleep(0.1)
+    assert partition().leader == 1
+    for _ in range(20):
+        await asyncio.sleep(0.05)
+        for broker_id in (2, 3):
+            await brokers[broker_id].heartbeat(member.controller)
+    await until(lambda: partition().leader == 2)
+
+
+async def test_an_old_suspicion_does_not_fence_a_new_incarnation():
+    _, member, brokers = await cluster()
+    member.refusing.add(9001)
+    member.controller.broker_connection_lost(1, brokers[1].epoch - 1)
+    await asyncio.sleep(0.05)
+    assert member.probed == []
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    again = Broker(1, incarnation=2)
+    await again.join(member.controller)
+    await asyncio.sleep(0.05)
+    assert not member.controller.image.brokers[1].fenced
+
+
+async def test_a_listener_that_closes_after_the_connections_is_asked_again():
+    _, member, brokers = await cluster()
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await asyncio.sleep(0.005)
+    assert not member.controller.image.brokers[1].fenced
+    member.refusing.add(9001)
+    await until(lambda: member.controller.image.brokers[1].fenced)
+
+
+async def test_a_heartbeat_clears_a_suspicion():
+    _, member, brokers = await cluster()
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await asyncio.sleep(0.005)
+    await brokers[1].heartbeat(member.controller)
+    await asyncio.sleep(0.03)
+    member.probed.clear()
+    await asyncio.sleep(0.2)
+    assert member.probed == []
+
+
+@pytest.mark.parametrize("elr", [False, True])
+async def test_brokers_that_die_at_once_are_fenced_in_one_decision(elr):
+    _, member, brokers = await cluster()
+    if not elr:
+        await without_elr(member)
+    partition = await new_topic(member, "t", (1, 2))
+    member.refusing |= {9001, 9002}
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await until(lambda: partition().leader == -1)
+    if elr:
+        assert (partition().isr, partition().elr) == ((), (1, 2))
+    else:
+        assert partition().isr == (1, 2)
+    assert partition().leader_epoch == 1  # one election, not two
+
+
+async def test_brokers_that_die_one_after_another_leave_the_last_one():
+    _, member, brokers = await cluster()
+    await without_elr(member)
+    partition = await new_topic(member, "t", (1, 2))
+    for broker_id in (1, 2):
+        member.refusing.add(9000 + broker_id)
+        member.controller.broker_connection_lost(broker_id, brokers[broker_id].epoch)
+        await until(lambda broker_id=broker_id: member.controller.image.brokers[broker_id].fenced)
+    assert (partition().isr, partition().leader) == ((2,), -1)
+    member.refusing.clear()
+    await Broker(1, incarnation=2).join(member.controller)
+    assert partition().leader == -1
+    await Broker(2, incarnation=2).join(member.controller)
+    assert (partition().isr, partition().leader) == ((2,), 2)
+
+
+async def without_elr(member):
+    response = await member.controller.update_features(
+        UpdateFeaturesRequest(
+            feature_updates=[
+                FeatureUpdateKey(feature="eligible.leader.replicas.version", max_version_level=0, upgrade_type=2)
+            ]
+        ),
+        2,
+    )
+    assert response.error_code == 0, response.error_message
+
+
+async def test_a_new_controller_asks_after_everybody_at_once():
+    quorum, member, _ = await cluster()
+    partition = await new_topic(member)
+    other = Member(quorum, 101)
+    other.tracker.on_high_watermark(quorum.high_watermark)
+    other.refusing.add(9001)
+    quorum.lead(other.log)
+    await until(lambda: partition().leader == 2)
+    assert set(other.probed) == {9001, 9002, 9003}
+
+
+async def test_a_controller_that_slept_blames_nobody(monkeypatch):
+    _, member, _ = await cluster(session_timeout_ms=2_000)
+    controller = member.controller
+    now = controller.now_ms()
+    monkeypatch.setattr(controller, "now_ms", lambda: now + 60_000)
+    controller._tick()
+    assert not any(broker.fenced for broker in controller.image.brokers.values())
+
+
+# -- brokers come and go -----------------------------------------------------------------------------------------------
+
+
+async def test_a_broker_is_unfenced_when_it_has_caught_up():
+    _, member, _ = await cluster([1])
+    broker = Broker(2)
+    await broker.register(member.controller)
+    behind = await broker.heartbeat(member.controller, current_metadata_offset=broker.epoch - 1)
+    assert (behind.is_caught_up, behind.is_fenced) == (False, True)
+    caught_up = await broker.heartbeat(member.controller)
+    assert (caught_up.is_caught_up, caught_up.is_fenced) == (True, False)
+    assert member.controller.image.brokers[2].is_active
+
+
+async def test_controlled_shutdown_moves_leaders_before_it_lets_go():
+    _, member, brokers = await cluster()
+    partition = await new_topic(member)
+    controller = member.controller
+    answer = await brokers[1].heartbeat(controller, want_shut_down=True)
+    assert (answer.is_fenced, answer.should_shut_down) == (False, False)
+    assert (partition().leader, partition().isr) == (2, (2, 3))
+    # Not before the others know.
+    answer = await brokers[1].heartbeat(controller, want_shut_down=True)
+    assert not answer.should_shut_down
+    for broker_id in (2, 3):
+        await brokers[broker_id].heartbeat(controller)
+    answer = await brokers[1].heartbeat(controller, want_shut_down=True)
+    assert (answer.is_fenced, answer.should_shut_down) == (True, True)
+    assert controller.image.brokers[1].fenced
+
+
+async def test_a_clean_restart_of_the_only_replica_changes_nothing_of_it():
+    _, member, brokers = await cluster()
+    partition = await new_topic(member, "t", (1,))
+    again = Broker(1, incarnation=2)
+    await again.join(member.controller, previous_epoch=brokers[1].epoch)
+    assert (partition().leader, partition().leader_epoch, partition().isr) == (1, 0, (1,))
+
+
+async def test_an_unclean_restart_of_the_only_replica_starts_a_new_epoch():
+    _, member, _ = await cluster()
+    partition = await new_topic(member, "t", (1,))
+    await Broker(1, incarnation=2).join(member.controller)
+    assert (partition().leader, partition().isr, partition().leader_recovery_state) == (1, (1,), 0)
+    assert partition().leader_epoch > 0
+    assert (partition().elr, partition().last_known_elr) == ((), ())
+
+
+async def test_an_unclean_restart_costs_the_place_in_the_isr_and_among_the_eligible():
+    _, member, _ = await cluster()
+    partition = await new_topic(member, "t", (1, 2), min_insync_replicas="2")
+    await Broker(1, incarnation=2).register(member.controller)
+    assert (partition().leader, partition().isr, partition().elr) == (2, (2,), ())
+
+
+async def test_a_clean_restart_leaves_the_broker_eligible():
+    _, member, brokers = await cluster()
+    partition = await new_topic(member, "t", (1, 2), min_insync_replicas="2")
+    await Broker(1, incarnation=2).register(member.controller, previous_epoch=brokers[1].epoch)
+    assert (partition().leader, partition().isr, partition().elr) == (2, (2,), (1,))
+
+
+async def test_heartbeats_of_another_incarnation_are_refused():
+    _, member, brokers = await cluster()
+    await Broker(1, incarnation=2).join(member.controller)
+    with pytest.raises(KafkaError) as caught:
+        await brokers[1].heartbeat(member.controller, want_fence=True)
+    assert caught.value.code is ErrorCode.STALE_BROKER_EPOCH
+    assert not member.controller.image.brokers[1].fenced
+
+
+async def test_an_unregistered_broker_is_forgotten():
+    _, member, brokers = await cluster()
+    partition = await new_topic(member, "t", (1, 2))
+    await member.controller.unregister_broker(UnregisterBrokerRequest(broker_id=1))
+    assert 1 not in member.controller.image.brokers
+    assert (partition().leader, partition().isr, partition().elr) == (2, (2,), ())
+    with pytest.raises(KafkaError) as caught:
+        await brokers[1].heartbeat(member.controller)
+    assert caught.value.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+async def test_preferred_leaders_come_back_by_themselves():
+    _, member, brokers = await cluster(session_timeout_ms=200, imbalance_check_interval_ms=1)
+    partition = await new_topic(member)
+    controller = member.controller
+    controller.fence([1], "test")
+    await until(lambda: partition().leader == 2)
+    await brokers[1].heartbeat(controller)
+    # In sync again:
+    answer = await controller.alter_partition(
+        proposal(controller.image, 2, brokers[2].epoch, "t", {2: -1, 3: -1, 1: brokers[1].epoch}), 3
+    )
+    assert answer.topics[0].partitions[0].error_code == 0
+    async with asyncio.timeout(2):
+        while partition().leader != 1:
+            await asyncio.sleep(0.01)
+            for broker in brokers.values():
+                await broker.heartbeat(controller)
+
+
+async def test_a_snapshot_is_written_when_enough_was_appended():
+    quorum = Quorum()
+    member = Member(quorum, 100, snapshot_bytes_min=200)
+    quorum.lead(member.log)
+    broker = Broker(1)
+    await broker.join(member.controller)
+    await until(lambda: member.log.forgotten)
+    identity, values = member.log.snapshots[0]
+    assert member.log.forgotten == [identity]
+    fresh = Member(Quorum(), 101)
+    fresh.tracker.on_snapshot(identity, values, 5)
+    assert 1 in fresh.tracker.image.brokers
+    assert fresh.tracker.offset == identity.end_offset - 1

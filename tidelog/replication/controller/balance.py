@@ -1,0 +1,89 @@
+"""How evenly a cluster's load lies on its brokers: shares, deviations, spread, and when to raise an alarm. Pure.
+
+Any measures of which every broker has a value: partitions, leaders, CPU, bytes in and out, disk, memory, open files. A
+broker's share of a measure is its part of the sum; its load is the weighted sum of those shares, its share of the load
+is again a part of the sum, and an even cluster of N brokers has shares of 1/N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+from tidelog.replication.controller.image import NO_LEADER, MetadataImage
+
+DEVIATION_MAX = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """By broker id; shares sum to 1. `measure_shares`: measure -> broker id -> share of that measure alone."""
+
+    shares: dict[int, float]
+    deviations: dict[int, float]
+    spread: float
+    measure_shares: dict[str, dict[int, float]]
+    deviation_max: float
+
+    @property
+    def spread_max(self) -> float:
+        return self.deviation_max / len(self.shares)
+
+    @property
+    def deviating(self) -> list[int]:
+        """Brokers whose load is too far from even."""
+        return [broker_id for broker_id, rate in self.deviations.items() if rate > self.deviation_max]
+
+    @property
+    def is_spread_too_wide(self) -> bool:
+        return self.spread > self.spread_max
+
+
+def assess(
+    measures: Mapping[str, Mapping[int, float]],
+    weights: Mapping[str, float] | None = None,
+    *,
+    deviation_max: float = DEVIATION_MAX,
+) -> Balance:
+    """`measures`: name -> broker id -> value, of the same brokers each; `weights`: equal unless given.
+
+    A measure of which nobody has anything says nothing and is left out.
+    """
+    brokers = sorted({broker_id for values in measures.values() for broker_id in values})
+    assert brokers, "a balance of no brokers"
+    measure_shares: dict[str, dict[int, float]] = {}
+    for name, values in measures.items():
+        total = sum(values.values())
+        if total > 0:
+            measure_shares[name] = {broker_id: values.get(broker_id, 0.0) / total for broker_id in brokers}
+    load = {
+        broker_id: sum(
+            (1.0 if weights is None else weights.get(name, 0.0)) * shares[broker_id]
+            for name, shares in measure_shares.items()
+        )
+        for broker_id in brokers
+    }
+    total_load = sum(load.values())
+    even = 1 / len(brokers)
+    shares = {broker_id: load[broker_id] / total_load if total_load > 0 else even for broker_id in brokers}
+    return Balance(
+        shares=shares,
+        deviations={broker_id: abs(share - even) / even for broker_id, share in shares.items()},
+        spread=sqrt(sum((share - even) ** 2 for share in shares.values()) / len(brokers)),
+        measure_shares=measure_shares,
+        deviation_max=deviation_max,
+    )
+
+
+def placement_measures(image: MetadataImage) -> dict[str, dict[int, float]]:
+    """What the metadata alone says: replicas and leaderships of every registered broker."""
+    partitions: dict[int, float] = dict.fromkeys(image.brokers, 0.0)
+    leaders: dict[int, float] = dict.fromkeys(image.brokers, 0.0)
+    for topic in image.topics_by_name.values():
+        for partition in topic.partitions.values():
+            for replica in partition.replicas:
+                partitions[replica] = partitions.get(replica, 0.0) + 1
+            if partition.leader != NO_LEADER:
+                leaders[partition.leader] = leaders.get(partition.leader, 0.0) + 1
+    return {"partitions": partitions, "leaders": leaders}
