@@ -1,4 +1,4 @@
-"""How long a producer waits when its leader dies or is frozen, or the controller dies. Figures are printed, and bounded.
+"""How long a producer waits when its leader dies or is frozen, or the controller dies. Figures are printed, bounded.
 
 Measured as a confluent-kafka producer with its own defaults sees it: from the signal to the first acknowledgement of a
 record that was handed over after it. TIDELOG_FAILOVERS says how often (`make cluster-test`: 50).
@@ -148,9 +148,7 @@ def test_a_leader_is_frozen_and_does_no_harm_when_it_wakes(new_cluster: NewClust
             moment = time.monotonic()
             cluster.nodes[leader].pause()
             others = set(cluster.broker_ids) - {leader}
-            await_partition(
-                cluster.nodes[other].port, TOPIC, lambda state, others=others: state.leader in others, "a new leader"
-            )
+            await_led_by(cluster.nodes[other].port, others)
             elected_s.append(time.monotonic() - moment)
             # The client still waits for an answer of the frozen one, for as long as its own socket.timeout.ms.
             time.sleep(0.2)
@@ -212,6 +210,10 @@ def current_leader(cluster: TidelogCluster) -> int:
     state = partition_state(cluster.nodes[cluster.broker_ids[0]].port, TOPIC)
     assert state.leader in cluster.broker_ids
     return state.leader
+
+
+def await_led_by(port: int, brokers: set[int]) -> None:
+    await_partition(port, TOPIC, lambda state: state.leader in brokers, f"led by one of {brokers}")
 
 
 def move_leader(cluster: TidelogCluster, wanted: int) -> None:

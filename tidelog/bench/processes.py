@@ -212,6 +212,13 @@ class TidelogProcess(ServerProcess):
     """One Tidelog node, `python -m tidelog start`: data in DIRECTORY/data, output in DIRECTORY/tidelog.log."""
 
     name = "tidelog"
+    cluster_id: str | None = None
+    """Set where several nodes must agree on it: the directory is formatted with it."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.cluster_id is not None:
+            format_directory(self.data_directory, int(self.options["node.id"]), self.cluster_id)
 
     def command(self) -> list[str]:
         settings = {
@@ -258,22 +265,24 @@ class TidelogCluster:
         self,
         directory: str | Path,
         brokers: int = 3,
-        controllers: int = 0,
+        controllers: int | None = None,
         options: Mapping[str, str] | None = None,
         *,
         node_options: Mapping[int, Mapping[str, str]] | None = None,
         links: Links | None = None,
         make_node: MakeNode = tidelog_node,
     ) -> None:
-        self.layouts = cluster_layout(brokers, controllers, free_port, links)
+        self.layouts = cluster_layout(brokers, controllers or 0, free_port, links)
         self.links = links
         self.cluster_id = _random_uuid()
+        self.ready_s = 0.0
         self.nodes: dict[int, ServerProcess] = {}
         for node, layout in self.layouts.items():
             own = (node_options or {}).get(node, {})
-            self.nodes[node] = make_node(
-                layout, Path(directory, f"node-{node}"), {**layout.options, **(options or {}), **own}
-            )
+            server = make_node(layout, Path(directory, f"node-{node}"), {**layout.options, **(options or {}), **own})
+            if isinstance(server, TidelogProcess):
+                server.cluster_id = self.cluster_id
+            self.nodes[node] = server
 
     @property
     def broker_ids(self) -> list[int]:
@@ -289,12 +298,9 @@ class TidelogCluster:
 
     def launch(self, node: int) -> None:
         """Start one node without waiting for it."""
-        server = self.nodes[node]
-        if isinstance(server, TidelogProcess):
-            format_directory(server.data_directory, node, self.cluster_id)
         if self.links is not None:
             self.links.up(node)
-        server.launch()
+        self.nodes[node].launch()
 
     def start(self, timeout_s: float = 60.0) -> float:
         """Launch every node, then wait for all: none is ready before a majority of the voters runs. The seconds."""
@@ -305,7 +311,8 @@ class TidelogCluster:
             self.launch(node)
         for server in self.nodes.values():
             server.await_ready(timeout_s)
-        return time.monotonic() - began
+        self.ready_s = time.monotonic() - began
+        return self.ready_s
 
     def kill(self, *nodes: int) -> None:
         """SIGKILL to all of these at one moment."""

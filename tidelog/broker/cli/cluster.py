@@ -352,6 +352,33 @@ def stop(ids: tuple[int, ...], directory: Path) -> None:
     _say("stopped", nodes)
 
 
+@command.command("balance")
+@_DATA
+@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="How long to measure.")
+@click.option("--measure", "names", multiple=True, help="Count only this one; may be given many times.")
+@click.option("--weight", "weights", multiple=True, metavar="MEASURE=NUMBER", help="How much one counts; 1 without.")
+@as_json
+def balance(
+    directory: Path, seconds: float, names: tuple[str, ...], weights: tuple[str, ...], json_wanted: bool
+) -> int:
+    """Print how evenly the load lies on the brokers: shares, deviation rates (alarm above 10 %), spread.
+
+    \b
+    Example:
+      tidelog cluster balance --data demo --weight leaders=2 --seconds 10
+    """
+    from tidelog.broker.cli.cluster_balance import MEASURES, show
+
+    try:
+        weighed = {name: float(value) for name, value in key_values(weights).items()}
+    except ValueError:
+        raise click.BadParameter("a weight is a number") from None
+    unknown = [name for name in (*names, *weighed) if name not in MEASURES]
+    if unknown or any(value < 0 for value in weighed.values()):
+        raise click.BadParameter(f"measures are {', '.join(MEASURES)}; weights are not negative")
+    return show(_state(directory), names, weighed, seconds, json_wanted)
+
+
 def _state(directory: Path) -> ClusterState:
     try:
         return ClusterFile(directory).read()
