@@ -32,13 +32,23 @@ def command() -> None:
 @click.option(
     "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Rounds per row; medians are shown."
 )
+@click.option(
+    "--minutes", default=14.0, show_default=True, help="No round begins, but each first one, that would end later."
+)
 @click.option("--quick", is_flag=True, help="One short round: shows that everything runs, not how fast.")
 @click.option("--only", type=click.Choice(list(comparison.MAKERS)), help="Measure one broker alone.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON with every round instead of the table.")
 @click.option("--markdown", is_flag=True, help="Print the table as docs/benchmarks.md has it.")
 @click.option("--strict", is_flag=True, help="Exit with 1 when a target is missed.")
 def compare(
-    rows: Sequence[str], rounds: int, quick: bool, only: str | None, json_: bool, markdown: bool, strict: bool
+    rows: Sequence[str],
+    rounds: int,
+    minutes: float,
+    quick: bool,
+    only: str | None,
+    json_: bool,
+    markdown: bool,
+    strict: bool,
 ) -> None:
     """Tidelog beside Apache Kafka, interleaved in one run, as ratios.
 
@@ -56,7 +66,12 @@ def compare(
         rounds = 1
     with errors.status("starting", spinner="dots") as status:
         measured = comparison.run(
-            scenarios, names, rounds=rounds, scale=0.1 if quick else 1.0, progress=lambda text: status.update(text)
+            scenarios,
+            names,
+            rounds=rounds,
+            scale=0.1 if quick else 1.0,
+            minutes=minutes,
+            progress=lambda text: status.update(text),
         )
     if json_:
         click.echo(report.as_json(measured))

@@ -8,7 +8,10 @@ empty, with the reason, and the rest goes on.
 
 from __future__ import annotations
 
+import math
+import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -46,7 +49,11 @@ def kafka(directory: Path, brokers: int, options: Mapping[str, str] = OPTIONS) -
 
 
 MAKERS: dict[str, Callable[..., Cluster]] = {OURS: tidelog, THEIRS: kafka}
-FAILURES: tuple[type[Exception], ...] = (BenchError, ServerFailed, PeerUnavailable, OSError, *client_errors())
+FAILURES: tuple[type[Exception], ...] = (
+    *(BenchError, ServerFailed, PeerUnavailable, OSError),
+    *(struct.error, LookupError),  # an answer that is not what was asked for
+    *client_errors(),
+)
 # The kernel hands out free pages in no order: only when all are warm does no row meet a cold one.
 _TOUCHED_SHARE = 0.85
 
@@ -126,17 +133,23 @@ def run(
     *,
     rounds: int,
     scale: float = 1.0,
+    minutes: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """Every scenario's rows. Scenarios for one node and those for three are measured after each other, so that no node
-    runs beside them that has no part."""
+    """Every scenario's rows, each measured at least once; no more rounds begin than end within so many minutes.
+
+    Scenarios for one node and those for three are measured after each other: no node runs that has no part.
+    """
+    began = time.monotonic()
     rows = [Row(scenario, metric) for scenario in scenarios for metric in scenario.metrics]
     if scale == 1:
         progress("touching free memory once")
         warm_pages(int(free_bytes() * _TOUCHED_SHARE), passes_at_most=1)
-    for brokers in sorted({scenario.brokers for scenario in scenarios}):
+    numbers = sorted({scenario.brokers for scenario in scenarios})
+    for place, brokers in enumerate(numbers):
         together = [scenario for scenario in scenarios if scenario.brokers == brokers]
-        _Contest(together, rows, scale, progress).run(names, brokers, rounds)
+        deadline = began + 60 * minutes * (place + 1) / len(numbers)
+        _Contest(together, rows, scale, progress).run(names, brokers, rounds, deadline)
     return rows
 
 
@@ -148,8 +161,9 @@ class _Contest:
     ) -> None:
         self._scenarios, self._rows, self._scale, self._progress = scenarios, rows, scale, progress
 
-    def run(self, names: Sequence[str], brokers: int, rounds: int) -> None:
+    def run(self, names: Sequence[str], brokers: int, rounds: int, deadline: float) -> None:
         """Warm every contestant for every scenario, then go `rounds` times through them all, contestants in turn."""
+        longest_s = 0.0
         running = any(not isinstance(scenario, footprint.Footprint) for scenario in self._scenarios)
         self._progress(f"starting {brokers} node{'s' if brokers > 1 else ''} of {' and '.join(names)}")
         with contestants(names, brokers, running=running, refused=self._refused) as field_of:
@@ -157,6 +171,9 @@ class _Contest:
                 self._progress(f"{scenario.title}: warming {contestant.name}")
                 self._attempt(scenario, contestant, scenario.warm)
             for number in range(rounds):
+                began = time.monotonic()
+                if number and began + longest_s > deadline:
+                    break
                 # Whoever goes first this round goes last in the next.
                 for scenario, contestant in product(self._scenarios, field_of if number % 2 == 0 else field_of[::-1]):
                     self._progress(f"round {number + 1} of {rounds}, {scenario.title}: {contestant.name}")
@@ -164,6 +181,7 @@ class _Contest:
                     for row in self._rows_of(scenario):
                         if row.metric.name in figures:
                             row.figures.setdefault(contestant.name, []).append(figures[row.metric.name])
+                longest_s = max(longest_s, time.monotonic() - began)
 
     def _rows_of(self, scenario: Scenario) -> list[Row]:
         return [row for row in self._rows if row.scenario is scenario]
@@ -184,4 +202,7 @@ class _Contest:
             return work(contestant, self._scale)
         except FAILURES as error:
             self._failed(scenario, contestant.name, error)
+            ended = [server for server in contestant.servers if server.exit_code is not None]
+            if ended:
+                self._refused(contestant.name, ServerFailed(f"ended with {ended[0].exit_code}: {error}"))
             return None

@@ -107,6 +107,25 @@ def test_contestants_take_turns_and_change_order(monkeypatch: pytest.MonkeyPatch
     assert rows[0].figures == {"a": [6.0, 11.0], "b": [7.0, 10.0]}
 
 
+def test_each_scenario_gets_one_round_however_short_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Steady(Scenario):
+        metrics = (Metric("cpu", "us"),)
+
+        def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
+            return {"cpu": 1.0}
+
+    @contextmanager
+    def pretend(names: Any, brokers: int, running: bool, refused: Any) -> Any:
+        yield [Contestant(name, Alone(ServerProcess("/nowhere")), Mock(), Path("/nowhere")) for name in names]
+
+    monkeypatch.setattr(compare, "contestants", pretend)
+    scenarios = [Steady("x", "X"), Steady("y", "Y", 3)]
+    rows = compare.run(scenarios, ["a"], rounds=4, scale=0.1, minutes=0)
+    assert [row.figures for row in rows] == [{"a": [1.0]}, {"a": [1.0]}]
+    rows = compare.run(scenarios, ["a"], rounds=4, scale=0.1, minutes=1)
+    assert [row.figures for row in rows] == [{"a": [1.0] * 4}, {"a": [1.0] * 4}]
+
+
 def test_what_fails_is_told_in_its_row_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
