@@ -28,7 +28,7 @@ async def new_topic(member, name="t", *assignments, **configs):
 
 async def until(condition, seconds=2.0):
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 

@@ -13,11 +13,11 @@ from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages import metadata_records as kafka
 from tidelog.replication.controller.image import MetadataImage
 from tidelog.replication.controller.image_records import image_records
-from tidelog.replication.controller.returning import elect_returning_broker
 from tidelog.replication.controller.loader import MetadataLoader
 from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
 from tidelog.replication.controller.records import ImageBuilder
 from tidelog.replication.controller.registration import bootstrap_records, unfence_broker
+from tidelog.replication.controller.returning import elect_returning_broker
 from tidelog.replication.controller.state import ControllerSettings, ControllerState, CreatedTopic, NewTopic
 
 NAMES = st.sampled_from(["a", "b", "a.b", "a_b", "bad name", "__consumer_offsets", "x-1"])

@@ -1,0 +1,140 @@
+"""Partitions move: the list grows, the ISR follows, the list shrinks; or it is cancelled on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.replication.clusters import apply, cluster_state
+from tests.unit.replication.test_isr_alterations import proposal
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from tidelog.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+)
+from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
+from tidelog.replication.controller.isr_alterations import alter_partition
+from tidelog.replication.controller.reassignment import alter_partition_reassignments, list_partition_reassignments
+from tidelog.replication.controller.state import NewTopic
+
+
+@pytest.fixture
+def state():
+    state = cluster_state([1, 2, 3, 4])
+    apply(state, [FeatureLevelRecord(name="metadata.version", feature_level=30)])
+    apply(state, [FeatureLevelRecord(name="eligible.leader.replicas.version", feature_level=1)])
+    apply(state, state.create_topics([NewTopic("t", assignments=[(0, [1, 2])])])[0])
+    return state
+
+
+def move(state, replicas, *, name="t", index=0, factor_may_change=True):
+    request = AlterPartitionReassignmentsRequest(
+        allow_replication_factor_change=factor_may_change,
+        topics=[
+            ReassignableTopic(name=name, partitions=[ReassignablePartition(partition_index=index, replicas=replicas)])
+        ],
+    )
+    records, response = alter_partition_reassignments(state, request)
+    apply(state, records)
+    return ErrorCode(response.responses[0].partitions[0].error_code)
+
+
+def in_sync(state, *members):
+    """The leader reports this ISR."""
+    leader = part(state).leader
+    request = proposal(state.image, leader, 100 + leader, "t", dict.fromkeys(members, -1))
+    records, response = alter_partition(state, request, 3)
+    apply(state, records)
+    return ErrorCode(response.topics[0].partitions[0].error_code)
+
+
+def part(state):
+    return state.image.topics_by_name["t"].partitions[0]
+
+
+def listed(state, topics=None):
+    response = list_partition_reassignments(state, ListPartitionReassignmentsRequest(topics=topics))
+    return {
+        (topic.name, one.partition_index): (one.replicas, one.adding_replicas, one.removing_replicas)
+        for topic in response.topics
+        for one in topic.partitions
+    }
+
+
+def test_a_move_from_beginning_to_end(state):
+    assert move(state, [3, 4]) is ErrorCode.NONE
+    assert part(state).replicas == (3, 4, 1, 2)
+    assert (part(state).leader, part(state).isr, part(state).leader_epoch) == (1, (1, 2), 0)
+    assert len(part(state).directories) == 4
+    assert listed(state) == {("t", 0): ([3, 4, 1, 2], [3, 4], [1, 2])}
+    assert in_sync(state, 1, 2, 3) is ErrorCode.NONE
+    assert part(state).replicas == (3, 4, 1, 2)
+    # With the last of the newcomers it is over, and the leader is another.
+    assert in_sync(state, 1, 2, 3, 4) is ErrorCode.NEW_LEADER_ELECTED
+    assert (part(state).replicas, part(state).isr) == ((3, 4), (3, 4))
+    assert (part(state).leader, part(state).leader_epoch) == (3, 1)
+    assert listed(state) == {}
+
+
+def test_a_growing_replica_list(state):
+    assert move(state, [1, 2, 3]) is ErrorCode.NONE
+    assert in_sync(state, 1, 2, 3) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).leader, part(state).leader_epoch) == ((1, 2, 3), 1, 0)
+    assert listed(state) == {}
+
+
+def test_a_shrinking_one_is_done_at_once(state):
+    assert move(state, [1]) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).isr, part(state).leader, part(state).leader_epoch) == ((1,), (1,), 1, 1)
+    assert move(state, [1]) is ErrorCode.NONE
+    assert part(state).leader_epoch == 1
+
+
+def test_another_order_is_done_at_once_and_moves_no_leader(state):
+    assert move(state, [2, 1]) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).leader) == ((2, 1), 1)
+
+
+def test_cancelled_on_the_way(state):
+    move(state, [3, 4])
+    in_sync(state, 1, 2, 3)
+    assert move(state, None) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).isr) == ((1, 2), (1, 2))
+    assert (part(state).adding_replicas, part(state).removing_replicas, part(state).leader_epoch) == ((), (), 1)
+    assert move(state, None) is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+
+
+def test_replaced_on_the_way_by_another_target(state):
+    move(state, [3, 4])
+    assert move(state, [1, 3]) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).adding_replicas) == ((1, 3, 2, 4), (3,))
+    assert in_sync(state, 1, 2, 3) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).isr, part(state).leader) == ((1, 3), (1, 3), 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"replicas": []}, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ({"replicas": [1, 1]}, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ({"replicas": [1, 9]}, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ({"replicas": [1], "name": "u"}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"replicas": [1], "index": 5}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"replicas": None}, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
+        ({"replicas": [1, 2, 3], "factor_may_change": False}, ErrorCode.INVALID_REPLICATION_FACTOR),
+    ],
+)
+def test_what_cannot_be_is_refused(state, arguments, code):
+    before = state.image
+    assert move(state, **arguments) is code
+    assert state.image.topics_by_name == before.topics_by_name
+
+
+def test_what_is_listed_can_be_chosen(state):
+    move(state, [3, 4])
+    assert listed(state, [ListPartitionReassignmentsTopics(name="t", partition_indexes=[0, 7])])
+    assert not listed(state, [ListPartitionReassignmentsTopics(name="u", partition_indexes=[0])])
