@@ -43,7 +43,7 @@ def draw(measured: Measured, image: Path) -> None:
         figure.text(0.065, 0.955, headline(rates), fontsize=14, weight="bold", color=_INK, va="top")
         figure.text(0.065, 0.898, _subtitle(list(rates)), fontsize=9.5, color=_MUTED, va="top")
         figure.text(0.065, 0.025, _footnote(rates), fontsize=8, color=_MUTED, va="bottom")
-        figure.subplots_adjust(left=0.075, right=0.945, top=0.80, bottom=0.145, wspace=0.16)
+        figure.subplots_adjust(left=0.075, right=0.93, top=0.80, bottom=0.145, wspace=0.16)
         figure.savefig(image, facecolor="white")
         plt.close(figure)
 
