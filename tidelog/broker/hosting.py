@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
     from tidelog.broker.partitions import Partitions
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
+    from tidelog.replication.fetcher import ReplicaFetchers
     from tidelog.replication.partition import Partition
     from tidelog.storage.checkpoints import CheckpointTask
     from tidelog.storage.log import PartitionLog
@@ -45,6 +46,8 @@ class Hosting:
         clock_ms: Callable[[], int],
         on_role: RoleChange,
         run_in_executor: RunInExecutor,
+        *,
+        fetchers: ReplicaFetchers | None = None,
     ) -> None:
         self._node_id = node_id
         self._config = config
@@ -57,6 +60,9 @@ class Hosting:
         self._clock_ms = clock_ms
         self._on_role = on_role
         self._run_in_executor = run_in_executor
+        self._fetchers = fetchers
+        if fetchers is not None:
+            partitions.on_flushed = fetchers.resume
         self._checkpointing: set[LogDirectory] = set()
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}
@@ -92,6 +98,7 @@ class Hosting:
         self._loaded.clear()
         self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self._checkpoint)
         self._every(self._config.integer("log.retention.check.interval.ms"), self._look_after)
+        self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
 
     def close(self) -> None:
         for timer in self._timers.values():
@@ -112,6 +119,8 @@ class Hosting:
         for topic_id, indexes in delta.changed_partitions.items():
             if topic_id in image.topics_by_id:
                 self._apply_partitions(image.topics_by_id[topic_id], indexes)
+        if delta.changed_brokers and self._fetchers is not None:
+            self._fetchers.brokers_changed(delta.changed_brokers)
 
     def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int]) -> None:
         for index in sorted(indexes):
@@ -165,15 +174,22 @@ class Hosting:
     def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
         led = partition.leads
         if placed.leader == self._node_id:
-            newly = not led or placed.leader_epoch != partition.leader_epoch
-            partition.become_leader(self._node_id, placed.leader_epoch, placed.isr)
-            if newly:
+            if self._fetchers is not None:
+                self._fetchers.unfollow(partition)
+            begins = partition.become_leader(placed)
+            self._partitions.role_changed(partition)
+            if partition.is_under_min_isr:
+                self._partitions.give_up_acks_all(partition)
+            if begins:
                 self._on_role(partition, True)
             return
-        partition.resign(placed.leader, placed.leader_epoch)
-        self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if led:
+        changed = partition.become_follower(placed)
+        if changed:
+            self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if led and not partition.leads:
             self._on_role(partition, False)
+        if changed and self._fetchers is not None:
+            self._fetchers.follow(partition)
 
     def _drop(self, topic: TopicImage, index: int) -> None:
         partition = self._partitions.find(topic.topic_id, index)
@@ -181,6 +197,8 @@ class Hosting:
         if partition is not None:
             if partition.leads:
                 self._on_role(partition, False)
+            if self._fetchers is not None:
+                self._fetchers.unfollow(partition)
             self._partitions.remove(partition)
             directory = self._directory_of.pop(partition)
         elif self._partitions.remove_unavailable(topic.name, index, topic.topic_id):
@@ -252,6 +270,10 @@ class Hosting:
             directory.finish_checkpoints(task)
         except OSError as error:
             log.error("the checkpoints of %s could not be written: %s", directory.path, error)
+
+    def _check_isrs(self) -> None:
+        for partition in self._partitions.hosted():
+            partition.check_isr()
 
     def _look_after(self) -> None:
         """Retention, flushes by time and what else the logs want done from time to time."""

@@ -13,19 +13,24 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
+from tidelog.broker.follower_fetches import FollowerFetches
+from tidelog.broker.follower_sessions import FollowerEntry
 from tidelog.broker.purgatory import OffsetWaiters
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.replication.partition import Partition
+from tidelog.replication.partition import Partition, ReplicaPorts
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
-    from tidelog.storage.log import AppendInfo, PartitionLog
+    from tidelog.storage.log import AppendInfo, PartitionLog, ReadResult
 
 log = logging.getLogger("tidelog.partitions")
+
+# The last records that one follower was given are kept for the next one, up to this size.
+TAIL_BYTES_MAX = 64 * 1024
 
 Committed = Callable[[Exception | None], None]
 
@@ -33,11 +38,24 @@ Committed = Callable[[Exception | None], None]
 class _Watch:
     """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
 
-    __slots__ = ("fetches", "produces")
+    __slots__ = ("_tail", "_tail_key", "fetches", "followers", "produces")
 
     def __init__(self) -> None:
         self.fetches: dict[SessionPartition, None] = {}
+        self.followers: dict[FollowerEntry, None] = {}
         self.produces = OffsetWaiters()
+        self._tail_key: tuple[int, int, int] | None = None
+        self._tail: ReadResult | None = None
+
+    def read_tail(self, found: PartitionLog, offset: int, max_bytes: int) -> ReadResult:
+        """To the log end, for a follower; what several of them want one after the other is read once."""
+        key = (offset, found.log_end_offset, max_bytes)
+        if key == self._tail_key:
+            assert self._tail is not None
+            return self._tail
+        result = found.read(offset, max_bytes, key[1])
+        self._tail_key, self._tail = (key, result) if result.size_bytes <= TAIL_BYTES_MAX else (None, None)
+        return result
 
     def watch(self, entry: SessionPartition) -> None:
         self.fetches[entry] = None
@@ -57,8 +75,15 @@ class Partitions:
         *,
         fetch_session_slots_max: int,
         fetch_bytes_max: int,
+        replica: ReplicaPorts | None = None,
+        tells_followers_high_watermark: bool = False,
     ) -> None:
+        """`replica`: what replicas ask of the node; None for a node that is alone."""
         self.deadlines = DeadlineTimer(loop)
+        self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
+        self.on_flushed: Callable[[Partition], None] | None = None
+        """Told when records of a follower's log, held back for it, are on the device."""
+        self._replica_ports = replica or ReplicaPorts()
         self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
         self.fetch_bytes_max = fetch_bytes_max
         self._loop = loop
@@ -67,7 +92,7 @@ class Partitions:
         # By topic name and by topic id: a handler looks up whichever its version carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
         self._unavailable: set[tuple[str | bytes, int]] = set()
-        self._watches: dict[Partition, _Watch] = {}
+        self._watches: dict[Partition, _Watch] = {}  # also kept by the partition, for whoever is in a hurry
         self._known_elsewhere = known_elsewhere
         self._woken: dict[Callable[[], None], None] = {}
         self._flushes: set[asyncio.Future[None]] = set()
@@ -92,6 +117,13 @@ class Partitions:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return partition
 
+    def readable(self, topic: str | bytes, index: int) -> Partition:
+        """The replica hosted here, leader or not, for a consumer that may read from followers (KIP-392)."""
+        partition = self._hosted.get(topic, {}).get(index)
+        if partition is None or partition.offline:
+            return self.leader(topic, index)
+        return partition
+
     def find(self, topic: str | bytes, index: int) -> Partition | None:
         """The replica hosted here, whatever its role."""
         return self._hosted.get(topic, {}).get(index)
@@ -111,9 +143,17 @@ class Partitions:
             raise
         except Exception as error:
             raise self.refusal(partition, error) from None
+        followers = partition.watch.followers
+        if followers:
+            for entry in followers:
+                entry.appended()
         if partition.log.flush_due:
             self.flush(partition)
         return info
+
+    def flush_if_due(self, partition: Partition) -> None:
+        if partition.log.flush_due:
+            self.flush(partition)
 
     def flush(self, partition: Partition) -> None:
         """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
@@ -133,6 +173,8 @@ class Partitions:
             if partition.offline or partition not in self._watches:
                 return
             partition.advance_high_watermark()
+            if not partition.leads and self.on_flushed is not None:
+                self.on_flushed(partition)
             if partition.log.flush_due:
                 self.flush(partition)
 
@@ -141,6 +183,7 @@ class Partitions:
     async def close(self) -> None:
         """Wait for the flushes under way; no more is begun."""
         self._closing = True
+        self.follower_fetches.close()
         self.deadlines.close()
         while self._flushes:
             await asyncio.wait(self._flushes)
@@ -176,6 +219,14 @@ class Partitions:
             watch.watch(entry)
             entry.watched = watch
 
+    def watch_as_follower(self, entry: FollowerEntry) -> Partition | None:
+        """The partition of an entry of a follower's session, which hears of its appends from now on."""
+        partition = self.find(*entry.key)
+        if partition is not None:
+            partition.watch.followers[entry] = None
+            entry.partition = partition
+        return partition
+
     def wake_soon(self, callback: Callable[[], None]) -> None:
         """Run once at the next turn of the loop, however many partitions ask for it in this one."""
         if not self._woken:
@@ -192,10 +243,13 @@ class Partitions:
 
     def _advanced(self, partition: Partition) -> None:
         """The high watermark, the log start or the leader of a partition has changed."""
-        watch = self._watches[partition]
+        watch = partition.watch
         if watch.fetches:
             for entry in watch.fetches:
                 entry.changed()
+        if self.follower_fetches.tells_high_watermark:
+            for follower in watch.followers:
+                follower.appended()
         if watch.produces.waiting:
             for callback in watch.produces.reached(partition.high_watermark):
                 callback(None)
@@ -204,10 +258,10 @@ class Partitions:
 
     def add(self, topic: str, index: int, topic_id: bytes, found: PartitionLog) -> Partition:
         """Host a replica, with no role yet."""
-        partition = Partition(topic, index, topic_id, found, self._advanced)
+        partition = Partition(topic, index, topic_id, found, self._advanced, self._replica_ports)
         self._hosted.setdefault(topic, {})[index] = partition
         self._hosted.setdefault(topic_id, {})[index] = partition
-        self._watches[partition] = _Watch()
+        partition.watch = self._watches[partition] = _Watch()
         return partition
 
     def add_unavailable(self, topic: str, index: int, topic_id: bytes) -> None:
@@ -229,19 +283,37 @@ class Partitions:
                 del self._hosted[key]
         partition.leads = False
         self.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        for entry in self._watches.pop(partition).fetches:
+        watch = self._watches.pop(partition)
+        for entry in watch.fetches:
             entry.watched = None
+        for follower in watch.followers:
+            follower.partition = None
 
     def touch(self, partition: Partition) -> None:
         """Something a fetch reports has changed besides the high watermark."""
+        watch = self._watches[partition]
+        for entry in watch.fetches:
+            entry.changed()
+        for follower in watch.followers:
+            follower.session.unsettled[follower] = None
+            follower.sent_high_watermark = -1
+
+    def role_changed(self, partition: Partition) -> None:
+        """It leads in another epoch, or other replicas follow it: whoever fetches is to know at once."""
         for entry in self._watches[partition].fetches:
             entry.changed()
+        for follower in list(self._watches[partition].followers):
+            self.follower_fetches.look_again(follower)
+
+    def give_up_acks_all(self, partition: Partition) -> None:
+        """The ISR has become too small while produces wait: they are in the log, and may be lost all the same."""
+        for callback in self._watches[partition].produces.take_all():
+            callback(KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
 
     def give_up(self, partition: Partition, code: ErrorCode) -> None:
         """This replica no longer leads: waiting fetches look again, waiting produces fail with `code`."""
         watch = self._watches[partition]
-        for entry in watch.fetches:
-            entry.changed()
+        self.role_changed(partition)
         for callback in watch.produces.take_all():
             callback(KafkaError(code))
 
@@ -254,6 +326,10 @@ class Partitions:
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
         log.error("%s failed", partition, exc_info=error)
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    def failed(self, partition: Partition, error: Exception) -> None:
+        """A follower could not write what it fetched, or cut what it should."""
+        self._fail(partition, error)
 
     def _fail(self, partition: Partition, error: BaseException) -> None:
         if not partition.offline:

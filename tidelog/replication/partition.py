@@ -1,21 +1,29 @@
 """One replica of one partition: its role and its log. Decides nothing by itself about replication.
 
-The leader appends and moves the high watermark; who learns of a moved mark (parked produces, waiting fetches) is given
-in as `on_advance` by the floor above. Invariant: the high watermark never goes back while this replica leads, and no
-reader of committed data is given an offset at or above it.
+A leader appends, books its followers' fetches and moves the high watermark by what `isr.py` says; a follower appends
+what it fetched and adopts the leader's mark. Who learns of a moved mark (parked produces, waiting fetches) is given in
+as `on_advance` by the floor above, who learns of a proposed ISR as `ReplicaPorts.propose`. Invariant: the high
+watermark goes back only where the log is cut, and no reader of committed data is given an offset at or above it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.image import INTERNAL_TOPICS
+from tidelog.replication.isr import InSyncReplicas
 
 if TYPE_CHECKING:
+    from tidelog.replication.controller.image import BrokerImage, PartitionImage
+    from tidelog.replication.isr import Follower, Proposal
     from tidelog.storage.log import AppendInfo, PartitionLog, ReadResult
+
+_log = logging.getLogger("tidelog.replication")
 
 
 class Isolation(IntEnum):
@@ -29,14 +37,48 @@ class Isolation(IntEnum):
 ACKS_ALL = -1
 
 
+def _nobody(broker_id: int) -> BrokerImage | None:
+    return None
+
+
+def _ask_nobody(partition: Partition, proposal: Proposal) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class ReplicaPorts:
+    """What the replicas of one node ask of it; the defaults are those of a node without others.
+
+    `now_ms`: monotonic. `broker`: a broker as the committed metadata has it. `propose`: send a change of the ISR to
+    the controller; its outcome comes back through `Partition.on_proposal_agreed` or `on_proposal_rejected`.
+    """
+
+    now_ms: Callable[[], float] = lambda: 0.0
+    broker: Callable[[int], BrokerImage | None] = _nobody
+    broker_epoch: Callable[[], int] = lambda: -1
+    propose: Callable[[Partition, Proposal], None] = _ask_nobody
+    lag_ms_max: int = 30_000
+
+    def eligible(self, broker_id: int, broker_epoch: int) -> bool:
+        """May this replica join an ISR: alive, not stopping, and the same process that fetches (KIP-841, KIP-903)."""
+        broker = self.broker(broker_id)
+        return broker is not None and broker.is_active and broker_epoch in (-1, broker.epoch)
+
+
 class Partition:
     __slots__ = (
-        "_on_advance", "index", "is_internal", "isr", "leader_epoch", "leader_id", "leads", "log",
-        "min_insync_replicas", "offline", "topic", "topic_id",
+        "_on_advance", "_ports", "awaits_followers", "in_sync", "index", "is_internal", "leader_epoch", "leader_id",
+        "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "topic", "topic_id", "watch",
     )  # fmt: skip
 
     def __init__(
-        self, topic: str, index: int, topic_id: bytes, log: PartitionLog, on_advance: Callable[[Partition], None]
+        self,
+        topic: str,
+        index: int,
+        topic_id: bytes,
+        log: PartitionLog,
+        on_advance: Callable[[Partition], None],
+        ports: ReplicaPorts,
     ) -> None:
         self.topic = topic
         self.index = index
@@ -47,27 +89,56 @@ class Partition:
         self.offline = False
         self.leader_id = -1
         self.leader_epoch = -1
-        self.isr: tuple[int, ...] = ()
+        self.partition_epoch = -1
+        self.in_sync = InSyncReplicas(-1, ports.lag_ms_max)
+        """The leader's book; empty while this replica does not lead."""
+        self.awaits_followers = False
+        """Whether an append alone cannot move the mark: somebody else is in sync, or the ISR is too small."""
         self.min_insync_replicas = 1
+        self.watch: Any = None
+        """Who waits for this partition; the floor above keeps it here, so that no append has to look it up."""
         self._on_advance = on_advance
+        self._ports = ports
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic}-{self.index} epoch {self.leader_epoch} {'leads' if self.leads else ''}>"
 
     # -------------------------------------------------------------------------------------------------------- role
 
-    def become_leader(self, leader_id: int, leader_epoch: int, isr: tuple[int, ...]) -> None:
-        """Lead from `leader_epoch` on; a new epoch starts at the log end (KIP-101)."""
-        assert leader_epoch >= self.leader_epoch, "a leader epoch never goes back"
-        if not self.leads or leader_epoch > self.leader_epoch:
-            self.log.assign_epoch(leader_epoch)
-        self.leads = True
-        self.leader_id, self.leader_epoch, self.isr = leader_id, leader_epoch, isr
-        self.advance_high_watermark()
+    def become_leader(self, placed: PartitionImage) -> bool:
+        """Lead, or go on leading, as the metadata says; True when a leader epoch begins here.
 
-    def resign(self, leader_id: int, leader_epoch: int) -> None:
+        A new epoch starts at the log end (KIP-101). What an answer of the controller has told already is passed over.
+        """
+        begins = placed.leader_epoch > self.leader_epoch or not self.leads
+        if not begins and placed.partition_epoch <= self.partition_epoch:
+            return False
+        assert placed.leader_epoch >= self.leader_epoch, "a leader epoch never goes back"
+        log, ports = self.log, self._ports
+        if not self.leads:
+            self.in_sync = InSyncReplicas(placed.leader, ports.lag_ms_max)
+        if begins:
+            log.assign_epoch(placed.leader_epoch)
+        self.in_sync.assign(
+            placed.replicas, placed.isr, placed.leader_epoch, placed.partition_epoch, log.log_end_offset,
+            ports.now_ms(), is_new_leader=not self.leads,
+        )  # fmt: skip
+        self.leads = True
+        self.leader_id, self.leader_epoch = placed.leader, placed.leader_epoch
+        self._isr_changed()
+        return begins
+
+    def become_follower(self, placed: PartitionImage) -> bool:
+        """Follow whoever leads, or nobody (-1); True when the leader or its epoch is another one."""
+        if placed.leader_epoch < self.leader_epoch:
+            return False
+        changed = self.leads or (placed.leader, placed.leader_epoch) != (self.leader_id, self.leader_epoch)
         self.leads = False
-        self.leader_id, self.leader_epoch, self.isr = leader_id, leader_epoch, ()
+        self.leader_id, self.leader_epoch = placed.leader, placed.leader_epoch
+        self.partition_epoch = placed.partition_epoch
+        if self.in_sync.followers or self.in_sync.isr:
+            self.in_sync = InSyncReplicas(-1, self._ports.lag_ms_max)
+        return changed
 
     def require_leader(self, current_leader_epoch: int = -1, unknown_epoch: int | None = None) -> None:
         """Raise NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or a mismatch of epochs (KIP-320).
@@ -78,13 +149,17 @@ class Partition:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
         if not self.leads:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self.require_epoch(current_leader_epoch, unknown_epoch)
+
+    def require_epoch(self, current_leader_epoch: int, unknown_epoch: int | None = None) -> None:
+        """FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH, of a leader or a follower."""
         if current_leader_epoch in (self.leader_epoch, unknown_epoch):
             return
         if current_leader_epoch >= 0 or unknown_epoch is not None:
             fenced = current_leader_epoch < self.leader_epoch
             raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH)
 
-    # ------------------------------------------------------------------------------------------------------- append
+    # ------------------------------------------------------------------------------------------------- leader: append
 
     def append_as_leader(
         self, batches: memoryview, now_ms: int, required_acks: int = ACKS_ALL, from_client: bool = True
@@ -94,17 +169,22 @@ class Partition:
         Raises NOT_ENOUGH_REPLICAS when acks=all and the ISR is smaller than min.insync.replicas, and whatever the
         log refuses.
         """
-        if required_acks == ACKS_ALL and len(self.isr) < self.min_insync_replicas:
+        if required_acks == ACKS_ALL and self.is_under_min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"The size of the current ISR {list(self.isr)} is insufficient to satisfy the min.isr requirement "
-                f"of {self.min_insync_replicas} for partition {self.topic}-{self.index}",
+                f"The size of the current ISR {list(self.in_sync.isr)} is insufficient to satisfy the min.isr "
+                f"requirement of {self.min_insync_replicas} for partition {self.topic}-{self.index}",
             )
         log = self.log
         info = log.append_as_leader(batches, self.leader_epoch, now_ms, from_client=from_client)
-        if log.committable_offset > log.high_watermark:
+        if not self.awaits_followers and log.committable_offset > log.high_watermark:
             self.advance_high_watermark()
         return info
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        book = self.in_sync
+        return len(book.isr) < self.min_insync_replicas and len(book.isr) < book.min_isr(self.min_insync_replicas)
 
     def may_answer(self, last_offset: int, required_acks: int) -> bool:
         """Whether what was appended up to `last_offset` may be acknowledged: committed for acks=all; for acks=1 in the
@@ -112,13 +192,102 @@ class Partition:
         log = self.log
         return log.high_watermark > last_offset or (required_acks != ACKS_ALL and log.committable_offset > last_offset)
 
+    # ------------------------------------------------------------------------------------- leader: followers, the mark
+
+    def follower(self, broker_id: int, broker_epoch: int, stated_epoch: int) -> Follower:
+        """The book's entry of a replica that fetches, stating this leader epoch, or -1 for none.
+
+        Raises UNKNOWN_LEADER_EPOCH for one that is not assigned, as far as this node knows (it asks again), and
+        NOT_LEADER_OR_FOLLOWER for a process that has been replaced by a later one (KIP-903).
+        """
+        follower = self.in_sync.followers.get(broker_id)
+        if follower is None:
+            code = ErrorCode.UNKNOWN_LEADER_EPOCH if stated_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            raise KafkaError(code, f"broker {broker_id} is no replica of {self}")
+        if broker_epoch != follower.broker_epoch:
+            broker = self._ports.broker(broker_id)
+            if broker is not None and -1 < broker_epoch < broker.epoch:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"a fetch of broker epoch {broker_epoch}")
+            follower.broker_epoch = broker_epoch
+        return follower
+
+    def follower_fetched(self, follower: Follower, fetch_offset: int, now_ms: float) -> None:
+        """A follower fetches from `fetch_offset`: it holds everything below. Its log has been found to agree."""
+        log = self.log
+        moved = follower.fetched(fetch_offset, log.log_end_offset, now_ms)
+        if not follower.in_maximal_isr:
+            self._propose(
+                self.in_sync.expansion(follower, log.high_watermark, self._ports.broker_epoch(), self._ports.eligible)
+            )
+        if moved and fetch_offset > log.high_watermark:
+            self.advance_high_watermark()
+
     def advance_high_watermark(self) -> None:
         """Move the mark to what every in-sync replica holds: alone in the ISR, to what the flush rule lets go."""
         log = self.log
-        committable = log.committable_offset
-        if self.leads and committable > log.high_watermark:
-            log.set_high_watermark(committable)
+        mark = log.committable_offset
+        if not self.leads or mark <= log.high_watermark:
+            return
+        book = self.in_sync
+        if book.followers:
+            if self.is_under_min_isr:
+                return  # KIP-966
+            mark = book.high_watermark(mark, log.log_end_offset, self._ports.now_ms(), self._ports.eligible)
+            if mark <= log.high_watermark:
+                return
+        log.set_high_watermark(mark)
+        self._on_advance(self)
+
+    def check_isr(self) -> None:
+        """From time to time: propose to leave out who lags, and look whether the mark may move without them."""
+        if not self.leads or self.offline or not self.in_sync.followers:
+            return
+        ports = self._ports
+        self._propose(self.in_sync.shrinkage(self.log.log_end_offset, ports.now_ms(), ports.broker_epoch()))
+        self.advance_high_watermark()
+
+    def _propose(self, proposal: Proposal | None) -> None:
+        if proposal is not None:
+            self._note_awaited()
+            _log.info("%s-%d: %s", self.topic, self.index, proposal)
+            self._ports.propose(self, proposal)
+
+    def on_proposal_agreed(
+        self, proposal: Proposal, isr: tuple[int, ...], leader_epoch: int, partition_epoch: int
+    ) -> None:
+        if self.leads and self.in_sync.agreed(proposal, isr, leader_epoch, partition_epoch):
+            self._isr_changed()
+
+    def on_proposal_rejected(self, proposal: Proposal) -> None:
+        """The controller has refused it for good. What it may have done is not rejected: then the metadata says so."""
+        if self.leads and proposal is self.in_sync.pending:
+            self.in_sync.rejected(proposal)
+            self._isr_changed()
+
+    def _isr_changed(self) -> None:
+        self.partition_epoch = self.in_sync.partition_epoch
+        self._note_awaited()
+        self.advance_high_watermark()
+
+    def _note_awaited(self) -> None:
+        self.awaits_followers = any(each.in_maximal_isr for each in self.in_sync.followers.values())
+
+    # ------------------------------------------------------------------------------------------------------- follower
+
+    def append_as_follower(self, batches: memoryview, now_ms: int) -> None:
+        """Append what the leader sent. Raises CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR, CorruptLog."""
+        assert not self.leads
+        self.log.append_as_follower(batches, now_ms)
+
+    def adopt(self, high_watermark: int, log_start_offset: int) -> None:
+        """Take over the leader's marks, as far as this log reaches."""
+        log = self.log
+        mark = high_watermark if high_watermark < log.log_end_offset else log.log_end_offset
+        if mark > log.high_watermark:
+            log.set_high_watermark(mark)
             self._on_advance(self)
+        if log.log_start_offset < log_start_offset <= log.high_watermark:
+            log.delete_records(log_start_offset)
 
     # --------------------------------------------------------------------------------------------------------- read
 
@@ -145,4 +314,6 @@ class Partition:
         epoch, end_offset = self.log.end_offset_for_epoch(last_fetched_epoch)
         if epoch < 0:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no end offset is known for epoch {last_fetched_epoch}")
+        if fetch_offset < self.log.log_start_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {fetch_offset} is no longer in the log")
         return (epoch, end_offset) if epoch < last_fetched_epoch or end_offset < fetch_offset else None

@@ -19,6 +19,8 @@ from tidelog.protocol.hot import (
     FetchedPartition,
     encode_fetch_response,
 )
+from tidelog.protocol.hot_replication import ONE_REQUEST_BYTES
+from tidelog.protocol.hot_replication import VERSION as FOLLOWER_VERSION
 from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.replication.partition import Isolation
 from tidelog.storage.reader import ColdRead
@@ -26,6 +28,7 @@ from tidelog.storage.reader import ColdRead
 API_KEY = 1
 VERSIONS = range(4, 19)
 STORAGE_ERROR_FROM = 6
+ANY_REPLICA_FROM = 11  # clients of that age may read from followers (KIP-392)
 
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
@@ -34,10 +37,17 @@ WAIT_MS_MAX = 300_000
 
 def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
     """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
+    followers = services.partitions.follower_fetches
+    if version == FOLLOWER_VERSION and len(followers):
+        # Nearly all fetches of a busy cluster are one of these.
+        answer = followers.serve_one(body, correlation_id) if len(body) == ONE_REQUEST_BYTES else None
+        answer = answer or followers.serve_many(body, correlation_id)
+        if answer is not None:
+            return answer
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     if replica_id >= 0:
-        return encode_fetch_response(correlation_id, version, 0, 0, _no_followers(services, request, version))
+        return followers.serve(request, version, correlation_id)
     try:
         session, answer_all = services.partitions.fetch_sessions.resolve(
             request, version >= TOPIC_ID_FROM, False, services.clock_ms()
@@ -189,8 +199,12 @@ class _Fetch:
         partitions = self._services.partitions
         partition = None
         try:
-            partition = partitions.leader(topic, index)
-            partition.require_leader(asked.current_leader_epoch)
+            if self._version >= ANY_REPLICA_FROM:
+                partition = partitions.readable(topic, index)
+                partition.require_epoch(asked.current_leader_epoch)
+            else:
+                partition = partitions.leader(topic, index)
+                partition.require_leader(asked.current_leader_epoch)
             log = partition.log
             offset = asked.fetch_offset
             aborted = None
@@ -220,21 +234,6 @@ class _Fetch:
 def _failed(topic: str | bytes, index: int, code: ErrorCode) -> FetchedPartition:
     # Kafka's answer has no list of aborted transactions where reading failed, but an empty one where there is nothing.
     return FetchedPartition(topic, index, code, aborted=() if code in _NOT_THERE else None)
-
-
-def _no_followers(services: Services, request: FetchRequest, version: int) -> list[FetchedPartition]:
-    """This node's partitions have no replicas elsewhere that could follow."""
-    answered = []
-    for topic in request.topics:
-        key = topic.topic_id if version >= TOPIC_ID_FROM else topic.topic
-        for asked in topic.partitions:
-            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            try:
-                services.partitions.leader(key, asked.partition)
-            except KafkaError as missing:
-                code = missing.code
-            answered.append(_failed(key, asked.partition, code))
-    return _neighbours(answered)
 
 
 def _neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:

@@ -1,0 +1,428 @@
+"""Fetches of followers, on the leader's side: their sessions, what each is told, and how long it waits.
+
+A follower asks for nearly the same thing thousands of times a second, so its session keeps for every partition where
+the follower is, and knows which may have news: an answer costs what has changed. `Fetch` requests of consumers are
+`apis/fetch.py`'s. Invariants: of a partition that is neither dirty nor in flight the follower has everything; a
+follower is booked (`Partition.follower_fetched`) only after its log was found to agree with this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tidelog.broker.follower_sessions import (
+    EPOCH_FINAL,
+    FollowerEntry,
+    FollowerSession,
+    Key,
+    ParkedFetch,
+    as_follower_request,
+    forgotten_in,
+    neighbours,
+    nothing,
+)
+from tidelog.broker.request import Answer
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, FetchedPartition, encode_fetch_response
+from tidelog.protocol.hot_replication import (
+    VERSION,
+    FollowerRequest,
+    decode_follower_request,
+    decode_one,
+    encode_one_fetched,
+)
+from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.storage.reader import ColdRead
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable
+
+    from tidelog.broker.partitions import Partitions
+
+log = logging.getLogger("tidelog.followers")
+
+RESPONSE_BYTES_MAX = 2 * 1024 * 1024
+WAIT_MS_MAX = 300_000
+SESSIONS_MAX = 1000
+EPOCH_INITIAL = 0
+EPOCH_MAX = 2**31 - 1
+
+
+class FollowerFetches:
+    """`tells_high_watermark`: answer also when only a high watermark has moved, for consumers that read there."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        *,
+        tells_high_watermark: bool = False,
+    ) -> None:
+        self.tells_high_watermark = tells_high_watermark
+        self._partitions = partitions
+        self._loop = loop
+        self._rng = rng
+        self._sessions: dict[int, FollowerSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    def serve_one(self, body: memoryview, correlation_id: int) -> Answer:
+        """A follower's steady state: one partition has moved. None where the request is anything else."""
+        fields = decode_one(body)
+        if fields is None:
+            return None
+        session = self._sessions.get(fields[4])
+        if (
+            session is None
+            or session.epoch != fields[5]
+            or session.replica_id != fields[22]
+            or session.replica_epoch != fields[23]
+        ):
+            return None
+        entry = session.entries.get((fields[7], fields[9]))  # type: ignore[arg-type]
+        if entry is None:
+            return None
+        session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
+        if session.parked is not None:
+            self._release(session)
+        if entry.in_flight:
+            entry.in_flight = False
+            del session.in_flight[entry]
+        if session.in_flight:
+            self._not_taken(session)
+        entry.leader_epoch, entry.fetch_offset, entry.last_epoch = fields[10], fields[11], fields[12]
+        session.max_wait_ms = fields[0]
+        self._examine(entry, self._loop.time() * 1000)
+        return self._answer_or_park(session, correlation_id, VERSION)
+
+    def serve(self, request: FetchRequest, version: int, correlation_id: int) -> Answer:
+        """Any follower's fetch, of any version."""
+        asked = as_follower_request(request, version)
+        uses_topic_ids = version >= TOPIC_ID_FROM
+        try:
+            session = self._resolve(asked, uses_topic_ids)
+        except KafkaError as error:
+            return encode_fetch_response(correlation_id, version, error.code, 0, [])
+        return self._take(session, asked, forgotten_in(request, uses_topic_ids), correlation_id, version)
+
+    def serve_many(self, body: memoryview, correlation_id: int) -> Answer:
+        """The same for the shape that our own followers send; None for any other."""
+        asked = decode_follower_request(body)
+        if asked is None or asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
+            return None
+        try:
+            session = self._resolve(asked, True)
+        except KafkaError as error:
+            return encode_fetch_response(correlation_id, VERSION, error.code, 0, [])
+        return self._take(session, asked, (), correlation_id, VERSION)
+
+    def _resolve(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
+        if asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
+            if asked.session_id:
+                self._close(asked.session_id)
+            return self._begin(asked, uses_topic_ids)
+        session = self._sessions.get(asked.session_id)
+        if session is None or (session.replica_id, session.replica_epoch) != (asked.replica_id, asked.replica_epoch):
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != asked.session_epoch:
+            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.uses_topic_ids != uses_topic_ids:
+            raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
+        if session.parked is not None:
+            self._release(session)
+        return session
+
+    def _begin(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
+        for old in [each for each in self._sessions.values() if each.replica_id == asked.replica_id]:
+            if old.replica_epoch != asked.replica_epoch:
+                self._close(old.id)  # of a process that is no more
+        session_id = 0
+        if asked.session_epoch == EPOCH_INITIAL and asked.partitions:
+            if len(self._sessions) >= SESSIONS_MAX:
+                self._close(next(iter(self._sessions)))
+            while not session_id or session_id in self._sessions:
+                session_id = self._rng.randint(1, 2**31 - 1)
+        wake_soon = self._partitions.wake_soon
+        session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, wake_soon, self._answer_parked)
+        session.uses_topic_ids = uses_topic_ids
+        if session_id:
+            self._sessions[session_id] = session
+        return session
+
+    def _take(
+        self,
+        session: FollowerSession,
+        asked: FollowerRequest,
+        forgotten: Iterable[Key],
+        correlation_id: int,
+        version: int,
+    ) -> Answer:
+        now_ms = self._loop.time() * 1000
+        session.max_wait_ms, session.min_bytes, session.max_bytes = asked.max_wait_ms, asked.min_bytes, asked.max_bytes
+        for partition in asked.partitions:
+            key: Key = (partition.topic_id, partition.partition)
+            entry = session.entries.get(key)
+            if entry is None:
+                entry = session.entries[key] = FollowerEntry(session, key)
+            elif entry.in_flight:
+                entry.in_flight = False
+                del session.in_flight[entry]
+            entry.leader_epoch, entry.fetch_offset = partition.leader_epoch, partition.fetch_offset
+            entry.last_epoch, entry.max_bytes = partition.last_fetched_epoch, partition.max_bytes
+            self._examine(entry, now_ms)
+        for key in forgotten:
+            self._forget(session, key)
+        if session.in_flight:
+            self._not_taken(session)
+        return self._answer_or_park(session, correlation_id, version, is_full=asked.session_epoch <= 0)
+
+    def _not_taken(self, session: FollowerSession) -> None:
+        """Told before and not mentioned since: the follower did not take it, and its offset is what it was."""
+        for entry in session.in_flight:
+            entry.in_flight = False
+            session.dirty[entry] = None
+        session.in_flight.clear()
+
+    # -------------------------------------------------------------------------------------------------- one partition
+
+    def _examine(self, entry: FollowerEntry, now_ms: float) -> None:
+        """Book where the follower is, or find what is wrong; afterwards the entry is dirty if there is news."""
+        session = entry.session
+        partition = entry.partition
+        if partition is None:
+            partition = self._partitions.watch_as_follower(entry)
+        entry.problem = None
+        session.unsettled[entry] = None
+        try:
+            if partition is None or not partition.leads or partition.offline:
+                self._partitions.leader(*entry.key)  # says what it is
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            if entry.leader_epoch != partition.leader_epoch:
+                partition.require_epoch(entry.leader_epoch)
+            follower = partition.in_sync.followers.get(session.replica_id)
+            if follower is None or follower.broker_epoch != session.replica_epoch:
+                follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
+            found, offset = partition.log, entry.fetch_offset
+            if entry.last_epoch >= 0 and (
+                entry.last_epoch != found.leader_epochs.latest or offset > found.log_end_offset
+            ):
+                entry.problem = partition.divergence(entry.last_epoch, offset)
+            if entry.problem is None:
+                if not found.log_start_offset <= offset <= found.log_end_offset:
+                    raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+                partition.follower_fetched(follower, offset, now_ms)
+                if offset == found.log_end_offset:
+                    session.dirty.pop(entry, None)
+                    return
+        except Exception as error:
+            entry.problem = self._partitions.refusal(partition, error).code
+        session.dirty[entry] = None
+
+    def look_again(self, entry: FollowerEntry) -> None:
+        """The partition has another role or epoch, or is gone: the follower is to know at once."""
+        if entry.problem is None and not entry.in_flight:
+            try:
+                partition = self._partitions.leader(*entry.key)
+                partition.require_epoch(entry.leader_epoch)
+                partition.follower(entry.session.replica_id, entry.session.replica_epoch, entry.leader_epoch)
+            except KafkaError as error:
+                entry.problem = error.code
+                entry.appended()
+
+    def _forget(self, session: FollowerSession, key: Key) -> None:
+        entry = session.entries.pop(key, None)
+        if entry is not None:
+            for place in (session.dirty, session.in_flight, session.unsettled):
+                place.pop(entry, None)
+            if entry.partition is not None:
+                entry.partition.watch.followers.pop(entry, None)
+                entry.partition = None
+
+    def _close(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            if session.timer is not None:
+                session.timer.cancel()
+                session.timer = None
+            if session.parked is not None:
+                self._release(session)
+            self._empty(session)
+
+    def _empty(self, session: FollowerSession) -> None:
+        for key in list(session.entries):
+            self._forget(session, key)
+
+    # ------------------------------------------------------------------------------------------------------- waiting
+
+    def _answer_or_park(
+        self, session: FollowerSession, correlation_id: int, version: int, is_full: bool = False
+    ) -> Answer:
+        if session.dirty or is_full:
+            if is_full:  # every partition is answered, news or not
+                session.dirty = dict.fromkeys(session.entries.values())
+            must = (is_full and session.id != 0) or session.max_wait_ms <= 0
+            frames = self._frames(session, correlation_id, version, must, is_full)
+            if frames is not None:
+                if not session.id:
+                    self._empty(session)
+                return frames
+        due_ms = self._loop.time() * 1000 + min(session.max_wait_ms, WAIT_MS_MAX)
+        parked = session.parked = ParkedFetch(correlation_id, version, due_ms)
+        parked.on_abandon = lambda: self._abandoned(session, parked)
+        if session.timer is None:
+            session.timer = self._loop.call_at(due_ms / 1000, self._wait_is_over, session)
+        return parked
+
+    def _answer_parked(self, session: FollowerSession) -> None:
+        parked = session.parked
+        if parked is None or session.warming or not session.dirty:
+            return
+        frames = self._frames(session, parked.correlation_id, parked.version, False)
+        if frames is not None:
+            session.parked = None
+            parked.complete(frames)
+            if not session.id:
+                self._empty(session)
+
+    def _release(self, session: FollowerSession) -> None:
+        """Answer a fetch that waits with nothing: the same follower asks for something else, or the session ends."""
+        parked, session.parked = session.parked, None
+        if parked is not None:
+            parked.complete(nothing(parked, session.id))
+
+    def _wait_is_over(self, session: FollowerSession) -> None:
+        """One timer for all fetches of a session: armed anew for the one that waits now, if its time is not up yet."""
+        session.timer = None
+        parked = session.parked
+        if parked is None:
+            return
+        if parked.due_ms > self._loop.time() * 1000 + 1:
+            session.timer = self._loop.call_at(parked.due_ms / 1000, self._wait_is_over, session)
+            return
+        if session.warming:
+            return
+        for entry in list(session.unsettled) if session.id else session.entries.values():
+            partition = entry.partition
+            if partition is not None and entry.sent_high_watermark != partition.log.high_watermark:
+                session.dirty[entry] = None
+        frames = self._frames(session, parked.correlation_id, parked.version, True)
+        if frames is not None:
+            session.parked = None
+            parked.complete(frames)
+            if not session.id:
+                self._empty(session)
+
+    def _abandoned(self, session: FollowerSession, parked: ParkedFetch) -> None:
+        """The follower is gone, or has another connection by now, and with it another session."""
+        if session.parked is parked:
+            session.parked = None
+            if session.id:
+                self._close(session.id)
+            else:
+                self._empty(session)
+
+    def _warm(self, session: FollowerSession, cold: ColdRead) -> None:
+        """Pages of this read are not in memory: fault them in on a thread, then try again."""
+        session.warming = True
+
+        def warmed() -> None:
+            session.warming = False
+            self._answer_parked(session)
+
+        self._partitions.run_cold(cold.warm, warmed)
+
+    # -------------------------------------------------------------------------------------------------------- answer
+
+    def _frames(
+        self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool = False
+    ) -> bytes | list[Buffer] | None:
+        """What the dirty partitions have to say; None when that is not enough yet or the disk is waited for."""
+        if len(session.dirty) == 1 and version == VERSION and session.min_bytes <= 1 and session.id:
+            (entry,) = session.dirty
+            if entry.problem is None and entry.partition is not None:
+                return self._frame_of_one(session, entry, correlation_id)
+        budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
+        told: list[tuple[FollowerEntry, FetchedPartition]] = []
+        total_bytes = 0
+        for entry in session.dirty:
+            left_bytes = budget_bytes - total_bytes
+            if left_bytes <= 0 and total_bytes and not is_full:
+                break
+            try:
+                fetched = self._fetched(entry, min(max(left_bytes, 0), entry.max_bytes), not total_bytes)
+            except ColdRead as cold:
+                if total_bytes and not is_full:
+                    break
+                self._warm(session, cold)
+                return None
+            total_bytes += fetched.size_bytes
+            must_answer = must_answer or bool(fetched.error_code or fetched.diverging)
+            told.append((entry, fetched))
+        if not must_answer and total_bytes < session.min_bytes:
+            return None
+        for entry, fetched in told:
+            self._sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
+        answers = neighbours([fetched for _, fetched in told])
+        return encode_fetch_response(correlation_id, version, 0, session.id, answers)
+
+    def _frame_of_one(
+        self, session: FollowerSession, entry: FollowerEntry, correlation_id: int
+    ) -> bytes | list[Buffer] | None:
+        partition = entry.partition
+        assert partition is not None
+        found = partition.log
+        try:
+            result = partition.watch.read_tail(found, entry.fetch_offset, min(entry.max_bytes, RESPONSE_BYTES_MAX))
+        except ColdRead as cold:
+            self._warm(session, cold)
+            return None
+        except Exception as error:
+            entry.problem = self._partitions.refusal(partition, error).code
+            return self._frames(session, correlation_id, VERSION, True)
+        mark = found.high_watermark
+        self._sent(entry, mark, result.size_bytes > 0)
+        topic_id, index = entry.key
+        return encode_one_fetched(
+            correlation_id, session.id, topic_id, index, mark, found.last_stable_offset, found.log_start_offset,  # type: ignore[arg-type]
+            result.regions, result.size_bytes,
+        )  # fmt: skip
+
+    def _sent(self, entry: FollowerEntry, high_watermark: int, is_news: bool) -> None:
+        session, partition = entry.session, entry.partition
+        session.dirty.pop(entry, None)
+        entry.sent_high_watermark = high_watermark
+        if is_news:
+            entry.in_flight = True
+            session.in_flight[entry] = None
+        elif partition is None or high_watermark == partition.log.log_end_offset:
+            session.unsettled.pop(entry, None)
+
+    def _fetched(self, entry: FollowerEntry, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
+        topic, index = entry.key
+        partition, problem = entry.partition, entry.problem
+        if isinstance(problem, int) or partition is None:
+            return FetchedPartition(topic, index, problem if isinstance(problem, int) else 0)
+        found = partition.log
+        marks = (found.high_watermark, found.last_stable_offset, found.log_start_offset)
+        if problem is not None:
+            return FetchedPartition(topic, index, 0, *marks, diverging=problem)
+        try:
+            result = found.read(entry.fetch_offset, max_bytes, found.log_end_offset, min_one_batch=min_one_batch)
+        except ColdRead:
+            raise
+        except Exception as error:
+            entry.problem = self._partitions.refusal(partition, error).code
+            return FetchedPartition(topic, index, entry.problem)
+        return FetchedPartition(topic, index, 0, *marks, result.regions, result.size_bytes)
+
+    def close(self) -> None:
+        for session_id in list(self._sessions):
+            self._close(session_id)

@@ -1,0 +1,147 @@
+"""What a leader remembers of a follower that fetches: its session, its place in every partition, its open fetch.
+
+Values only; what they mean and when an answer is due is `follower_fetches.py`'s. Also requests of any version brought
+into one form. Invariant: an entry that is in flight is not dirty: the follower has been told and has not answered yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.broker.request import Deferred
+from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, FetchedPartition, encode_fetch_response
+from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRequest, encode_nothing_fetched
+
+if TYPE_CHECKING:
+    from tidelog.protocol.messages.fetch import FetchRequest
+    from tidelog.replication.partition import Partition
+
+EPOCH_FINAL = -1
+
+Key = tuple[str | bytes, int]
+Problem = int | tuple[int, int]  # an error code, or the (epoch, end offset) where the logs part
+
+
+class FollowerEntry:
+    """One partition of a follower's session: where the follower is, and what is wrong with it if anything is."""
+
+    __slots__ = (
+        "fetch_offset", "in_flight", "key", "last_epoch", "leader_epoch", "max_bytes", "partition", "problem",
+        "sent_high_watermark", "session",
+    )  # fmt: skip
+
+    def __init__(self, session: FollowerSession, key: Key) -> None:
+        self.session = session
+        self.key = key
+        self.partition: Partition | None = None
+        self.leader_epoch = -1
+        self.fetch_offset = -1
+        self.last_epoch = -1
+        self.max_bytes = 0
+        self.problem: Problem | None = None
+        self.in_flight = False
+        self.sent_high_watermark = -1
+
+    def appended(self) -> None:
+        """The leader's log has grown, or the partition is to be looked at again."""
+        if not self.in_flight:
+            session = self.session
+            session.dirty[self] = None
+            if session.parked is not None:
+                session.wake()
+
+
+class FollowerSession:
+    """`id` 0: made for one request and forgotten after it."""
+
+    __slots__ = (
+        "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "max_bytes", "max_wait_ms",
+        "min_bytes", "parked", "replica_epoch", "replica_id", "timer", "unsettled", "uses_topic_ids", "warming",
+    )  # fmt: skip
+
+    def __init__(
+        self, session_id: int, replica_id: int, replica_epoch: int, wake_soon: Callable[[Callable[[], None]], None],
+        answer_parked: Callable[[FollowerSession], None],
+    ) -> None:  # fmt: skip
+        self._wake_soon = wake_soon
+        self._answer = partial(answer_parked, self)
+        self.id = session_id
+        self.epoch = 1
+        self.replica_id = replica_id
+        self.replica_epoch = replica_epoch
+        self.uses_topic_ids = True
+        self.max_wait_ms = self.min_bytes = self.max_bytes = 0
+        self.entries: dict[Key, FollowerEntry] = {}
+        self.dirty: dict[FollowerEntry, None] = {}  # may have news for the follower
+        self.in_flight: dict[FollowerEntry, None] = {}  # told something, and not mentioned again since
+        self.unsettled: dict[FollowerEntry, None] = {}  # whose high watermark the follower may not know
+        self.parked: ParkedFetch | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.warming = False
+
+    def wake(self) -> None:
+        self._wake_soon(self._answer)
+
+
+class ParkedFetch(Deferred):
+    """A follower's fetch that waits for news."""
+
+    __slots__ = ("correlation_id", "due_ms", "version")
+
+    def __init__(self, correlation_id: int, version: int, due_ms: float) -> None:
+        super().__init__()
+        self.correlation_id = correlation_id
+        self.version = version
+        self.due_ms = due_ms
+
+
+def nothing(parked: ParkedFetch, session_id: int) -> bytes | list[Buffer]:
+    if parked.version == VERSION:
+        return encode_nothing_fetched(parked.correlation_id, session_id)
+    return encode_fetch_response(parked.correlation_id, parked.version, 0, session_id, [])
+
+
+def as_follower_request(request: FetchRequest, version: int) -> FollowerRequest:
+    state = request.replica_state
+    by_id = version >= TOPIC_ID_FROM
+    return FollowerRequest(
+        request.max_wait_ms,
+        request.min_bytes,
+        request.max_bytes,
+        request.session_id,
+        request.session_epoch if version >= 7 else EPOCH_FINAL,
+        state.replica_id if version >= 15 else request.replica_id,
+        state.replica_epoch if version >= 15 else -1,
+        [
+            AskedPartition(
+                topic.topic_id if by_id else topic.topic,  # type: ignore[arg-type]
+                asked.partition,
+                asked.current_leader_epoch,
+                asked.fetch_offset,
+                asked.last_fetched_epoch,
+                asked.log_start_offset,
+                asked.partition_max_bytes,
+            )
+            for topic in request.topics
+            for asked in topic.partitions
+        ],
+    )
+
+
+def forgotten_in(request: FetchRequest, uses_topic_ids: bool) -> list[Key]:
+    return [
+        (topic.topic_id if uses_topic_ids else topic.topic, index)
+        for topic in request.forgotten_topics_data
+        for index in topic.partitions
+    ]
+
+
+def neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:
+    """Partitions of one topic side by side, topics in order of their first partition."""
+    by_topic: dict[str | bytes, list[FetchedPartition]] = {}
+    for partition in fetched:
+        by_topic.setdefault(partition.topic, []).append(partition)
+    return fetched if len(by_topic) == 1 else [each for partitions in by_topic.values() for each in partitions]

@@ -1,0 +1,260 @@
+"""What of Fetch is done by hand between brokers: a follower's requests and the answers to them, at version 18.
+
+A follower's steady state is one shape: an incremental request with one changed partition and an answer with one
+partition, so these two are fixed-offset structs; any other number of partitions is a loop over the same pieces. What
+has other shapes (forgotten topics, unexpected tags) goes through the compiled messages: `None` says so. Held equal to
+them by `tests/unit/protocol/test_hot_replication.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from tidelog.protocol.hot import INLINE_REGION_BYTES_MAX, Buffer
+from tidelog.protocol.primitives import continue_uvarint, read_uvarint, write_uvarint
+
+VERSION = 18
+
+# max wait, min bytes, max bytes, isolation level, session id, session epoch
+_REQUEST_HEAD = Struct(">iiibii")
+# index, leader epoch, fetch offset, last fetched epoch, log start, max bytes, no tags
+_PARTITION = Struct(">iiqiqiB")
+# no forgotten topics, no rack, one tag: the replica's state of 13 bytes: id, epoch, no tags
+_REQUEST_TAIL = Struct(">BBBBBiqB")
+_ONE_REQUEST = Struct(">iiibii B16sB iiqiqiB B BBBBBiqB".replace(" ", ""))
+ONE_REQUEST_BYTES = _ONE_REQUEST.size
+_ONE_FIXED = (2, 2, 0, 0, 1, 1, 1, 1, 13, 0)
+
+# throttle time, error, session id
+_RESPONSE_HEAD = Struct(">ihi")
+# index, error, high watermark, last stable offset, log start, aborted transactions, preferred replica
+_FETCHED = Struct(">ihqqqBi")
+_ONE_RESPONSE = Struct(">ihi B16sB ihqqqBi".replace(" ", ""))
+_ONE_RESPONSE_FRAME = Struct(">iiB ihi B16sB ihqqqBi".replace(" ", ""))
+_EMPTY_RESPONSE_FRAME = Struct(">iiBihiBB")
+_NO_TAGS = b"\0\0\0"  # of the partition, the topic, the response
+_DIVERGING = Struct(">iq")
+_LEADER = Struct(">ii")
+
+
+class AskedPartition(NamedTuple):
+    """What a follower says of one partition, which is also what it wants of it."""
+
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+    max_bytes: int
+
+
+class FollowerRequest(NamedTuple):
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    session_id: int
+    session_epoch: int
+    replica_id: int
+    replica_epoch: int
+    partitions: list[AskedPartition]
+
+
+class RequestTemplate:
+    """Makes the requests of one follower: all that stays the same is packed once per broker epoch."""
+
+    __slots__ = ("_head", "_tail", "broker_epoch", "partition_bytes_max")
+
+    def __init__(
+        self,
+        replica_id: int,
+        broker_epoch: int,
+        max_wait_ms: int,
+        min_bytes: int,
+        max_bytes: int,
+        partition_bytes_max: int,
+    ) -> None:
+        self.broker_epoch = broker_epoch
+        self.partition_bytes_max = partition_bytes_max
+        self._head = (max_wait_ms, min_bytes, max_bytes, 0)
+        self._tail = (1, 1, 1, 1, 13, replica_id, broker_epoch, 0)
+
+    def one(
+        self, session_id: int, session_epoch: int, topic_id: bytes, index: int, leader_epoch: int, fetch_offset: int,
+        last_fetched_epoch: int, log_start_offset: int,
+    ) -> bytes:  # fmt: skip
+        """An incremental request that mentions one partition."""
+        return _ONE_REQUEST.pack(
+            *self._head, session_id, session_epoch, 2, topic_id, 2, index, leader_epoch, fetch_offset,
+            last_fetched_epoch, log_start_offset, self.partition_bytes_max, 0, 0, *self._tail,
+        )  # fmt: skip
+
+    def many(
+        self,
+        session_id: int,
+        session_epoch: int,
+        partitions: Iterable[tuple[bytes, int, int, int, int, int]],
+        forgotten: Iterable[tuple[bytes, int]] = (),
+    ) -> bytearray:
+        """Any number; each as in `one`, from topic id to log start. `forgotten`: (topic id, index)."""
+        out = bytearray(_REQUEST_HEAD.pack(*self._head, session_id, session_epoch))
+        by_topic: dict[bytes, list[tuple[bytes, int, int, int, int, int]]] = {}
+        for asked in partitions:
+            by_topic.setdefault(asked[0], []).append(asked)
+        write_uvarint(out, len(by_topic) + 1)
+        for topic_id, of_topic in by_topic.items():
+            out += topic_id
+            write_uvarint(out, len(of_topic) + 1)
+            for asked in of_topic:
+                out += _PARTITION.pack(*asked[1:], self.partition_bytes_max, 0)
+            out.append(0)
+        gone: dict[bytes, list[int]] = {}
+        for topic_id, index in forgotten:
+            gone.setdefault(topic_id, []).append(index)
+        write_uvarint(out, len(gone) + 1)
+        for topic_id, indexes in gone.items():
+            out += topic_id
+            write_uvarint(out, len(indexes) + 1)
+            for index in indexes:
+                out += index.to_bytes(4, "big")
+            out.append(0)
+        out += _REQUEST_TAIL.pack(*self._tail[0:5], *self._tail[5:])[1:]
+        return out
+
+
+def decode_one(body: memoryview) -> tuple[int, ...] | None:
+    """The fields of a request of ONE_REQUEST_BYTES, if it is what `RequestTemplate.one` makes; else None.
+
+    By position: 0 max wait, 1 min bytes, 2 max bytes, 4 session id, 5 session epoch, 7 topic id, 9 index, 10 leader
+    epoch, 11 fetch offset, 12 last fetched epoch, 13 log start, 14 partition bytes, 22 replica id, 23 broker epoch.
+    """
+    fields = _ONE_REQUEST.unpack_from(body)
+    if (fields[6], fields[8], *fields[15:22], fields[24]) != _ONE_FIXED:
+        return None
+    return fields
+
+
+def decode_follower_request(body: memoryview) -> FollowerRequest | None:
+    """A request of version 18 without forgotten topics, rack or tags but the replica's; None for any other."""
+    try:
+        return _follower_request(body)
+    except (IndexError, StructError):
+        return None
+
+
+def _follower_request(body: memoryview) -> FollowerRequest | None:
+    max_wait_ms, min_bytes, max_bytes, _, session_id, session_epoch = _REQUEST_HEAD.unpack_from(body)
+    position = _REQUEST_HEAD.size
+    topics, position = read_uvarint(body, position)
+    asked: list[AskedPartition] = []
+    for _ in range(topics - 1):
+        topic_id = bytes(body[position : position + 16])
+        count, position = read_uvarint(body, position + 16)
+        for _ in range(count - 1):
+            index, leader_epoch, offset, last_epoch, log_start, partition_max, tags = _PARTITION.unpack_from(
+                body, position
+            )
+            if tags:
+                return None
+            position += _PARTITION.size
+            asked.append(AskedPartition(topic_id, index, leader_epoch, offset, last_epoch, log_start, partition_max))
+        if body[position]:
+            return None
+        position += 1
+    tail = _REQUEST_TAIL.unpack_from(body, position)
+    if tail[:5] != (1, 1, 1, 1, 13) or tail[7]:
+        return None
+    return FollowerRequest(max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, tail[5], tail[6], asked)
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def encode_one_fetched(
+    correlation_id: int, session_id: int, topic_id: bytes, index: int, high_watermark: int, last_stable_offset: int,
+    log_start_offset: int, regions: list[Buffer], size_bytes: int,
+) -> bytes | list[Buffer]:  # fmt: skip
+    """The response frame to a follower with the records of one partition."""
+    length = bytearray()
+    write_uvarint(length, size_bytes + 1)
+    head = _ONE_RESPONSE_FRAME.pack(
+        _ONE_RESPONSE_FRAME.size - 4 + len(length) + size_bytes + 3, correlation_id, 0, 0, 0, session_id, 2, topic_id,
+        2, index, 0, high_watermark, last_stable_offset, log_start_offset, 0, -1,
+    )  # fmt: skip
+    if size_bytes <= INLINE_REGION_BYTES_MAX:
+        return b"".join((head, length, *regions, _NO_TAGS))
+    return [head + length, *regions, _NO_TAGS]
+
+
+def encode_nothing_fetched(correlation_id: int, session_id: int) -> bytes:
+    """The response frame to a follower that has waited in vain."""
+    return _EMPTY_RESPONSE_FRAME.pack(_EMPTY_RESPONSE_FRAME.size - 4, correlation_id, 0, 0, 0, session_id, 1, 0)
+
+
+# topic id, index, error, high watermark, log start, records, diverging (epoch, end offset) or None
+FetchedRecords = tuple[bytes, int, int, int, int, "memoryview | None", "tuple[int, int] | None"]
+
+
+def decode_one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, memoryview] | None:
+    """(session id, topic id, index, high watermark, log start, records) of an answer with one partition's records.
+
+    None for any other answer: no partition or several, an error, tags.
+    """
+    size = len(body)
+    if size < _ONE_RESPONSE.size + 4:
+        return None
+    (
+        _, error, session_id, topics, topic_id, partitions, index, partition_error, high_watermark, _, log_start,
+        aborted, _,
+    ) = _ONE_RESPONSE.unpack_from(body)  # fmt: skip
+    if error or topics != 2 or partitions != 2 or partition_error or aborted > 1:
+        return None
+    position = _ONE_RESPONSE.size
+    length = body[position]
+    position += 1
+    if length >= 0x80:
+        length, position = continue_uvarint(body, position, length)
+    end = position + length - 1
+    if end + 3 != size or body[end] or body[end + 1] or body[end + 2]:
+        return None
+    return session_id, topic_id, index, high_watermark, log_start, body[position:end]
+
+
+def decode_fetched(body: memoryview) -> tuple[int, int, list[FetchedRecords]] | None:
+    """(error, session id, partitions) of a Fetch response of version 18; None when it is not understood."""
+    try:
+        return _fetched(body)
+    except (IndexError, StructError):
+        return None
+
+
+def _fetched(body: memoryview) -> tuple[int, int, list[FetchedRecords]] | None:
+    _, error, session_id = _RESPONSE_HEAD.unpack_from(body)
+    topics, position = read_uvarint(body, _RESPONSE_HEAD.size)
+    fetched: list[FetchedRecords] = []
+    for _ in range(topics - 1):
+        topic_id = bytes(body[position : position + 16])
+        partitions, position = read_uvarint(body, position + 16)
+        for _ in range(partitions - 1):
+            index, code, high_watermark, _, log_start, aborted, _ = _FETCHED.unpack_from(body, position)
+            if aborted > 1:
+                return None  # never asked for by a follower
+            length, position = read_uvarint(body, position + _FETCHED.size)
+            records = body[position : position + length - 1] if length > 1 else None
+            position += max(length - 1, 0)
+            tags, position = read_uvarint(body, position)
+            diverging = None
+            for _ in range(tags):
+                tag, position = read_uvarint(body, position)
+                tag_bytes, position = read_uvarint(body, position)
+                if tag == 0:
+                    diverging = _DIVERGING.unpack_from(body, position)
+                position += tag_bytes
+            fetched.append((topic_id, index, code, high_watermark, log_start, records, diverging))
+        if body[position]:
+            return None
+        position += 1
+    return (error, session_id, fetched) if position <= len(body) else None

@@ -1,0 +1,158 @@
+"""The replicas that follow, and the fetching for them: one link and one fetch session for each leading broker.
+
+Decisions are `follower.py`'s, bytes are `protocol/hot_replication.py`'s; the shell around one link is
+`leader_link.py`. Given in are the way to connect, the clock, the chance and whom to tell of a failure or of records
+that wait for the device. Invariant: a partition is fetched by at most one link, that of the leader last followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidelog.replication.leader_link import Followed, LeaderLink
+
+if TYPE_CHECKING:
+    import random
+
+    from tidelog.replication.partition import Partition
+    from tidelog.replication.ports import Connect, Endpoint
+
+
+@dataclass(slots=True)
+class FetcherSettings:
+    """`truncates_by_high_watermark` is for tests alone: what followers did before KIP-101, to show what it costs."""
+
+    fetch_wait_ms: int = 500
+    min_bytes: int = 1
+    response_bytes_max: int = 10 * 1024 * 1024
+    partition_bytes_max: int = 1024 * 1024
+    backoff_ms_initial: int = 10
+    backoff_ms_max: int = 1000
+    request_timeout_ms: int = 30_000
+    truncates_by_high_watermark: bool = False
+
+    @classmethod
+    def from_node(cls, integer: Callable[[str], int]) -> FetcherSettings:
+        """`integer` looks a configuration up by its name."""
+        return cls(
+            fetch_wait_ms=integer("replica.fetch.wait.max.ms"),
+            min_bytes=integer("replica.fetch.min.bytes"),
+            response_bytes_max=integer("replica.fetch.response.max.bytes"),
+            partition_bytes_max=integer("replica.fetch.max.bytes"),
+            backoff_ms_max=integer("replica.fetch.backoff.ms"),
+            request_timeout_ms=integer("replica.socket.timeout.ms"),
+        )
+
+
+class ReplicaFetchers:
+    """`endpoint_of(broker id)` is asked at every attempt to connect; None: not known now, so try again later.
+
+    `on_failed(partition, error)`: its log cannot be used; it is followed no longer. `on_appended(partition)`: records
+    wait for the device (flush.messages); `resume` is to be called when they are on it.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        broker_epoch: Callable[[], int],
+        connect: Connect,
+        endpoint_of: Callable[[int], Endpoint | None],
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        clock_ms: Callable[[], int],
+        settings: FetcherSettings,
+        on_failed: Callable[[Partition, Exception], None],
+        on_appended: Callable[[Partition], None],
+    ) -> None:
+        self.node_id = node_id
+        self.broker_epoch = broker_epoch
+        self.connect = connect
+        self.endpoint_of = endpoint_of
+        self.loop = loop
+        self.rng = rng
+        self.clock_ms = clock_ms
+        self.settings = settings
+        self.on_appended = on_appended
+        self._on_failed = on_failed
+        self._links: dict[int, LeaderLink] = {}
+        self._followed: dict[Partition, tuple[LeaderLink, Followed]] = {}
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def follow(self, partition: Partition) -> None:
+        """Fetch from the leader the partition names, at its epoch; what was followed before is let go."""
+        self.unfollow(partition)
+        leader_id = partition.leader_id
+        if self._closed or leader_id < 0 or leader_id == self.node_id or partition.offline:
+            return
+        if self.settings.truncates_by_high_watermark:
+            partition.log.truncate_to(partition.log.high_watermark)
+        link = self._links.get(leader_id)
+        if link is None:
+            link = self._links[leader_id] = LeaderLink(self, leader_id)
+            self._arm_watchdog()
+        followed = Followed(partition)
+        self._followed[partition] = (link, followed)
+        link.add(followed)
+
+    def unfollow(self, partition: Partition) -> None:
+        found = self._followed.pop(partition, None)
+        if found is None:
+            return
+        link, followed = found
+        link.remove(followed)
+        if not link.followed:
+            self._loop_soon(link)
+
+    def resume(self, partition: Partition) -> None:
+        """The device has what was held back for it."""
+        found = self._followed.get(partition)
+        if found is not None:
+            found[0].resume(found[1])
+
+    def brokers_changed(self, broker_ids: Iterable[int]) -> None:
+        """They registered anew or somewhere else: no reason to wait any longer before trying them again."""
+        for broker_id in sorted(broker_ids):
+            link = self._links.get(broker_id)
+            if link is not None:
+                link.retry_now()
+
+    def failed(self, partition: Partition, error: Exception) -> None:
+        self.unfollow(partition)
+        self._on_failed(partition, error)
+
+    def close(self) -> None:
+        """Nothing is fetched or appended from now on."""
+        self._closed = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._followed.clear()
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
+
+    def _loop_soon(self, link: LeaderLink) -> None:
+        """Close a link that has nothing to fetch, but not between two changes of one image."""
+
+        def close_if_idle() -> None:
+            if not link.followed and self._links.get(link.leader_id) is link:
+                del self._links[link.leader_id]
+                link.close()
+
+        self.loop.call_soon(close_if_idle)
+
+    def _arm_watchdog(self) -> None:
+        if self._watchdog is None and not self._closed:
+            self._watchdog = self.loop.call_later(self.settings.request_timeout_ms / 2000, self._watch)
+
+    def _watch(self) -> None:
+        """One coarse deadline for all: a link without an answer between two looks is given up at the second."""
+        self._watchdog = None
+        for link in list(self._links.values()):
+            link.check_progress()
+        if self._links:
+            self._arm_watchdog()

@@ -1,0 +1,160 @@
+"""Changes of the ISR on their way to the controller: gathered, sent one request at a time, repeated until answered.
+
+What becomes of a change goes back to its partition. Kafka's AlterPartitionManager. Invariant: at most one request is
+open, and of each partition at most one change, the one its book has open (`isr.InSyncReplicas.pending`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionRequestTopicData,
+    AlterPartitionResponse,
+    BrokerState,
+)
+from tidelog.replication.follower import Backoff
+from tidelog.replication.ports import PeerUnreachable
+
+if TYPE_CHECKING:
+    import random
+
+    from tidelog.replication.isr import Proposal
+    from tidelog.replication.partition import Partition
+
+_log = logging.getLogger("tidelog.replication")
+
+VERSION = 3
+BACKOFF_MS_INITIAL = 20
+BACKOFF_MS_MAX = 1000
+
+Call = Callable[[AlterPartitionRequest, int], Awaitable[AlterPartitionResponse]]
+"""To the active controller, wherever it is. Raises KafkaError or PeerUnreachable."""
+
+# The controller has not done it and never will.
+_REJECTED = (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED)
+# Something else has happened meanwhile; the metadata is on its way and takes the place of the proposal.
+_OVERTAKEN = (
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.INVALID_UPDATE_VERSION,
+    ErrorCode.INVALID_REQUEST,
+    ErrorCode.NEW_LEADER_ELECTED,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
+
+_Key = tuple[bytes, int]
+
+
+class IsrChanges:
+    def __init__(
+        self,
+        *,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        call: Call,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+    ) -> None:
+        self._broker_id = broker_id
+        self._broker_epoch = broker_epoch
+        self._call = call
+        self._loop = loop
+        self._rng = rng
+        self._open: dict[_Key, tuple[Partition, Proposal]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._backoff = Backoff(BACKOFF_MS_INITIAL, BACKOFF_MS_MAX)
+        self._closed = False
+
+    def submit(self, partition: Partition, proposal: Proposal) -> None:
+        """The newest proposal of a partition counts: an older one was overtaken by the metadata."""
+        self._open[partition.topic_id, partition.index] = (partition, proposal)
+        if self._task is None and not self._closed:
+            self._task = self._loop.create_task(self._run())
+
+    def close(self) -> None:
+        self._closed = True
+        self._open.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        try:
+            while self._open and not self._closed:
+                self._forget_overtaken()
+                if self._open and not await self._send(dict(self._open)):
+                    await asyncio.sleep(self._backoff.next_ms(self._rng) / 1000)
+        finally:
+            self._task = None
+        if self._open and not self._closed:  # submitted while the last answer was taken in
+            self._task = self._loop.create_task(self._run())
+
+    def _forget_overtaken(self) -> None:
+        for key, (partition, proposal) in list(self._open.items()):
+            if not partition.leads or partition.in_sync.pending is not proposal:
+                del self._open[key]
+
+    async def _send(self, sent: dict[_Key, tuple[Partition, Proposal]]) -> bool:
+        """One request with all that is open; whether everything in it is settled."""
+        try:
+            response = await self._call(self._request(sent), VERSION)
+        except (KafkaError, PeerUnreachable, TimeoutError, OSError) as error:
+            _log.info("the controller was not told of %d ISR changes: %s", len(sent), error)
+            return False
+        if response.error_code:
+            # STALE_BROKER_EPOCH passes when this broker has registered anew, NOT_CONTROLLER when there is another one.
+            _log.info("the controller refused ISR changes: %s", ErrorCode(response.error_code).name)
+            return False
+        settled = 0
+        for topic in response.topics:
+            for answer in topic.partitions:
+                key = (topic.topic_id, answer.partition_index)
+                found = sent.get(key)
+                if found is None:
+                    continue
+                partition, proposal = found
+                code = answer.error_code
+                if code and code not in _REJECTED and code not in _OVERTAKEN:
+                    continue
+                settled += 1
+                if self._open.get(key) == found:
+                    del self._open[key]
+                if not code:
+                    isr, epoch = tuple(answer.isr), answer.leader_epoch
+                    partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)
+                    continue
+                _log.info("%s: %r was answered with %s", partition, proposal, ErrorCode(code).name)
+                if code in _REJECTED:
+                    partition.on_proposal_rejected(proposal)
+        if settled:
+            self._backoff.reset()
+        return settled == len(sent)
+
+    def _request(self, sent: dict[_Key, tuple[Partition, Proposal]]) -> AlterPartitionRequest:
+        topics: dict[bytes, list[AlterPartitionRequestPartitionData]] = {}
+        for (topic_id, index), (_, proposal) in sent.items():
+            topics.setdefault(topic_id, []).append(
+                AlterPartitionRequestPartitionData(
+                    partition_index=index,
+                    leader_epoch=proposal.leader_epoch,
+                    new_isr_with_epochs=[
+                        BrokerState(broker_id=broker_id, broker_epoch=epoch) for broker_id, epoch in proposal.isr
+                    ],
+                    partition_epoch=proposal.partition_epoch,
+                )
+            )
+        return AlterPartitionRequest(
+            broker_id=self._broker_id,
+            broker_epoch=self._broker_epoch(),
+            topics=[
+                AlterPartitionRequestTopicData(topic_id=topic_id, partitions=partitions)
+                for topic_id, partitions in topics.items()
+            ],
+        )

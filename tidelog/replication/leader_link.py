@@ -1,0 +1,435 @@
+"""One link to one leading broker: the fetch session for everything followed from it, and what the answers do.
+
+Bytes in, log appends out, next request: in the steady state without a message object, a future or a timer. Requests
+carry what has changed since the last one; a partition that joins while a fetch waits at the leader is asked for at once
+by a second request, never more than two are open. Invariant: an answer counts for a partition only if it was
+mentioned in that request or an earlier one and nothing has changed here since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.hot_replication import VERSION, RequestTemplate, decode_fetched, decode_one_fetched
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidelog.replication.follower import REACTIONS, Backoff, Reaction, out_of_range, truncation_offset
+from tidelog.storage.log import CorruptLog
+
+if TYPE_CHECKING:
+    from tidelog.replication.fetcher import ReplicaFetchers
+    from tidelog.replication.partition import Partition
+    from tidelog.replication.ports import Link
+
+_log = logging.getLogger("tidelog.replication")
+
+FETCH: Final = 1
+LIST_OFFSETS: Final = 2
+LIST_OFFSETS_VERSION: Final = 7
+LATEST: Final = -1
+EARLIEST: Final = -2
+OPEN_MAX: Final = 2
+EPOCH_MAX: Final = 2**31 - 1
+NOT_ASKED: Final = 1 << 62
+_OFFSET = Struct(">q")
+
+_Key = tuple[bytes, int]
+
+
+class Followed:
+    """One partition as this link fetches it. `asked`: the number of the request that last mentioned it."""
+
+    __slots__ = ("asked", "asked_offset", "failures", "in_session", "key", "leader_epoch", "log", "partition")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.log = partition.log
+        self.key: _Key = (partition.topic_id, partition.index)
+        self.leader_epoch = partition.leader_epoch
+        self.asked = NOT_ASKED
+        self.asked_offset = -1
+        self.in_session = False
+        self.failures = 0
+
+
+class LeaderLink:
+    def __init__(self, fetchers: ReplicaFetchers, leader_id: int) -> None:
+        settings = fetchers.settings
+        self.leader_id = leader_id
+        self.followed: dict[_Key, Followed] = {}
+        self._fetchers = fetchers
+        self._loop = fetchers.loop
+        self._clock_ms = fetchers.clock_ms
+        self._by_epochs = not settings.truncates_by_high_watermark
+        self._template = self._make_template()
+        self._changed: dict[Followed, None] = {}  # to be mentioned in the next request
+        self._forgotten: dict[_Key, None] = {}  # to be taken out of the session by it
+        self._held: dict[Followed, None] = {}  # until the device has them
+        self._delayed: dict[Followed, None] = {}  # after a failure
+        self._link: Link | None = None
+        self._on_answer = partial(self._answered_on, None)
+        self._session_id = 0
+        self._session_epoch = 0
+        self._sent = self._answered = self._answered_at_check = 0
+        self._backoff = Backoff(settings.backoff_ms_initial, settings.backoff_ms_max)
+        self._pumping = False
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._delay_timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def _make_template(self) -> RequestTemplate:
+        fetchers, settings = self._fetchers, self._fetchers.settings
+        return RequestTemplate(
+            fetchers.node_id, fetchers.broker_epoch(), settings.fetch_wait_ms, settings.min_bytes,
+            settings.response_bytes_max, settings.partition_bytes_max,
+        )  # fmt: skip
+
+    # --------------------------------------------------------------------------------------------- what is followed
+
+    def add(self, followed: Followed) -> None:
+        self.followed[followed.key] = followed
+        if followed.key in self._forgotten:  # followed until now, in another epoch: the session still has it
+            del self._forgotten[followed.key]
+            followed.in_session = True
+        self._changed[followed] = None
+        self._pump_soon()
+
+    def remove(self, followed: Followed) -> None:
+        if self.followed.get(followed.key) is followed:
+            del self.followed[followed.key]
+        followed.asked = NOT_ASKED
+        self._set_aside(followed)
+        self._held.pop(followed, None)
+        self._delayed.pop(followed, None)
+
+    def resume(self, followed: Followed) -> None:
+        if followed in self._held:
+            del self._held[followed]
+            self._changed[followed] = None
+            self._pump_soon()
+
+    def retry_now(self) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+            self._backoff.reset()
+            self._pump_soon()
+
+    def close(self) -> None:
+        self._closed = True
+        for timer in (self._retry_timer, self._delay_timer):
+            if timer is not None:
+                timer.cancel()
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def check_progress(self) -> None:
+        if self._sent > self._answered == self._answered_at_check and self._link is not None:
+            _log.warning("broker %d does not answer: the link to it is given up", self.leader_id)
+            self._broken()
+        self._answered_at_check = self._answered if self._sent > self._answered else -1
+
+    def _set_aside(self, followed: Followed) -> None:
+        """Neither mention it nor be told of it until it is changed again."""
+        self._changed.pop(followed, None)
+        followed.asked = NOT_ASKED
+        if followed.in_session:
+            followed.in_session = False
+            self._forgotten[followed.key] = None
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    def _pump_soon(self) -> None:
+        if not self._pumping and not self._closed:
+            self._pumping = True
+            self._loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumping = False
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send the next request, if it is time for one."""
+        if self._closed or self._retry_timer is not None:
+            return
+        is_open = self._sent - self._answered
+        if is_open and (is_open >= OPEN_MAX or not self._session_epoch or not self._changed):
+            return
+        if self._session_epoch:
+            if not self._changed and (self._held or not any(each.in_session for each in self.followed.values())):
+                return
+        elif not self._changed:
+            return
+        link = self._link or self._connect()
+        if link is None:
+            return
+        if self._template.broker_epoch != self._fetchers.broker_epoch():
+            self._template = self._make_template()
+        for followed in self._held:
+            self._set_aside(followed)
+        changed = self._changed
+        self._sent += 1
+        if len(changed) == 1 and not self._forgotten and self._session_epoch:
+            (followed,) = changed
+            log = followed.log
+            offset = log.log_end_offset
+            body: bytes | bytearray = self._template.one(
+                self._session_id, self._session_epoch, *followed.key, followed.leader_epoch, offset,
+                log.leader_epochs.latest if self._by_epochs else -1, log.log_start_offset,
+            )  # fmt: skip
+            followed.asked, followed.asked_offset, followed.in_session = self._sent, offset, True
+        else:
+            body = self._request_for_many()
+        changed.clear()
+        if self._session_epoch:
+            self._session_epoch = self._session_epoch + 1 if self._session_epoch < EPOCH_MAX else 1
+        link.request(FETCH, VERSION, body, self._on_answer)
+
+    def _request_for_many(self) -> bytearray:
+        asked = []
+        for followed in self._changed:
+            log = followed.log
+            offset = log.log_end_offset
+            latest = log.leader_epochs.latest if self._by_epochs else -1
+            asked.append((*followed.key, followed.leader_epoch, offset, latest, log.log_start_offset))
+            followed.asked, followed.asked_offset, followed.in_session = self._sent, offset, True
+        forgotten = list(self._forgotten) if self._session_epoch else []
+        self._forgotten.clear()
+        return self._template.many(self._session_id, self._session_epoch, asked, forgotten)
+
+    def _connect(self) -> Link | None:
+        endpoint = self._fetchers.endpoint_of(self.leader_id)
+        if endpoint is None:
+            self._retry_later()
+            return None
+        link = self._link = self._fetchers.connect(endpoint)
+        self._on_answer = partial(self._answered_on, link)
+        return link
+
+    def _retry_later(self) -> None:
+        pause_ms = self._backoff.next_ms(self._fetchers.rng)
+        self._retry_timer = self._loop.call_later(pause_ms / 1000, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self._pump()
+
+    def _broken(self) -> None:
+        """The link is gone, and the session with it: begin anew after a pause."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._answered = self._sent
+        self._begin_anew(0)
+        if not self._closed and self._retry_timer is None:
+            self._retry_later()
+
+    def _begin_anew(self, session_id: int) -> None:
+        """The next request is a full one; `session_id` names the session that the leader may forget."""
+        self._session_id, self._session_epoch = session_id, 0
+        self._forgotten.clear()
+        self._changed.clear()
+        for followed in self.followed.values():
+            followed.in_session = False
+            followed.asked = NOT_ASKED
+            if followed not in self._delayed and followed not in self._held:
+                self._changed[followed] = None
+
+    # ------------------------------------------------------------------------------------------------------- answers
+
+    def _answered_on(self, link: Link | None, body: memoryview | None) -> None:
+        if link is not self._link or self._closed:
+            return
+        if body is None:
+            self._broken()
+            return
+        self._answered += 1
+        try:
+            one = decode_one_fetched(body)
+            if one is not None and self._session_epoch and one[0] == self._session_id:
+                followed = self.followed.get((one[1], one[2]))
+                if followed is not None and self._answered >= followed.asked:
+                    self._take(followed, one[3], one[4], one[5])
+            else:
+                self._take_all(body)
+        except MalformedMessage as error:
+            _log.error("broker %d answers what is no Fetch response: %s", self.leader_id, error)
+            self._broken()
+            return
+        self._pump()
+
+    def _take_all(self, body: memoryview) -> None:
+        answer = decode_fetched(body)
+        if answer is None:
+            raise MalformedMessage(f"{len(body)} bytes")
+        code, session_id, partitions = answer
+        if code:
+            _log.info("broker %d refuses the fetch session: %s", self.leader_id, ErrorCode(code).name)
+            self._begin_anew(0 if code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND else self._session_id)
+            if code not in _SESSION_ERRORS and self._retry_timer is None:
+                self._retry_later()
+            return
+        self._backoff.reset()
+        if not self._session_epoch:
+            self._session_id, self._session_epoch = session_id, 1
+        for topic_id, index, error, high_watermark, log_start_offset, records, diverging in partitions:
+            followed = self.followed.get((topic_id, index))
+            if followed is None or self._answered < followed.asked:
+                continue
+            if error:
+                self._refused(followed, error)
+            elif diverging is not None:
+                self._diverged(followed, *diverging)
+            else:
+                self._take(followed, high_watermark, log_start_offset, records)
+        if not session_id:  # the leader has no place for a session: every request is a full one
+            self._begin_anew(0)
+
+    def _take(self, followed: Followed, high_watermark: int, log_start_offset: int, records: memoryview | None) -> None:
+        partition, log = followed.partition, followed.log
+        try:
+            if records:
+                if _OFFSET.unpack_from(records)[0] < log.log_end_offset:
+                    self._overlapped(followed, records)
+                    return
+                log.append_as_follower(records, self._clock_ms())
+                followed.asked = NOT_ASKED
+                if log.committable_offset < log.log_end_offset:
+                    self._held[followed] = None
+                else:
+                    self._changed[followed] = None
+                if log.flush_due:
+                    self._fetchers.on_appended(partition)
+            partition.adopt(high_watermark, log_start_offset)
+            if followed.failures:
+                followed.failures = 0
+        except KafkaError as error:
+            if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+                self._fetchers.failed(partition, error)
+                return
+            _log.error("%s-%d: %s", partition.topic, partition.index, error)
+            self._delay(followed)
+        except (OSError, CorruptLog) as error:
+            self._fetchers.failed(partition, error)
+
+    def _overlapped(self, followed: Followed, records: memoryview) -> None:
+        """Records that are here already: sent twice, or in a batch that goes on where this log ends."""
+        base_offset = _OFFSET.unpack_from(records)[0]
+        if followed.asked_offset == followed.log.log_end_offset and base_offset >= followed.log.log_start_offset:
+            self._truncate(followed, base_offset)
+        else:
+            followed.asked = NOT_ASKED
+            self._changed[followed] = None
+
+    def _diverged(self, followed: Followed, leader_epoch: int, leader_end: int) -> None:
+        log = followed.log
+        own_epoch, own_end = log.end_offset_for_epoch(leader_epoch)
+        self._truncate(followed, truncation_offset(leader_epoch, leader_end, own_epoch, own_end, log.log_end_offset))
+
+    def _truncate(self, followed: Followed, offset: int) -> None:
+        try:
+            followed.log.truncate_to(offset)
+        except (OSError, CorruptLog) as error:
+            self._fetchers.failed(followed.partition, error)
+            return
+        followed.asked = NOT_ASKED
+        self._changed[followed] = None
+
+    # ------------------------------------------------------------------------------------------------------ refusals
+
+    def _refused(self, followed: Followed, code: int) -> None:
+        partition = followed.partition
+        _log.info(
+            "%s-%d at %d: broker %d answers %s", partition.topic, partition.index, followed.log.log_end_offset,
+            self.leader_id, ErrorCode(code).name,
+        )  # fmt: skip
+        self._delay(followed)
+        if REACTIONS.get(ErrorCode(code)) is Reaction.RESET:
+            self._delayed.pop(followed, None)
+            self._ask_bounds(followed)
+
+    def _delay(self, followed: Followed) -> None:
+        """Leave it out for a while; it comes back with all others that wait."""
+        self._set_aside(followed)
+        followed.failures += 1
+        self._delayed[followed] = None
+        if self._delay_timer is None:
+            settings = self._fetchers.settings
+            pause_ms = min(settings.backoff_ms_initial * 2.0 ** min(followed.failures - 1, 20), settings.backoff_ms_max)
+            pause_ms *= 0.5 + self._fetchers.rng.random() / 2
+            self._delay_timer = self._loop.call_later(pause_ms / 1000, self._end_delays)
+
+    def _end_delays(self) -> None:
+        self._delay_timer = None
+        self._changed.update(self._delayed)
+        self._delayed.clear()
+        self._pump()
+
+    def _ask_bounds(self, followed: Followed) -> None:
+        """Ask the leader where its log begins and ends, then cut this one as `follower.out_of_range` says."""
+        link = self._link
+        if link is None:
+            return
+        bounds: dict[int, int] = {}
+
+        def told(timestamp: int, body: memoryview | None) -> None:
+            if body is None or self.followed.get(followed.key) is not followed or link is not self._link:
+                return
+            try:
+                answer = ListOffsetsResponse.decode(bytes(body), LIST_OFFSETS_VERSION).topics[0].partitions[0]
+            except (MalformedMessage, IndexError):
+                self._broken()
+                return
+            if answer.error_code:
+                self._delay(followed)
+                return
+            bounds[timestamp] = answer.offset
+            if len(bounds) == 2:
+                self._reset(followed, bounds[EARLIEST], bounds[LATEST])
+
+        for timestamp in (LATEST, EARLIEST):
+            body = self._bounds_request(followed, timestamp)
+            link.request(LIST_OFFSETS, LIST_OFFSETS_VERSION, body, partial(told, timestamp))
+
+    def _bounds_request(self, followed: Followed, timestamp: int) -> bytes:
+        partition = followed.partition
+        asked = ListOffsetsPartition(
+            partition_index=partition.index, current_leader_epoch=followed.leader_epoch, timestamp=timestamp
+        )
+        topic = ListOffsetsTopic(name=partition.topic, partitions=[asked])
+        request = ListOffsetsRequest(replica_id=self._fetchers.node_id, topics=[topic])
+        return bytes(request.encode(LIST_OFFSETS_VERSION))
+
+    def _reset(self, followed: Followed, leader_start: int, leader_end: int) -> None:
+        log = followed.log
+        reset = out_of_range(leader_start, leader_end, log.log_end_offset)
+        if reset is None:
+            self._delay(followed)
+            return
+        try:
+            if reset.empties:
+                log.truncate_fully_and_start_at(reset.offset)
+            else:
+                log.truncate_to(reset.offset)
+        except (OSError, CorruptLog) as error:
+            self._fetchers.failed(followed.partition, error)
+            return
+        self._changed[followed] = None
+        self._pump_soon()
+
+
+_SESSION_ERRORS = (
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+)
