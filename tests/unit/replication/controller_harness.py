@@ -156,7 +156,7 @@ class Member:
             raft=self.log,
             tracker=self.tracker,
             settings=ControllerSettings(**settings),
-            identity=ControllerIdentity(node_id, bytes([node_id]) * 16, [EndpointImage("CONTROLLER", "c", 9093)]),
+            identity=ControllerIdentity(bytes([node_id]) * 16, [EndpointImage("CONTROLLER", "c", 9093)]),
             loop=loop,
             clock_ms=lambda: self.now_ms,
             rng=random.Random(node_id),

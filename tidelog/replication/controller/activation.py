@@ -17,13 +17,12 @@ from tidelog.replication.controller.state import ControllerState
 class ControllerIdentity(NamedTuple):
     """This process, as other nodes are to find it."""
 
-    node_id: int
     incarnation_id: bytes
     endpoints: Sequence[EndpointImage] = ()
 
-    def registration(self) -> ControllerRegistrationRequest:
+    def registration(self, node_id: int) -> ControllerRegistrationRequest:
         return ControllerRegistrationRequest(
-            controller_id=self.node_id,
+            controller_id=node_id,
             incarnation_id=self.incarnation_id,
             zk_migration_ready=False,
             listeners=[
@@ -49,4 +48,4 @@ def activation_records(
     if METADATA_VERSION not in state.image.features:
         formatted = [decode_record(value) for value in bootstrap_values()]
         records += formatted or bootstrap_records(NEW_CLUSTER_FEATURES)
-    return records + register_controller(state, identity.registration())
+    return records + register_controller(state, identity.registration(state.node_id))
