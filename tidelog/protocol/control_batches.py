@@ -6,6 +6,7 @@ transaction, whose value is small and read by every consumer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from struct import Struct, error
 from typing import Final
@@ -68,6 +69,22 @@ def encode_control_batch(
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         transactional=kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT),
+        control=True,
+    )
+
+
+def encode_control_records(
+    records: Sequence[tuple[ControlRecordType, bytes]],
+    *,
+    timestamp: int,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+) -> bytearray:
+    """One control batch of several of the quorum's own records: each its type and its encoded value."""
+    return encode_batch(
+        [(timestamp, _CONTROL_KEY.pack(0, kind), value, ()) for kind, value in records],
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
         control=True,
     )
 

@@ -10,7 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from tidelog.protocol.messages.control_records import KRaftVersionRecord, SnapshotFooterRecord, SnapshotHeaderRecord
+from tidelog.protocol.control_batches import encode_control_records
+from tidelog.protocol.messages.control_records import (
+    KRaftVersionRecord,
+    SnapshotFooterRecord,
+    SnapshotHeaderRecord,
+    VotersRecord,
+)
 from tidelog.protocol.record_batch import check_crc, iter_headers
 from tidelog.protocol.records import (
     ControlRecordType,
@@ -45,6 +51,7 @@ class Snapshot(NamedTuple):
     last_timestamp_ms: int
     values: list[bytes]
     kraft_version: int
+    voters: VotersRecord | None = None
 
 
 def snapshot_name(identity: SnapshotId) -> str:
@@ -62,6 +69,7 @@ def decode_snapshot(content: bytes) -> Snapshot:
     last_timestamp_ms: int | None = None
     values: list[bytes] = []
     kraft_version = 0
+    voters: VotersRecord | None = None
     complete = False
     end = 0
     for position, header in iter_headers(content):
@@ -77,21 +85,41 @@ def decode_snapshot(content: bytes) -> Snapshot:
                 last_timestamp_ms = SnapshotHeaderRecord.decode(record.value or b"", 0).last_contained_log_timestamp
             elif kind is ControlRecordType.KRAFT_VERSION:
                 kraft_version = KRaftVersionRecord.decode(record.value or b"", 0).k_raft_version
+            elif kind is ControlRecordType.KRAFT_VOTERS:
+                voters = VotersRecord.decode(record.value or b"", 0)
             elif kind is ControlRecordType.SNAPSHOT_FOOTER:
                 complete = True
     if last_timestamp_ms is None or not complete or end != len(content):
         raise CorruptSnapshot("no header, no footer, or bytes beyond the last batch")
-    return Snapshot(last_timestamp_ms, values, kraft_version)
+    return Snapshot(last_timestamp_ms, values, kraft_version, voters)
 
 
-def encode_snapshot(values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int) -> bytearray:
-    """The bytes of a checkpoint file. Offsets count from 0, every batch carries the snapshot's epoch, as Kafka's do."""
+def encode_snapshot(
+    values: Iterable[bytes],
+    identity: SnapshotId,
+    last_timestamp_ms: int,
+    now_ms: int,
+    kraft_version: int = 0,
+    voters: VotersRecord | None = None,
+) -> bytearray:
+    """The bytes of a checkpoint file. Offsets count from 0, every batch carries the snapshot's epoch, as Kafka's do.
+
+    From kraft.version 1 on the header is followed, in its batch, by the version and the voters.
+    """
     out = bytearray()
-    header = SnapshotHeaderRecord(version=0, last_contained_log_timestamp=last_timestamp_ms).encode(0)
-    out += encode_control_batch(
-        ControlRecordType.SNAPSHOT_HEADER, header, timestamp=now_ms, base_offset=0, leader_epoch=identity.epoch
-    )
-    offset = 1
+    controls: list[tuple[ControlRecordType, bytes]] = [
+        (
+            ControlRecordType.SNAPSHOT_HEADER,
+            SnapshotHeaderRecord(version=0, last_contained_log_timestamp=last_timestamp_ms).encode(0),
+        )
+    ]
+    if kraft_version > 0:
+        record = KRaftVersionRecord(version=0, k_raft_version=kraft_version)
+        controls.append((ControlRecordType.KRAFT_VERSION, record.encode(0)))
+        if voters is not None:
+            controls.append((ControlRecordType.KRAFT_VOTERS, voters.encode(0)))
+    out += encode_control_records(controls, timestamp=now_ms, base_offset=0, leader_epoch=identity.epoch)
+    offset = len(controls)
     for chunk in _chunks(values):
         records = [(now_ms, None, value, ()) for value in chunk]
         out += encode_batch(records, base_offset=offset, leader_epoch=identity.epoch)

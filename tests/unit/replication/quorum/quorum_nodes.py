@@ -1,0 +1,181 @@
+"""Whole quorums in one process: RaftNodes over real directories, talking through an exchange that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
+from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.storage.disk import OsDisk
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log_directory import LogDirectory
+
+HANDLERS = {
+    "VoteRequest": "vote",
+    "BeginQuorumEpochRequest": "begin_quorum_epoch",
+    "EndQuorumEpochRequest": "end_quorum_epoch",
+    "FetchRequest": "fetch",
+    "FetchSnapshotRequest": "fetch_snapshot",
+    "UpdateRaftVoterRequest": "update_voter",
+}
+FAST = {"election_timeout_ms": 300, "fetch_timeout_ms": 600, "fetch_wait_ms": 200}
+
+
+def endpoint(node_id: int) -> Endpoint:
+    return Endpoint("node", 9000 + node_id)
+
+
+def response_type(request: Any) -> Any:
+    module = importlib.import_module(type(request).__module__)
+    return getattr(module, type(request).__name__.replace("Request", "Response"))
+
+
+class Listener:
+    """What a node was told, in order; `values` is what it knows."""
+
+    def __init__(self) -> None:
+        self.raft: RaftNode | None = None
+        self.told: list[tuple[Any, ...]] = []
+        self.values: list[bytes] = []
+        self.next_offset = 0
+
+    def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
+        self.told.append(("snapshot", identity))
+        self.values = list(values)
+        self.next_offset = identity.end_offset
+
+    def on_high_watermark(self, offset: int) -> None:
+        assert self.raft is not None
+        for batch in self.raft.read(self.next_offset):
+            self.values += batch.values
+            self.next_offset = batch.last_offset + 1
+        assert self.next_offset <= offset or self.next_offset <= self.raft.high_watermark
+
+    def on_leader(self, leader_id: int, epoch: int) -> None:
+        self.told.append(("leader", leader_id, epoch))
+
+    def on_lead(self, epoch: int) -> None:
+        self.told.append(("lead", epoch))
+
+    def on_resign(self, epoch: int) -> None:
+        self.told.append(("resign", epoch))
+
+
+class Member:
+    """One node; `start` again after `crash` or `stop`."""
+
+    def __init__(self, quorum: Quorum, node_id: int, *, can_vote: bool = True, **settings: Any) -> None:
+        self.quorum = quorum
+        self.node_id = node_id
+        self.can_vote = can_vote
+        self.settings = settings
+        self.raft: RaftNode | None = None
+        self.listener = Listener()
+        self.directory: LogDirectory | None = None
+
+    async def start(self) -> Member:
+        quorum = self.quorum
+        self.directory = LogDirectory.open(
+            OsDisk(), str(quorum.path / str(self.node_id)), node_id=self.node_id, cluster_id=quorum.cluster_id
+        )
+        config = LogConfig(max_message_bytes=1 << 23, segment_bytes=quorum.segment_bytes)
+        log = self.directory.open_metadata_log(config, 0)
+        loop = asyncio.get_running_loop()
+        self.listener = Listener()
+        self.raft = self.listener.raft = RaftNode(
+            node_id=self.node_id,
+            directory_id=self.directory.directory_id,
+            cluster_id=quorum.cluster_id,
+            disk=OsDisk(),
+            root=self.directory.path,
+            log=log,
+            settings=QuorumSettings(
+                **{
+                    "voters": quorum.voters,
+                    "own_endpoints": [("CONTROLLER", endpoint(self.node_id))],
+                    **FAST,
+                    **self.settings,
+                }
+            ),
+            can_vote=self.can_vote,
+            loop=loop,
+            exchange=lambda *args, **kwargs: quorum.exchange(self.node_id, *args, **kwargs),
+            run_in_executor=lambda work: loop.run_in_executor(None, work),
+            clock_ms=lambda: int(time.time() * 1000),
+            rng=random.Random(self.node_id),
+            listener=self.listener,
+        )
+        await self.raft.start()
+        quorum.up[self.node_id] = self
+        return self
+
+    async def stop(self) -> None:
+        assert self.raft is not None
+        assert self.directory is not None
+        await self.raft.close()
+        self.quorum.up.pop(self.node_id, None)
+        self.directory.close()
+
+    async def crash(self) -> None:
+        """Gone without a word; what it wrote stays."""
+        assert self.raft is not None
+        assert self.directory is not None
+        self.quorum.up.pop(self.node_id, None)
+        self.raft.resign = lambda: None  # type: ignore[method-assign]
+        await self.raft.close()
+        self.directory.close()
+
+
+class Quorum:
+    def __init__(self, path: Path, voters: Mapping[int, Endpoint], *, segment_bytes: int = 1 << 20) -> None:
+        self.path = path
+        self.voters = voters
+        self.segment_bytes = segment_bytes
+        self.cluster_id = "AAAAAAAAAAAAAAAAAAAAAA"
+        self.up: dict[int, Member] = {}
+        self.hung: set[int] = set()
+        self.asked: list[str] = []
+
+    async def exchange(
+        self, source: int, target: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
+    ) -> Any:
+        """Through bytes, as the network does it."""
+        kind = type(request)
+        self.asked.append(f"{source}>{target.port - 9000} {kind.__name__}")
+        request = kind.decode(request.encode(version), version)
+        await asyncio.sleep(0)
+        if {source, target.port - 9000} & self.hung:
+            await asyncio.sleep(timeout_ms / 1000)
+            raise PeerUnreachable("no answer in time")
+        member = self.up.get(target.port - 9000)
+        if member is None:
+            raise PeerUnreachable("refused", refused=True)
+        assert member.raft is not None
+        serve = getattr(member.raft, HANDLERS[kind.__name__])
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                response = await serve(request, version)
+        except Exception as error:
+            raise PeerUnreachable(f"broken: {error}") from None
+        if self.up.get(member.node_id) is not member:
+            raise PeerUnreachable("the connection broke")
+        kind = response_type(request)
+        return kind.decode(response.encode(version), version)
+
+    @property
+    def leaders(self) -> list[Member]:
+        return [one for one in self.up.values() if one.raft is not None and one.raft.is_leader]
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+    async with asyncio.timeout(timeout_s):
+        while not (found := condition()):
+            await asyncio.sleep(0.002)
+    return found

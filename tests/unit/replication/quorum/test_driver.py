@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
+from tidelog.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+)
+from tidelog.replication.quorum.driver import NotLeader
+from tidelog.replication.quorum.snapshot import SnapshotId
+
+THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
+
+
+async def three(path) -> tuple[Quorum, list[Member]]:
+    quorum = Quorum(path, THREE)
+    members = [await Member(quorum, node_id).start() for node_id in THREE]
+    return quorum, members
+
+
+async def stop_all(quorum: Quorum) -> None:
+    for member in list(quorum.up.values()):
+        await member.stop()
+
+
+def test_a_quorum_of_one_leads_without_waiting(tmp_path):
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        began = time.perf_counter()
+        member = await Member(quorum, 1, election_timeout_ms=60_000).start()
+        await until(lambda: ("lead", 1) in member.listener.told)
+        assert time.perf_counter() - began < 1
+        assert member.listener.told == [("leader", -1, 1), ("leader", 1, 1), ("lead", 1)]
+        last = member.raft.append([b"a", b"b"], 0)
+        await until(lambda: member.raft.high_watermark > last)
+        await until(lambda: member.listener.values == [b"a", b"b"])
+        await member.stop()
+        assert member.listener.told[-2:] == [("resign", 1), ("leader", -1, 1)]
+        with pytest.raises(NotLeader):
+            member.raft.append([b"c"], 0)
+        again = await Member(quorum, 1).start()
+        await until(lambda: ("lead", 2) in again.listener.told)
+        assert again.listener.values == [b"a", b"b"]
+        assert quorum.asked == []
+        await again.stop()
+
+    asyncio.run(run())
+
+
+def test_three_elect_one_and_agree(tmp_path):
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        for number in range(20):
+            leader.raft.append([b"%d" % number], 0)
+        expected = [b"%d" % number for number in range(20)]
+        await until(lambda: all(member.listener.values == expected for member in members))
+        assert {member.raft.leader_id for member in members} == {leader.node_id}
+        for member in members:
+            if member is not leader:
+                with pytest.raises(NotLeader):
+                    member.raft.append([b"x"], 0)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_leader_whose_port_refuses_is_replaced_long_before_the_fetch_timeout(tmp_path):
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        last = leader.raft.append([b"kept"], 0)
+        await until(lambda: all(member.raft.high_watermark > last for member in members))
+        await leader.crash()
+        began = time.perf_counter()
+        (second,) = await until(lambda: quorum.leaders)
+        assert time.perf_counter() - began < 0.5
+        assert second.raft.epoch > leader.raft.epoch
+        second.raft.append([b"more"], 0)
+        back = await Member(quorum, leader.node_id).start()
+        await until(lambda: back.listener.values == [b"kept", b"more"])
+        assert quorum.leaders == [second]
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_leader_that_closes_hands_over(tmp_path):
+    async def run():
+        quorum, _ = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        await until(lambda: all(m.raft.high_watermark >= 1 for m in quorum.up.values()))
+        began = time.perf_counter()
+        await leader.stop()
+        await until(lambda: quorum.leaders)
+        assert time.perf_counter() - began < 0.5
+        assert any("EndQuorumEpochRequest" in one for one in quorum.asked)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_leader_that_hangs_is_replaced_and_steps_down(tmp_path):
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        await until(lambda: all(m.raft.high_watermark >= 1 for m in members))
+        quorum.hung.add(leader.node_id)
+        others = [member for member in members if member is not leader]
+        await until(lambda: any(member.raft.is_leader for member in others))
+        lost = leader.raft.append([b"lost"], 0) if leader.raft.is_leader else -1
+        await until(lambda: not leader.raft.is_leader)  # check quorum
+        assert leader.listener.told[-2][0] == "resign"
+        (second,) = [member for member in others if member.raft.is_leader]
+        second.raft.append([b"kept"], 0)
+        quorum.hung.clear()
+        await until(lambda: all(member.listener.values == [b"kept"] for member in members))
+        assert lost < leader.raft.high_watermark
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_observers_follow_from_leader_to_leader(tmp_path):
+    async def run():
+        quorum, members = await three(tmp_path)
+        observer = await Member(quorum, 9, can_vote=False).start()
+        (leader,) = await until(lambda: quorum.leaders)
+        leader.raft.append([b"a"], 0)
+        await until(lambda: observer.listener.values == [b"a"])
+        await leader.crash()
+        (second,) = await until(lambda: quorum.leaders)
+        second.raft.append([b"b"], 0)
+        await until(lambda: observer.listener.values == [b"a", b"b"])
+        request = DescribeQuorumRequest(
+            topics=[
+                DescribeQuorumRequestTopicData(
+                    topic_name="__cluster_metadata", partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
+                )
+            ]
+        )
+        response = await second.raft.describe_quorum(request, 2)
+        (data,) = response.topics[0].partitions
+        assert (data.error_code, data.leader_id) == (0, second.node_id)
+        assert [voter.replica_id for voter in data.current_voters] == [1, 2, 3]
+        assert [one.replica_id for one in data.observers] == [9]
+        assert [node.node_id for node in response.nodes] == [1, 2, 3]
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_who_was_away_too_long_loads_a_snapshot(tmp_path):
+    async def run():
+        quorum = Quorum(tmp_path, THREE, segment_bytes=1 << 14)
+        members = [await Member(quorum, node_id).start() for node_id in THREE]
+        (leader,) = await until(lambda: quorum.leaders)
+        away = next(member for member in members if member is not leader)
+        await away.crash()
+        values = [b"%06d" % number * 100 for number in range(300)]
+        for value in values:
+            last = leader.raft.append([value], 0)
+        await until(lambda: leader.raft.high_watermark > last)
+        identity = SnapshotId(leader.raft.high_watermark, leader.raft.epoch)
+        leader.raft.write_snapshot(values, identity, 7, 8)
+        leader.raft.forget_before(identity, 8)
+        assert leader.raft.log.start_offset == identity.end_offset
+        leader.raft.append([b"behind"], 0)
+        back = await Member(quorum, away.node_id).start()
+        fresh = await Member(quorum, 9, can_vote=False, snapshot_part_bytes=5000).start()
+        for member in (back, fresh):
+            await until(lambda one=member: one.listener.values == [*values, b"behind"])
+            assert ("snapshot", identity) in member.listener.told
+            assert member.raft.log.start_offset == identity.end_offset
+        await back.stop()
+        again = await Member(quorum, away.node_id).start()
+        await until(lambda: again.listener.values == [*values, b"behind"])
+        await stop_all(quorum)
+
+    asyncio.run(run())

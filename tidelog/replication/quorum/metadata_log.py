@@ -1,0 +1,309 @@
+"""`__cluster_metadata-0` on the disk, as raft sees it: the log, the snapshots beside it, the control records in both.
+
+Keeps the voters' history in step with the log. What is to be appended, cut or loaded is decided elsewhere. Runs on the
+loop's thread; `write_snapshot` and what says so may run on any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tidelog.protocol.control_batches import encode_control_records
+from tidelog.protocol.messages.control_records import (
+    KRaftVersionRecord,
+    LeaderChangeMessage,
+    LeaderChangeMessageVoter,
+    VotersRecord,
+)
+from tidelog.protocol.record_batch import BatchHeader, iter_headers
+from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch, encode_batch
+from tidelog.protocol.uuids import ZERO_UUID
+from tidelog.replication.quorum.messages import AppendLeaderChange, Bytes, OffsetAndEpoch
+from tidelog.replication.quorum.snapshot import (
+    BOOTSTRAP_NAME,
+    CorruptSnapshot,
+    Snapshot,
+    SnapshotId,
+    decode_snapshot,
+    encode_snapshot,
+    parse_snapshot_name,
+    snapshot_name,
+)
+from tidelog.replication.quorum.voters import VoterHistory, VoterSet, voters_from_record, voters_record
+from tidelog.storage.disk import Disk
+from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.reader import ColdRead, Region
+
+READ_BYTES = 4 * 1024 * 1024
+
+
+class ReplayedBatch(NamedTuple):
+    """Values of metadata records, and the offset of the last record they come from (control records included)."""
+
+    last_offset: int
+    epoch: int
+    timestamp_ms: int
+    values: list[bytes]
+
+
+class MetadataLog:
+    """`root`: the log directory that holds `__cluster_metadata-0`, whose log is `log`. `load` first."""
+
+    def __init__(self, disk: Disk, root: str, log: PartitionLog, voters: VoterHistory) -> None:
+        self._disk = disk
+        self._root = root
+        self._log = log
+        self._voters = voters
+        self._snapshots: list[SnapshotId] = []
+        self.directory = f"{root}/__cluster_metadata-0"
+
+    # -- as raft sees it ---------------------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._log.log_end_offset
+
+    @property
+    def synced_offset(self) -> int:
+        return min(self._log.durability.recovery_point, self._log.log_end_offset)
+
+    @property
+    def last_epoch(self) -> int:
+        if self._log.leader_epochs.latest >= 0:
+            return self._log.leader_epochs.latest
+        return self._snapshots[-1].epoch if self._snapshots else 0
+
+    @property
+    def snapshots(self) -> tuple[SnapshotId, SnapshotId] | None:
+        return (self._snapshots[0], self._snapshots[-1]) if self._snapshots else None
+
+    def end_of_epoch(self, epoch: int) -> OffsetAndEpoch:
+        found, end_offset = self._log.end_offset_for_epoch(epoch)
+        if found < 0:
+            return OffsetAndEpoch(self.last_epoch, self.end_offset)
+        earliest = self._snapshots[0] if self._snapshots else None
+        if earliest is not None and found == epoch and end_offset == earliest.end_offset:
+            # Older than all that the log holds: the snapshot at its start is where it may go on.
+            return OffsetAndEpoch(earliest.epoch, earliest.end_offset)
+        return OffsetAndEpoch(found, end_offset)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def load(self) -> tuple[SnapshotId, Snapshot] | None:
+        """The newest snapshot, and the voters out of it and the log. Raises CorruptSnapshot, CorruptLog."""
+        found = (parse_snapshot_name(entry.name) for entry in self._disk.list_directory(self.directory))
+        self._snapshots = sorted(identity for identity in found if identity is not None)
+        if not self._snapshots:
+            if self.start_offset > 0:
+                raise CorruptLog(f"{self.directory}: starts at {self.start_offset} and there is no snapshot before")
+            self._scan(0)
+            return None
+        identity = self._snapshots[-1]
+        snapshot = decode_snapshot(self._disk.read_file(self.path_of(identity)))
+        self._adopt(identity, snapshot)
+        return identity, snapshot
+
+    def _adopt(self, identity: SnapshotId, snapshot: Snapshot) -> None:
+        if self.is_behind(identity):
+            self._log.truncate_fully_and_start_at(identity.end_offset)
+        self._voters.clear()
+        if snapshot.kraft_version > 0:
+            self._voters.add_version(identity.end_offset - 1, snapshot.kraft_version)
+        if snapshot.voters is not None:
+            self._voters.add_voters(identity.end_offset - 1, voters_from_record(snapshot.voters))
+        self._scan(max(self.start_offset, identity.end_offset))
+
+    def is_behind(self, identity: SnapshotId) -> bool:
+        """A snapshot came from a leader, and the log is not yet moved to it (Kafka does the same at a start)."""
+        if self.start_offset == self.end_offset == identity.end_offset:
+            return False
+        latest = max(self._log.leader_epochs.latest, 0)
+        return identity.epoch > latest or (identity.epoch == latest and identity.end_offset > self.end_offset)
+
+    def _scan(self, offset: int) -> None:
+        """Take over the voters that control records from `offset` on name."""
+        for header, region, position in self._batches(offset, self.end_offset):
+            if header.is_control:
+                for record in decode_batch(region, position, header):
+                    kind = control_record_type(record.key)
+                    if kind is ControlRecordType.KRAFT_VERSION:
+                        version = KRaftVersionRecord.decode(record.value or b"", 0).k_raft_version
+                        self._voters.add_version(record.offset, version)
+                    elif kind is ControlRecordType.KRAFT_VOTERS:
+                        voters = voters_from_record(VotersRecord.decode(record.value or b"", 0))
+                        self._voters.add_voters(record.offset, voters)
+
+    def read(self, offset: int, end_offset: int) -> Iterator[ReplayedBatch]:
+        for header, region, position in self._batches(offset, end_offset):
+            values: list[bytes] = []
+            if not header.is_control:
+                values = [record.value or b"" for record in decode_batch(region, position, header)]
+            yield ReplayedBatch(header.last_offset, header.partition_leader_epoch, header.max_timestamp, values)
+
+    def _batches(self, offset: int, end_offset: int) -> Iterator[tuple[BatchHeader, Region, int]]:
+        while offset < end_offset:
+            try:
+                result = self._log.read(offset, READ_BYTES, end_offset)
+            except ColdRead as cold:
+                cold.warm()
+                continue
+            assert result.regions, "a read below the log end finds a batch"
+            for region in result.regions:
+                for position, header in iter_headers(region):
+                    if header.last_offset >= offset:
+                        yield header, region, position
+                        offset = header.next_offset
+
+    def records_from(self, offset: int, bytes_max: int) -> bytes:
+        """Whole batches, as they lie. Raises ColdRead."""
+        return b"".join(self._log.read(offset, bytes_max, self.end_offset).regions)
+
+    def bootstrap_values(self) -> list[bytes]:
+        """What Kafka's `format` left for the first start; empty where Tidelog formats by itself."""
+        path = f"{self._root}/{BOOTSTRAP_NAME}"
+        return decode_snapshot(self._disk.read_file(path)).values if self._disk.exists(path) else []
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def append_values(self, values: Sequence[bytes], epoch: int, now_ms: int) -> int:
+        """One batch, all or nothing; the offset of its last record."""
+        return self._append(encode_batch([(now_ms, None, value, ()) for value in values]), epoch, now_ms)
+
+    def append_leader_change(self, change: AppendLeaderChange, leader_id: int, now_ms: int) -> int:
+        version = 1 if self._voters.kraft_version > 0 else 0
+        message = LeaderChangeMessage(
+            version=version,
+            leader_id=leader_id,
+            voters=[_voter(one.key.id, one.key.directory_id, version) for one in change.voters],
+            granting_voters=[_voter(key.id, key.directory_id, version) for key in change.granting],
+        )
+        records = [(ControlRecordType.LEADER_CHANGE, message.encode(version))]
+        if change.voters_now is not None:
+            records += _voters_records(self._voters.kraft_version, change.voters_now)
+        return self._append_control(records, change.epoch, now_ms)
+
+    def append_voters(self, voters: VoterSet, epoch: int, now_ms: int) -> int:
+        record = (ControlRecordType.KRAFT_VOTERS, voters_record(voters).encode(0))
+        return self._append_control([record], epoch, now_ms)
+
+    def append_kraft_version(self, version: int, voters: VoterSet, epoch: int, now_ms: int) -> int:
+        return self._append_control(_voters_records(version, voters), epoch, now_ms)
+
+    def _append_control(self, records: Sequence[tuple[ControlRecordType, bytes]], epoch: int, now_ms: int) -> int:
+        first = self.end_offset
+        last = self._append(encode_control_records(records, timestamp=now_ms), epoch, now_ms)
+        self._scan(first)
+        return last
+
+    def _append(self, batch: bytearray, epoch: int, now_ms: int) -> int:
+        return self._log.append_as_leader(memoryview(batch), epoch, now_ms, from_client=False).last_offset
+
+    def append_replicated(self, records: Bytes, now_ms: int) -> None:
+        """What the leader sent. Raises KafkaError for what is damaged; nothing of it is appended then."""
+        first = self.end_offset
+        self._log.append_as_follower(memoryview(records), now_ms)
+        self._scan(first)
+
+    def truncate_to(self, end_offset: int) -> None:
+        self._log.truncate_to(end_offset)
+        self._voters.truncate_to(self.end_offset)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def path_of(self, identity: SnapshotId) -> str:
+        return f"{self.directory}/{snapshot_name(identity)}"
+
+    def write_snapshot(
+        self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
+    ) -> None:
+        """Beside the log, complete or not at all. May run on any thread: touches nothing but its own file."""
+        kraft_version, voters = self._voters.at(identity.end_offset)
+        record = None if voters is None else voters_record(voters)
+        content = encode_snapshot(values, identity, last_timestamp_ms, now_ms, kraft_version, record)
+        self._disk.write_file(f"{self.path_of(identity)}.part", content, sync=True)
+        self._rename_part(identity)
+
+    def _rename_part(self, identity: SnapshotId) -> None:
+        path = self.path_of(identity)
+        self._disk.rename(f"{path}.part", path)
+        self._disk.sync_directory(self.directory)
+
+    def snapshot_part(self, identity: SnapshotId, position: int, bytes_max: int) -> tuple[int, bytes] | None:
+        """(size of the whole, bytes from `position` on); None when it is not there."""
+        if identity not in self._snapshots:
+            return None
+        try:
+            size_bytes = self._disk.size_of(self.path_of(identity))
+            file = self._disk.open(self.path_of(identity))
+        except FileNotFoundError:
+            return None
+        try:
+            return size_bytes, file.read_at(bytes_max, position)
+        finally:
+            file.close()
+
+    def keep_part(self, identity: SnapshotId, position: int, data: Bytes) -> None:
+        """A piece of a snapshot that is being fetched; the first one begins it anew."""
+        path = f"{self.path_of(identity)}.part"
+        if position == 0:
+            self._disk.write_file(path, bytes(data), sync=False)
+            return
+        file = self._disk.open(path)
+        try:
+            data = memoryview(data)
+            while data:
+                written = file.write_at(data, position)
+                data, position = data[written:], position + written
+        finally:
+            file.close()
+
+    def finish_part(self, identity: SnapshotId) -> Snapshot:
+        """Check and sync what was fetched; any thread. Raises CorruptSnapshot."""
+        path = f"{self.path_of(identity)}.part"
+        snapshot = decode_snapshot(self._disk.read_file(path))
+        self._disk.sync_file(path)
+        self._rename_part(identity)
+        return snapshot
+
+    def install(self, identity: SnapshotId, snapshot: Snapshot, now_ms: int) -> None:
+        """Begin the log at the end of a snapshot that was fetched; on the loop's thread."""
+        self._adopt(identity, snapshot)
+        self.forget_before(identity, now_ms)
+
+    def _note(self, identity: SnapshotId) -> None:
+        if identity not in self._snapshots:
+            self._snapshots = sorted([*self._snapshots, identity])
+
+    def forget_before(self, identity: SnapshotId, now_ms: int) -> None:
+        """Remove what a snapshot on disk makes superfluous: older snapshots, whole segments below its end."""
+        self._note(identity)
+        for older in self._snapshots:
+            if older < identity:
+                self._disk.remove(self.path_of(older))
+        self._snapshots = [one for one in self._snapshots if one >= identity]
+        log = self._log
+        if log.segment_count > 1 and identity.end_offset <= log.high_watermark:
+            log.delete_records(identity.end_offset)
+            log.segments.rename_condemned(log.log_start_offset, now_ms + log.config.file_delete_delay_ms)
+        log.segments.remove_doomed(now_ms)
+        self._voters.forget_before(identity.end_offset)
+
+
+def _voter(voter_id: int, directory_id: bytes, version: int) -> LeaderChangeMessageVoter:
+    return LeaderChangeMessageVoter(voter_id=voter_id, voter_directory_id=directory_id if version else ZERO_UUID)
+
+
+def _voters_records(kraft_version: int, voters: VoterSet) -> list[tuple[ControlRecordType, bytes]]:
+    version = KRaftVersionRecord(version=0, k_raft_version=kraft_version)
+    return [
+        (ControlRecordType.KRAFT_VERSION, version.encode(0)),
+        (ControlRecordType.KRAFT_VOTERS, voters_record(voters).encode(0)),
+    ]
+
+
+__all__ = ["CorruptSnapshot", "MetadataLog", "ReplayedBatch"]

@@ -1,0 +1,323 @@
+"""The quorum's requests answered: Kafka's messages in and out, waiting where an answer is to wait.
+
+What is granted, refused or served is the core's; nothing is answered before what it rests on is on the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages import add_raft_voter, remove_raft_voter, update_raft_voter
+from tidelog.protocol.messages import describe_quorum as describe
+from tidelog.protocol.messages.api_versions import ApiVersionsRequest
+from tidelog.protocol.messages.begin_quorum_epoch import BeginQuorumEpochRequest, BeginQuorumEpochResponse
+from tidelog.protocol.messages.end_quorum_epoch import EndQuorumEpochRequest, EndQuorumEpochResponse
+from tidelog.protocol.messages.fetch import FetchRequest, FetchResponse
+from tidelog.protocol.messages.fetch_snapshot import FetchSnapshotRequest, FetchSnapshotResponse
+from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
+from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.replication.quorum import leading, reconfiguration, wire
+from tidelog.replication.quorum.commit import ReplicaProgress
+from tidelog.replication.quorum.messages import FetchAnswer, FetchAsk, SnapshotAnswer
+from tidelog.replication.quorum.state import Leader
+from tidelog.replication.quorum.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey, Voter
+from tidelog.storage.reader import ColdRead
+
+if TYPE_CHECKING:
+    from tidelog.replication.quorum.driver import RaftNode
+
+API_VERSIONS_VERSION = 3
+PARKED_MAX = 10_000
+
+
+class QuorumService:
+    """Of one RaftNode."""
+
+    def __init__(self, node: RaftNode, cluster_id: str) -> None:
+        self._node = node
+        self._cluster_id = cluster_id
+        self._parked: dict[ReplicaKey, asyncio.Future[bool]] = {}
+        self._is_changing = False
+
+    def _knows(self, cluster_id: str | None) -> bool:
+        return cluster_id is None or cluster_id in ("", self._cluster_id)
+
+    # -- elections ---------------------------------------------------------------------------------------------------
+
+    async def vote(self, request: VoteRequest, version: int) -> VoteResponse:
+        node = self._node
+        if not self._knows(request.cluster_id):
+            return VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+        try:
+            ask = wire.vote_ask(request)
+        except KafkaError as error:
+            return VoteResponse(error_code=error.code)
+        answer = node.raft.on_vote(ask, node.now_ms())
+        node.drive()
+        await node.persisted()
+        return wire.vote_response(answer, version)
+
+    async def begin_quorum_epoch(self, request: BeginQuorumEpochRequest, version: int) -> BeginQuorumEpochResponse:
+        node = self._node
+        if not self._knows(request.cluster_id):
+            return BeginQuorumEpochResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+        try:
+            ask = wire.begin_ask(request)
+        except KafkaError as error:
+            return BeginQuorumEpochResponse(error_code=error.code)
+        answer = node.raft.on_begin(ask, node.now_ms())
+        node.drive()
+        await node.persisted()
+        return wire.begin_response(answer, version)
+
+    async def end_quorum_epoch(self, request: EndQuorumEpochRequest, version: int) -> EndQuorumEpochResponse:
+        node = self._node
+        if not self._knows(request.cluster_id):
+            return EndQuorumEpochResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+        try:
+            ask = wire.end_ask(request)
+        except KafkaError as error:
+            return EndQuorumEpochResponse(error_code=error.code)
+        answer = node.raft.on_end(ask, node.now_ms())
+        node.drive()
+        await node.persisted()
+        return wire.end_response(answer, version)
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    async def fetch(self, request: FetchRequest, version: int) -> FetchResponse:
+        node = self._node
+        if version >= 12 and not self._knows(request.cluster_id):
+            return FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+        try:
+            ask = wire.fetch_ask(request, version)
+        except KafkaError as error:
+            return FetchResponse(error_code=error.code)
+        answer = node.raft.on_fetch(ask, node.now_ms())
+        node.drive()
+        if ask.max_wait_ms > 0 and not leading.is_worth_answering(node.raft, ask, answer):
+            answer = await self._park(ask, answer)
+        if not answer.error and answer.diverging is None and answer.snapshot is None:
+            bytes_max = min(request.max_bytes, request.topics[0].partitions[0].partition_max_bytes)
+            answer = await self._with_records(ask, answer, min(bytes_max, node.settings.fetch_bytes_max))
+        await node.persisted()
+        return wire.fetch_response(answer, node.log.start_offset, version)
+
+    async def _park(self, ask: FetchAsk, answer: FetchAnswer) -> FetchAnswer:
+        """Until there is something to say, its time is up, or the same replica asks again."""
+        loop = self._node.loop
+        deadline = loop.time() + ask.max_wait_ms / 1000
+        earlier = self._parked.get(ask.replica)
+        if earlier is not None and not earlier.done():
+            earlier.set_result(False)
+        while len(self._parked) < PARKED_MAX and not self._node.is_closed:
+            future: asyncio.Future[bool] = loop.create_future()
+            self._parked[ask.replica] = future
+            timer = loop.call_at(deadline, _answer_now, future)
+            try:
+                has_news = await future
+            finally:
+                timer.cancel()
+                if self._parked.get(ask.replica) is future:
+                    del self._parked[ask.replica]
+            answer = leading.answer_fetch(self._node.raft, ask)
+            if not has_news or leading.is_worth_answering(self._node.raft, ask, answer):
+                break
+        return answer
+
+    def wake(self) -> None:
+        for future in self._parked.values():
+            if not future.done():
+                future.set_result(True)
+
+    async def _with_records(self, ask: FetchAsk, answer: FetchAnswer, bytes_max: int) -> FetchAnswer:
+        node = self._node
+        while ask.end_offset < node.log.end_offset:
+            try:
+                return answer._replace(records=node.log.records_from(ask.end_offset, bytes_max))
+            except ColdRead as cold:
+                await node.run_in_executor(cold.warm)
+            answer = leading.answer_fetch(node.raft, ask)
+            if answer.error or answer.diverging is not None or answer.snapshot is not None:
+                break
+        return answer
+
+    async def fetch_snapshot(self, request: FetchSnapshotRequest, version: int) -> FetchSnapshotResponse:
+        node = self._node
+        if not self._knows(request.cluster_id):
+            return FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+        try:
+            ask = wire.snapshot_ask(request)
+        except KafkaError as error:
+            return FetchSnapshotResponse(error_code=error.code)
+        raft = node.raft
+        error_code = leading.on_fetch_snapshot(raft, ask, node.now_ms())
+        answer = SnapshotAnswer(error_code, raft.epoch, raft.leader_id, raft.known_leader_endpoint())
+        if error_code == ErrorCode.NONE:
+            part = node.log.snapshot_part(
+                ask.snapshot, max(0, ask.position), min(request.max_bytes, node.settings.snapshot_part_bytes)
+            )
+            if part is None:
+                answer = answer._replace(error=ErrorCode.SNAPSHOT_NOT_FOUND)
+            elif not 0 <= ask.position < part[0]:
+                answer = answer._replace(error=ErrorCode.POSITION_OUT_OF_RANGE)
+            else:
+                answer = answer._replace(size_bytes=part[0], position=ask.position, data=part[1])
+        node.drive()
+        await node.persisted()
+        return wire.snapshot_response(answer, ask.snapshot, version)
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    async def describe_quorum(
+        self, request: describe.DescribeQuorumRequest, version: int
+    ) -> describe.DescribeQuorumResponse:
+        raft = self._node.raft
+        data = describe.DescribeQuorumResponsePartitionData(
+            partition_index=0,
+            error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            leader_id=raft.leader_id,
+            leader_epoch=raft.epoch,
+            high_watermark=-1,
+        )
+        names = [(topic.topic_name, [one.partition_index for one in topic.partitions]) for topic in request.topics]
+        if names != [(wire.TOPIC, [0])]:
+            data.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        elif isinstance(raft.state, Leader):
+            data.error_code = ErrorCode.NONE
+            data.high_watermark = raft.state.progress.high_watermark
+            data.current_voters = [self._described(replica) for replica in raft.state.progress.voters]
+            data.observers = [self._described(replica) for replica in raft.state.progress.observers]
+        topic = describe.DescribeQuorumResponseTopicData(topic_name=wire.TOPIC, partitions=[data])
+        response = describe.DescribeQuorumResponse(topics=[topic])
+        if version >= 2 and data.error_code == ErrorCode.NONE:
+            response.nodes = [
+                describe.Node(
+                    node_id=voter.key.id,
+                    listeners=[
+                        describe.Listener(name=name, host=at.host, port=at.port) for name, at in voter.endpoints
+                    ],
+                )
+                for voter in raft.voters.latest
+            ]
+        return response
+
+    def _described(self, replica: ReplicaProgress) -> describe.ReplicaState:
+        """Times of the loop's clock told in the wall's."""
+        node = self._node
+        now_ms, wall_ms = node.now_ms(), node.clock_ms()
+
+        def told(at_ms: float) -> int:
+            return -1 if at_ms < 0 else int(wall_ms - (now_ms - at_ms))
+
+        if replica.key.id == node.raft.own.id:
+            times, end_offset = (wall_ms, wall_ms), node.log.end_offset
+        else:
+            times, end_offset = (told(replica.last_fetch_ms), told(replica.last_caught_up_ms)), replica.end_offset
+        return describe.ReplicaState(
+            replica_id=replica.key.id,
+            replica_directory_id=replica.key.directory_id,
+            log_end_offset=end_offset,
+            last_fetch_timestamp=times[0],
+            last_caught_up_timestamp=times[1],
+        )
+
+    # -- changing who votes ------------------------------------------------------------------------------------------
+
+    async def add_voter(
+        self, request: add_raft_voter.AddRaftVoterRequest, version: int
+    ) -> add_raft_voter.AddRaftVoterResponse:
+        response = add_raft_voter.AddRaftVoterResponse()
+        try:
+            await self._change(request, self._add(request), request.timeout_ms, request.ack_when_committed)
+        except KafkaError as error:
+            response.error_code, response.error_message = error.code, str(error)
+        return response
+
+    async def remove_voter(
+        self, request: remove_raft_voter.RemoveRaftVoterRequest, version: int
+    ) -> remove_raft_voter.RemoveRaftVoterResponse:
+        response = remove_raft_voter.RemoveRaftVoterResponse()
+        try:
+            await self._change(request, self._remove(request), self._node.settings.request_timeout_ms, True)
+        except KafkaError as error:
+            response.error_code, response.error_message = error.code, str(error)
+        return response
+
+    async def update_voter(
+        self, request: update_raft_voter.UpdateRaftVoterRequest, version: int
+    ) -> update_raft_voter.UpdateRaftVoterResponse:
+        raft = self._node.raft
+        error_code = ErrorCode.NONE
+        try:
+            await self._change(request, self._update(request), 0, False)
+        except KafkaError as error:
+            error_code = error.code
+        await self._node.persisted()
+        at = raft.known_leader_endpoint() or Endpoint("", 0)
+        leader = update_raft_voter.CurrentLeader(
+            leader_id=raft.leader_id, leader_epoch=raft.epoch, host=at.host, port=at.port
+        )
+        return update_raft_voter.UpdateRaftVoterResponse(error_code=error_code, current_leader=leader)
+
+    async def _change(self, request: Any, change: Any, timeout_ms: int, wait: bool) -> None:
+        """One at a time. `change` decides; then, if asked to, until the record is committed."""
+        node = self._node
+        if not self._knows(request.cluster_id) or self._is_changing:
+            change.close()
+            if self._is_changing:
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "another change of voters is under way")
+            raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID)
+        self._is_changing = True
+        try:
+            await change
+            node.drive()
+            if wait:
+                await node.committed(node.raft.voters.latest_offset, timeout_ms or node.settings.request_timeout_ms)
+        finally:
+            self._is_changing = False
+
+    async def _add(self, request: add_raft_voter.AddRaftVoterRequest) -> None:
+        node = self._node
+        key = ReplicaKey(request.voter_id, request.voter_directory_id)
+        endpoints = tuple((one.name, Endpoint(one.host, one.port)) for one in request.listeners)
+        reconfiguration.require_addition(node.raft, key)
+        if not endpoints:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a voter without an address")
+        version_min, version_max = await self._kraft_versions(endpoints[0][1])
+        reconfiguration.add_voter(node.raft, Voter(key, endpoints, version_min, version_max), node.now_ms())
+
+    async def _kraft_versions(self, endpoint: Endpoint) -> tuple[int, int]:
+        """What the node there says it supports; ours where it does not say."""
+        node = self._node
+        request = ApiVersionsRequest(client_software_name="tidelog", client_software_version="0")
+        try:
+            response = await node.exchange(
+                endpoint, request, API_VERSIONS_VERSION, timeout_ms=node.settings.request_timeout_ms
+            )
+        except PeerUnreachable as error:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"the new voter does not answer: {error}") from None
+        for feature in response.supported_features:
+            if feature.name == "kraft.version":
+                return feature.min_version, feature.max_version
+        return KRAFT_VERSION_MIN, KRAFT_VERSION_MAX
+
+    async def _remove(self, request: remove_raft_voter.RemoveRaftVoterRequest) -> None:
+        reconfiguration.remove_voter(self._node.raft, ReplicaKey(request.voter_id, request.voter_directory_id))
+
+    async def _update(self, request: update_raft_voter.UpdateRaftVoterRequest) -> None:
+        error = leading.refusal(self._node.raft, request.current_leader_epoch)
+        if error != ErrorCode.NONE:
+            raise KafkaError(error)
+        endpoints = tuple((one.name, Endpoint(one.host, one.port)) for one in request.listeners)
+        feature = request.k_raft_version_feature
+        key = ReplicaKey(request.voter_id, request.voter_directory_id)
+        voter = Voter(key, endpoints, feature.min_supported_version, feature.max_supported_version)
+        reconfiguration.update_voter(self._node.raft, voter)
+
+
+def _answer_now(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)

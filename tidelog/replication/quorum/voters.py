@@ -1,0 +1,179 @@
+"""Who votes: sets of voters as configuration or the log's VotersRecord say, and how they changed along the log. Pure.
+
+A replica is its id and the id of its log directory (KIP-853); a static voter's directory is not known. The set that
+counts is the last one in the log, committed or not; a truncation brings the one before back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from tidelog.protocol.messages.control_records import Endpoint as EndpointRecord
+from tidelog.protocol.messages.control_records import KRaftVersionFeature, VotersRecord, VotersRecordVoter
+from tidelog.protocol.uuids import ZERO_UUID
+from tidelog.replication.ports import Endpoint
+
+KRAFT_VERSION_MIN: Final = 0
+KRAFT_VERSION_MAX: Final = 1
+CONTROLLER_LISTENER: Final = "CONTROLLER"
+
+
+class ReplicaKey(NamedTuple):
+    """`directory_id` is zero where it is not known."""
+
+    id: int
+    directory_id: bytes = ZERO_UUID
+
+    def matches(self, other: ReplicaKey) -> bool:
+        """The same replica as far as both say."""
+        return self.id == other.id and (
+            self.directory_id == other.directory_id or ZERO_UUID in (self.directory_id, other.directory_id)
+        )
+
+
+class Voter(NamedTuple):
+    """`endpoints`: (listener name, endpoint), the first one for other voters."""
+
+    key: ReplicaKey
+    endpoints: tuple[tuple[str, Endpoint], ...] = ()
+    version_min: int = KRAFT_VERSION_MIN
+    version_max: int = KRAFT_VERSION_MAX
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self.endpoints[0][1] if self.endpoints else None
+
+
+class VoterSet:
+    """Does not change; iterates in the order of ids."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self, voters: Iterable[Voter] = ()) -> None:
+        self._by_id = {voter.key.id: voter for voter in sorted(voters, key=lambda voter: voter.key.id)}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Voter]:
+        return iter(self._by_id.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VoterSet) and self._by_id == other._by_id
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._by_id.items()))
+
+    def __repr__(self) -> str:
+        return f"VoterSet({list(self._by_id)})"
+
+    @property
+    def ids(self) -> list[int]:
+        return list(self._by_id)
+
+    @property
+    def majority(self) -> int:
+        return len(self._by_id) // 2 + 1
+
+    def get(self, voter_id: int) -> Voter | None:
+        return self._by_id.get(voter_id)
+
+    def includes(self, key: ReplicaKey) -> bool:
+        voter = self._by_id.get(key.id)
+        return voter is not None and voter.key.matches(key)
+
+    def is_only(self, key: ReplicaKey) -> bool:
+        return len(self._by_id) == 1 and self.includes(key)
+
+    def with_voter(self, voter: Voter) -> VoterSet:
+        """Added, or in the place of the one with its id."""
+        return VoterSet([*(one for one in self if one.key.id != voter.key.id), voter])
+
+    def without(self, key: ReplicaKey) -> VoterSet:
+        return VoterSet(one for one in self if not one.key.matches(key))
+
+
+def static_voters(endpoints: Mapping[int, Endpoint]) -> VoterSet:
+    """Voters of controller.quorum.voters."""
+    return VoterSet(
+        Voter(ReplicaKey(voter_id), ((CONTROLLER_LISTENER, endpoint),)) for voter_id, endpoint in endpoints.items()
+    )
+
+
+def voters_record(voters: VoterSet) -> VotersRecord:
+    return VotersRecord(
+        version=0,
+        voters=[
+            VotersRecordVoter(
+                voter_id=voter.key.id,
+                voter_directory_id=voter.key.directory_id,
+                endpoints=[EndpointRecord(name=name, host=at.host, port=at.port) for name, at in voter.endpoints],
+                k_raft_version_feature=KRaftVersionFeature(
+                    min_supported_version=voter.version_min, max_supported_version=voter.version_max
+                ),
+            )
+            for voter in voters
+        ],
+    )
+
+
+def voters_from_record(record: VotersRecord) -> VoterSet:
+    return VoterSet(
+        Voter(
+            ReplicaKey(voter.voter_id, voter.voter_directory_id),
+            tuple((at.name, Endpoint(at.host, at.port)) for at in voter.endpoints),
+            voter.k_raft_version_feature.min_supported_version,
+            voter.k_raft_version_feature.max_supported_version,
+        )
+        for voter in record.voters
+    )
+
+
+class VoterHistory:
+    """The voters and the kraft.version from each offset on that changed them; before the first, `static` and 0."""
+
+    def __init__(self, static: VoterSet) -> None:
+        self.static = static
+        self._voters: list[tuple[int, VoterSet]] = []
+        self._versions: list[tuple[int, int]] = []
+
+    @property
+    def latest(self) -> VoterSet:
+        return self._voters[-1][1] if self._voters else self.static
+
+    @property
+    def latest_offset(self) -> int:
+        """Of the record that names the latest voters; -1 when no record does."""
+        return self._voters[-1][0] if self._voters else -1
+
+    @property
+    def kraft_version(self) -> int:
+        return self._versions[-1][1] if self._versions else 0
+
+    def at(self, offset: int) -> tuple[int, VoterSet | None]:
+        """(kraft.version, voters named by records, None when none) just before `offset`."""
+        version = next((version for at, version in reversed(self._versions) if at < offset), 0)
+        return version, next((voters for at, voters in reversed(self._voters) if at < offset), None)
+
+    def add_voters(self, offset: int, voters: VoterSet) -> None:
+        assert offset >= self.latest_offset, (offset, self.latest_offset)
+        self._voters.append((offset, voters))
+
+    def add_version(self, offset: int, version: int) -> None:
+        self._versions.append((offset, version))
+
+    def truncate_to(self, end_offset: int) -> None:
+        """What lies at `end_offset` or behind is gone."""
+        self._voters = [entry for entry in self._voters if entry[0] < end_offset]
+        self._versions = [entry for entry in self._versions if entry[0] < end_offset]
+
+    def forget_before(self, start_offset: int) -> None:
+        """Nobody will ask for what was before `start_offset`; what held there stays."""
+        for entries in (self._voters, self._versions):
+            below = sum(1 for entry in entries if entry[0] < start_offset)
+            del entries[: max(0, below - 1)]
+
+    def clear(self) -> None:
+        self._voters.clear()
+        self._versions.clear()
