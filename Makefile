@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ROWS   ?=
+BROKERS ?=
 SEED   ?=
 ARGS   ?=
 BIN    := $(VENV)/bin
@@ -12,16 +13,17 @@ PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 FAST   := -m "not slow" -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench compat kill-test sim fuzz build clean
+.PHONY: help demo test check format bench compat kill-test cluster-test sim fuzz build clean
 
 help:
-	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth)"
+	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
 	@echo "make test       every test, the slow ones too"
 	@echo "make check      format, lint, strict types, import contracts, fast tests"
 	@echo "make format     rewrite the code in the house format"
 	@echo "make bench      measure Tidelog beside Apache Kafka"
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"
+	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
 	@echo "make sim        simulated disks and clusters (SEED=7 replays one run)"
 	@echo "make fuzz       properties tried much harder than in make test"
 	@echo "make build      wheel and sdist in dist/"
@@ -47,7 +49,7 @@ $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $(VENV)/.demo-installed $@
 
 demo: $(VENV)/.demo-installed
-	@$(BIN)/python -m tidelog.bench.demo $(if $(ROWS),--rows $(ROWS)) $(ARGS)
+	@$(BIN)/python -m tidelog.bench.demo $(if $(ROWS),--rows $(ROWS)) $(if $(BROKERS),--brokers $(BROKERS)) $(ARGS)
 
 test: $(VENV)/.dev-installed
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q --durations=10 $(ARGS)
@@ -71,6 +73,9 @@ compat: $(VENV)/.dev-installed
 
 kill-test: $(VENV)/.dev-installed
 	TIDELOG_KILLS=100 $(BIN)/python -m pytest -q tests/cluster/test_kill_restart.py $(ARGS)
+
+cluster-test: $(VENV)/.dev-installed
+	TIDELOG_FAULTS=200 TIDELOG_FAILOVERS=50 $(BIN)/python -m pytest -s -q tests/cluster --ignore tests/cluster/test_kill_restart.py $(ARGS)
 
 sim: $(VENV)/.dev-installed
 	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(BIN)/python -m pytest -q tests/simulation $(ARGS)

@@ -1,4 +1,4 @@
-"""`make demo`: a year of flights through a Tidelog node, a consumer group and Spark; `flow.py` has the order of things.
+"""`make demo`: a year of flights through Tidelog, a consumer group and Spark; `flow.py` has the order of things.
 
 Exits with 0 when the group and Spark both saw exactly what the source holds, 1 when not or when something failed, 2 for
 wrong usage. Leaves nothing running and nothing on disk but the chart.
@@ -26,6 +26,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rows", metavar="N", help="how many flights: a number, a fraction (0.1) or a percentage (10%%)"
     )
+    parser.add_argument(
+        "--brokers", type=int, choices=range(1, 10), default=1, metavar="N", help="how many brokers, 1 unless given"
+    )
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where the chart goes")
     options = parser.parse_args(words)
     try:
@@ -45,7 +48,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         from tidelog.bench.demo import flow
 
-        return asyncio.run(flow.run(options.rows, options.out))
+        return asyncio.run(flow.run(options.rows, options.out, options.brokers))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("demo: stopped", file=sys.stderr)
         return 1

@@ -45,8 +45,10 @@ class Display:
     ) -> None:
         self._progress.stop()
 
-    def node(self, bootstrap: str, ready_s: float) -> None:
-        self._console.print(f"  node ready in {ready_s:.2f} s at {bootstrap}, topic flights with 6 partitions")
+    def ready(self, bootstrap: str, ready_s: float, topic: str, replicas: int) -> None:
+        what = "node" if "," not in bootstrap else "cluster"
+        each = f", {replicas} replicas each" if replicas > 1 else ""
+        self._console.print(f"  {what} ready in {ready_s:.2f} s at {bootstrap}, {topic}{each}")
 
     def produced(self, acknowledged: int) -> None:
         self._start(self._producer)

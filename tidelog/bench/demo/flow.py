@@ -1,4 +1,4 @@
-"""The demo's run: one node, one producer, a group of two consumers and Spark, each in a process of its own.
+"""The demo's run: a node or a cluster, one producer, a group of two consumers and Spark, each in a process of its own.
 
 The order hides the slow starts behind the work: Spark's JVM comes up first and warms while the node starts, the two
 consumers share out the empty partitions before the first flight is sent, and then read while the rest is still being
@@ -26,7 +26,7 @@ from tidelog.bench.demo import chart, report, source
 from tidelog.bench.demo.display import Display
 from tidelog.bench.demo.events import Child, Stalled
 from tidelog.bench.demo.tally import Tallies, from_json
-from tidelog.bench.processes import TidelogProcess
+from tidelog.bench.processes import TidelogCluster, TidelogProcess
 from tidelog.client import RecordMetadata
 
 TOPIC = "flights"
@@ -55,7 +55,7 @@ class Follower:
         return self.said.get(event, {}).get(key, default)
 
 
-async def run(rows: int, out: Path) -> int:
+async def run(rows: int, out: Path, brokers: int = 1) -> int:
     """The whole demo; returns the exit code. Raises ChildFailed, ServerFailed or Stalled when it cannot finish."""
     task = asyncio.current_task()
     assert task is not None
@@ -64,7 +64,7 @@ async def run(rows: int, out: Path) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tidelog-demo-") as directory:
         async with AsyncExitStack() as stack:
-            demo = Demo(stack, Path(directory), rows, console)
+            demo = Demo(stack, Path(directory), rows, console, brokers)
             outcome = await demo.run()
     image = out / "arrival-delay-by-carrier.png"
     chart.draw(outcome.spark, source.airlines(), image)
@@ -80,10 +80,11 @@ async def run(rows: int, out: Path) -> int:
 class Demo:
     """One run: what was started, and what each part has said so far."""
 
-    def __init__(self, stack: AsyncExitStack, directory: Path, rows: int, console: Console) -> None:
+    def __init__(self, stack: AsyncExitStack, directory: Path, rows: int, console: Console, brokers: int = 1) -> None:
         self._stack = stack
         self._directory = directory
         self._rows = rows
+        self._brokers = brokers
         self._display = Display(console, rows, MEMBERS)
         self._followers: list[asyncio.Task[None]] = []
         self._acknowledged: Counter[int] = Counter()
@@ -91,13 +92,14 @@ class Demo:
 
     async def run(self) -> report.Outcome:
         self._stack.enter_context(self._display)
-        node = TidelogProcess(self._directory / "node")
+        node = self._nodes()
         spark = await self._follow("Spark job", "spark", [node.bootstrap, TOPIC, str(self._directory / "spark")])
         self._stack.callback(node.stop)
         ready_s = await asyncio.to_thread(node.start)
-        self._display.node(node.bootstrap, ready_s)
+        replicas = min(3, self._brokers)
+        self._display.ready(node.bootstrap, ready_s, f"topic {TOPIC} with {PARTITIONS} partitions", replicas)
         async with Admin(bootstrap_servers=node.bootstrap) as admin:
-            await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+            await admin.create_topics([NewTopic(TOPIC, PARTITIONS, replicas)])
         members = [
             await self._follow(f"consumer {number}", "consume", [node.bootstrap, TOPIC, GROUP])
             for number in range(1, MEMBERS + 1)
@@ -132,6 +134,12 @@ class Demo:
                 "Spark read": spark.said["done"]["seconds"],
             },
         )
+
+    def _nodes(self) -> TidelogProcess | TidelogCluster:
+        """What is to run: one node, or a cluster."""
+        if self._brokers == 1:
+            return TidelogProcess(self._directory / "node")
+        return TidelogCluster(self._directory, self._brokers)
 
     @staticmethod
     async def _offsets(bootstrap: str) -> tuple[dict[int, int], dict[int, int]]:

@@ -1,0 +1,137 @@
+"""Our command line on three running nodes: the quorum, elections, moves under a throttle, partitions in trouble."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import NewCluster
+from tidelog.bench.processes import TidelogCluster
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+STILL = {"auto.leader.rebalance.enable": "false"}
+PATIENCE_S = 30.0
+
+
+class Cli:
+    """`tidelog WORDS` with the cluster's address."""
+
+    def __init__(self, cluster: TidelogCluster) -> None:
+        self._environment = {**os.environ, "TIDELOG_BOOTSTRAP_SERVER": cluster.bootstrap, "PYTHONPATH": str(ROOT)}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tidelog", *words]
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def __call__(self, *words: str) -> str:
+        done = self.run(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def partitions(self, topic: str) -> list[dict[str, Any]]:
+        ((described),) = json.loads(self("topics", "describe", topic, "--json"))
+        return list(described["partitions"])
+
+    def troubled(self, option: str) -> set[tuple[str, int]]:
+        shown = json.loads(self("topics", "describe", option, "--json"))
+        return {(topic["name"], each["partition"]) for topic in shown for each in topic["partitions"]}
+
+
+def until(attempt: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not attempt():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.2)
+
+
+def test_a_cluster_is_administered(new_cluster: NewCluster, tmp_path: Path) -> None:
+    cluster = new_cluster(options=STILL)
+    cli = Cli(cluster)
+    described = json.loads(cli("quorum", "describe", "--json"))
+    assert described["leader_id"] in cluster.nodes
+    assert {each["node_id"] for each in described["replicas"]} == set(cluster.controller_ids)
+    cli("topics", "create", "flights", "-p", "3", "-r", "3")
+    until(lambda: all(len(each["isr"]) == 3 for each in cli.partitions("flights")))
+    first_leaders = [each["leader"] for each in cli.partitions("flights")]
+    assert first_leaders == [each["replicas"][0] for each in cli.partitions("flights")]
+
+    gone = first_leaders[0]
+    cluster.kill(gone)
+    everything = {("flights", number) for number in range(3)}
+    until(lambda: cli.troubled("--under-replicated") >= everything)
+    assert cli.troubled("--unavailable") == set()
+    assert gone not in [each["leader"] for each in cli.partitions("flights")]
+    preferred = cli.run("elect-leaders", "--topic", "flights", "--partition", "0")
+    assert preferred.returncode == 1
+    assert "PREFERRED_LEADER_NOT_AVAILABLE" in preferred.stderr
+    cluster.restart(gone)
+    until(lambda: not cli.troubled("--under-replicated"))
+    cli("elect-leaders", "--all")
+    until(lambda: [each["leader"] for each in cli.partitions("flights")] == first_leaders)
+
+    cli("topics", "alter", "flights", "-p", "4", "-c", "retention.ms=1234567")
+    until(lambda: len(cli.partitions("flights")) == 4)
+    shown = json.loads(cli("topics", "describe", "flights", "--json"))
+    assert shown[0]["configs"]["retention.ms"] == "1234567"
+
+
+def test_partitions_move_and_come_back(new_cluster: NewCluster, tmp_path: Path) -> None:
+    cluster = new_cluster(options=STILL)
+    cli = Cli(cluster)
+    cli("topics", "create", "moving", "-p", "2", "-r", "2")
+    until(lambda: all(len(each["isr"]) == 2 for each in cli.partitions("moving")))
+    before = [each["replicas"] for each in cli.partitions("moving")]
+    targets = [[*(node for node in cluster.nodes if node not in replicas), replicas[0]] for replicas in before]
+    plan = tmp_path / "plan.json"
+    moves = [{"topic": "moving", "partition": number, "replicas": target} for number, target in enumerate(targets)]
+    plan.write_text(json.dumps({"version": 1, "partitions": moves}))
+    back = cli("reassign", "--json", str(plan), "--execute", "--throttle", "50000000")
+    until(lambda: cli.run("reassign", "--json", str(plan), "--verify").returncode == 0)
+    assert [each["replicas"] for each in cli.partitions("moving")] == targets
+    assert json.loads(cli("reassign", "--list", "--output-json")) == []
+    until(lambda: json.loads(cli("topics", "describe", "moving", "--json"))[0]["configs"] == {})
+    plan.write_text(back)
+    cli("reassign", "--json", str(plan), "--execute")
+    until(lambda: cli.run("reassign", "--json", str(plan), "--verify").returncode == 0)
+    assert [each["replicas"] for each in cli.partitions("moving")] == before
+    stopped = cli.run("reassign", "--json", str(plan), "--cancel")
+    assert "cancelled 0 of 0 moves" in stopped.stderr
+
+
+def test_a_move_that_cannot_end_is_cancelled(new_cluster: NewCluster, tmp_path: Path) -> None:
+    cluster = new_cluster(options=STILL)
+    cli = Cli(cluster)
+    one, two, three = cluster.nodes
+    cli("topics", "create", "stuck", "-p", "1", "-r", "2")
+    (before,) = [each["replicas"] for each in cli.partitions("stuck")]
+    (free,) = set(cluster.nodes) - set(before)
+    cluster.nodes[free].pause()
+    try:
+        plan = tmp_path / "plan.json"
+        moves = [{"topic": "stuck", "partition": 0, "replicas": [free, before[0]]}]
+        plan.write_text(json.dumps({"version": 1, "partitions": moves}))
+        cli = Cli(cluster)
+        bootstrap = [cluster.nodes[node].bootstrap for node in before]
+        started = cli.run("reassign", "--json", str(plan), "--execute", "-b", ",".join(bootstrap))
+        assert started.returncode == 0, started.stderr
+        (move,) = json.loads(cli.run("reassign", "--list", "--output-json", "-b", ",".join(bootstrap)).stdout)
+        assert (move["adding"], move["removing"]) == ([free], [before[1]])
+        assert cli.run("reassign", "--json", str(plan), "--cancel", "-b", ",".join(bootstrap)).returncode == 0
+        assert json.loads(cli.run("reassign", "--list", "--output-json", "-b", ",".join(bootstrap)).stdout) == []
+    finally:
+        cluster.nodes[free].resume()
+    until(lambda: [each["replicas"] for each in cli.partitions("stuck")] == [before])
