@@ -40,7 +40,7 @@ from tidelog.replication.quorum.service import QuorumService
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.replication.quorum.snapshot import CorruptSnapshot, SnapshotId
 from tidelog.replication.quorum.state import Follower, Leader
-from tidelog.replication.quorum.vote_store import CorruptQuorumState, QuorumState, VoteStore
+from tidelog.replication.quorum.vote_store import QuorumState, VoteStore
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
 from tidelog.storage.disk import Disk
 from tidelog.storage.log import CorruptLog, PartitionLog
@@ -108,9 +108,9 @@ class RaftNode:
         listener: MetadataListener,
     ) -> None:
         own = ReplicaKey(node_id, directory_id)
-        self._is_alone = not settings.bootstrap_servers and set(settings.voters) <= {node_id} and can_vote
         voters = static_voters(settings.voters)
-        if self._is_alone:
+        if can_vote and not settings.bootstrap_servers and set(settings.voters) <= {node_id}:
+            # Alone, unless the log says otherwise.
             voters = VoterSet([Voter(ReplicaKey(node_id), tuple(settings.own_endpoints[:1]))])
         self.settings = settings
         self.loop = loop
@@ -178,14 +178,7 @@ class RaftNode:
         self.drive()
 
     def _read_election(self) -> ElectionState:
-        try:
-            state = self._votes.read()
-        except CorruptQuorumState as error:
-            # Not synced where it protects nothing (see _persist), so a power loss may have torn it.
-            if self.raft.can_vote and not (self._is_alone and self._history.kraft_version == 0):
-                raise
-            log.warning("begun anew: %s", error)
-            state = None
+        state = self._votes.read()
         if state is None:
             return ElectionState()
         if state.voter_ids and self._history.kraft_version == 0 and self.raft.can_vote:
@@ -250,6 +243,9 @@ class RaftNode:
 
     def voters(self) -> VoterSet:
         return self._history.latest
+
+    def voter_ids(self) -> list[int]:
+        return self._history.latest.ids
 
     def append(self, values: Sequence[bytes], now_ms: int) -> int:
         """One batch, all or nothing; the offset of its last record. Raises NotLeader, OSError, KafkaError."""
@@ -393,12 +389,7 @@ class RaftNode:
     def _persist(self, effect: Persist) -> None:
         number = self._wanted[0] + 1
         self._wanted = (number, effect.state)
-        if self._is_alone and self._history.kraft_version == 0:
-            # With no other voter the first record of the epoch, synced before anything is told, suffices to never use
-            # the epoch again.
-            self._votes.write(self._file_state(effect.state), sync=False)
-            self._persisted = number
-        elif self._persisting is None:
+        if self._persisting is None:
             self._persisting = self.loop.create_task(self._persist_all(), name="quorum-state")
 
     def _file_state(self, state: ElectionState) -> QuorumState:

@@ -176,6 +176,6 @@ class Quorum:
 
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
     async with asyncio.timeout(timeout_s):
-        while not (found := condition()):
+        while not (found := condition()):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     return found

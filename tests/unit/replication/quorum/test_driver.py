@@ -128,7 +128,7 @@ def test_a_leader_that_hangs_is_replaced_and_steps_down(tmp_path):
 
 def test_observers_follow_from_leader_to_leader(tmp_path):
     async def run():
-        quorum, members = await three(tmp_path)
+        quorum, _ = await three(tmp_path)
         observer = await Member(quorum, 9, can_vote=False).start()
         (leader,) = await until(lambda: quorum.leaders)
         leader.raft.append([b"a"], 0)
