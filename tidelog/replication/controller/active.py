@@ -36,9 +36,10 @@ log = logging.getLogger("tidelog.controller")
 
 T = TypeVar("T")
 
-RECORDS_PER_BATCH = 10_000
+# What one request may create is one batch, so that it is there whole or not at all.
+RECORDS_PER_BATCH = 20_000
 TICKS_PER_SESSION = 8
-TICK_MS_MIN, TICK_MS_MAX = 20, 1_000
+TICK_MS_MIN, TICK_MS_MAX = 20, 250
 
 
 class Controller(ControllerCommands):

@@ -59,7 +59,7 @@ def _create(state: ControllerState, wanted: CreatePartitionsTopic) -> list[Parti
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     factor = len(topic.partitions[0].replicas)
     if wanted.assignments is None:
-        placed = place_replicas(state.image.brokers.values(), added, factor, state.rng)
+        placed = place_replicas(state.placeable(), added, factor, state.rng)
     else:
         placed = _manual(state, wanted, added, factor)
     records: list[PartitionRecord] = []

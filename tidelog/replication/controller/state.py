@@ -24,6 +24,7 @@ from tidelog.replication.controller.image import (
     ELR_FEATURE,
     METADATA_VERSION,
     TOPIC_RESOURCE,
+    BrokerImage,
     MetadataDelta,
     MetadataImage,
     TopicImage,
@@ -280,7 +281,7 @@ class ControllerState:
         )
         if count > MAX_PARTITIONS_PER_REQUEST:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
-        placed = place_replicas(self.image.brokers.values(), count, factor, self.rng)
+        placed = place_replicas(self.placeable(), count, factor, self.rng)
         assignments = [(replicas, self.active(replicas)) for replicas in placed]
         if not all(isr for _, isr in assignments):
             raise KafkaError(
@@ -335,6 +336,15 @@ class ControllerState:
                 f"The manual partition assignment includes a partition with {len(brokers)} replica(s), but this is "
                 f"not consistent with previous partitions, which have {replication_factor} replica(s)."
             )
+
+    def placeable(self) -> list[BrokerImage]:
+        """Brokers that may get new replicas: not those about to leave, nor those that want no more."""
+        return [
+            broker
+            for broker in self.image.brokers.values()
+            if (broker.fenced or not broker.in_controlled_shutdown)
+            and not (broker.cordoned_log_dirs and set(broker.log_dirs) <= set(broker.cordoned_log_dirs))
+        ]
 
     def active(self, replicas: Iterable[int]) -> list[int]:
         brokers = self.image.brokers

@@ -1,0 +1,191 @@
+"""Registrations, log directories, new partitions: what is accepted, and what is said to the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.replication.clusters import apply, cluster_state, directory_id
+from tests.unit.replication.controller_harness import Broker
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.assign_replicas_to_dirs import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsRequestDirectoryData,
+    AssignReplicasToDirsRequestPartitionData,
+    AssignReplicasToDirsRequestTopicData,
+)
+from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from tidelog.protocol.messages.broker_registration import Feature
+from tidelog.protocol.messages.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from tidelog.protocol.messages.metadata_records import (
+    BrokerRegistrationChangeRecord,
+    FeatureLevelRecord,
+    RegisterBrokerRecord,
+)
+from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
+from tidelog.replication.controller.brokers import heartbeat, register_broker
+from tidelog.replication.controller.directories import assign_replicas_to_dirs
+from tidelog.replication.controller.leaders import fence_brokers
+from tidelog.replication.controller.liveness import BrokerSessions
+from tidelog.replication.controller.partition_creation import create_partitions
+from tidelog.replication.controller.state import NewTopic
+
+
+@pytest.fixture
+def state():
+    state = cluster_state([1, 2, 3], cluster_id="c")
+    apply(state, [FeatureLevelRecord(name="metadata.version", feature_level=30)])
+    apply(state, [FeatureLevelRecord(name="eligible.leader.replicas.version", feature_level=1)])
+    apply(state, state.create_topics([NewTopic("t", assignments=[(0, [1, 2, 3])])])[0])
+    return state
+
+
+def part(state, index=0):
+    return state.image.topics_by_name["t"].partitions[index]
+
+
+def register(state, broker, *, has_valid_session=False, **fields):
+    request = broker.registration(**({"cluster_id": "c"} | fields))
+    registered = register_broker(state, request, has_valid_session=has_valid_session, next_offset=500)
+    apply(state, registered.records)
+    return registered
+
+
+def refusal(state, broker, **fields):
+    with pytest.raises(KafkaError) as caught:
+        register(state, broker, **fields)
+    return caught.value.code
+
+
+def test_a_new_broker_is_fenced_and_its_epoch_is_its_records_offset(state):
+    registered = register(state, Broker(4))
+    assert (registered.broker_epoch, state.image.brokers[4].fenced) == (500, True)
+    again = register(state, Broker(1, incarnation=5))
+    assert again.broker_epoch == 500 + len(again.records) - 1
+    assert isinstance(again.records[-1], RegisterBrokerRecord)
+    assert (part(state).leader, part(state).isr) == (2, (2, 3))
+
+
+def test_the_same_incarnation_only_changes_what_it_says(state):
+    register(state, Broker(4))
+    apply(state, [BrokerRegistrationChangeRecord(broker_id=4, broker_epoch=500, fenced=-1)])
+    registered = register(state, Broker(4), rack="r", has_valid_session=True)
+    assert (registered.broker_epoch, registered.fenced, len(registered.records)) == (500, False, 1)
+    assert (state.image.brokers[4].rack, state.image.brokers[4].fenced) == ("r", False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"cluster_id": "d"}, ErrorCode.INCONSISTENT_CLUSTER_ID),
+        ({"log_dirs": []}, ErrorCode.INVALID_REGISTRATION),
+        ({"log_dirs": [UNASSIGNED_DIRECTORY]}, ErrorCode.INVALID_REGISTRATION),
+        ({"log_dirs": [b"x" * 16] * 2}, ErrorCode.INVALID_REGISTRATION),
+        ({"log_dirs": [directory_id(2)]}, ErrorCode.INVALID_REGISTRATION),
+        ({"is_migrating_zk_broker": True}, ErrorCode.BROKER_ID_NOT_REGISTERED),
+        ({"features": []}, ErrorCode.UNSUPPORTED_VERSION),
+        (
+            {"features": [Feature(name="metadata.version", min_supported_version=1, max_supported_version=29)]},
+            ErrorCode.UNSUPPORTED_VERSION,
+        ),
+        (
+            {"features": [Feature(name="metadata.version", min_supported_version=1, max_supported_version=30)]},
+            ErrorCode.UNSUPPORTED_VERSION,  # it does not know of eligible leader replicas
+        ),
+    ],
+)
+def test_a_broker_that_does_not_fit_is_refused(state, fields, code):
+    before = state.image
+    assert refusal(state, Broker(4), **fields) is code
+    assert state.image is before
+
+
+def test_two_processes_of_one_id(state):
+    """With the directories of the old one it is the old one's successor; with others it is a mistake."""
+    twin = Broker(1, incarnation=7)
+    code = refusal(state, twin, has_valid_session=True, log_dirs=[b"x" * 16])
+    assert code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    register(state, twin, has_valid_session=False, log_dirs=[b"x" * 16])
+    register(state, Broker(1, incarnation=8), has_valid_session=True, log_dirs=[b"x" * 16])
+
+
+def test_a_failed_directory_takes_its_replicas_out(state):
+    register(state, Broker(4), log_dirs=[directory_id(4, 0), directory_id(4, 1)])
+    apply(state, [BrokerRegistrationChangeRecord(broker_id=4, broker_epoch=500, fenced=-1)])
+    apply(state, state.create_topics([NewTopic("u", assignments=[(0, [4, 1]), (1, [4, 1])])])[0])
+    topic = state.image.topics_by_name["u"]
+    assert topic.partitions[0].directory_of(4) == UNASSIGNED_DIRECTORY
+    directories = [
+        AssignReplicasToDirsRequestDirectoryData(
+            id=directory_id(4, index),
+            topics=[
+                AssignReplicasToDirsRequestTopicData(
+                    topic_id=topic.topic_id,
+                    partitions=[AssignReplicasToDirsRequestPartitionData(partition_index=index)],
+                )
+            ],
+        )
+        for index in (0, 1)
+    ]
+    records, _ = assign_replicas_to_dirs(
+        state, AssignReplicasToDirsRequest(broker_id=4, broker_epoch=500, directories=directories)
+    )
+    apply(state, records)
+    topic = state.image.topics_by_name["u"]
+    assert [one.directory_of(4) for one in topic.partitions.values()] == [directory_id(4, 0), directory_id(4, 1)]
+    assert [one.leader for one in topic.partitions.values()] == [4, 4]
+
+    sessions = BrokerSessions(1000)
+    sessions.register(4, 500, fenced=False, now_ms=0)
+    request = BrokerHeartbeatRequest(
+        broker_id=4, broker_epoch=500, current_metadata_offset=600, offline_log_dirs=[directory_id(4, 1)]
+    )
+    apply(state, heartbeat(state, sessions, request, 5)[0])
+    topic = state.image.topics_by_name["u"]
+    assert [one.leader for one in topic.partitions.values()] == [4, 1]
+    assert state.image.brokers[4].log_dirs == (directory_id(4, 0),)
+
+
+def add(state, name, count, assignments=None):
+    topic = CreatePartitionsTopic(
+        name=name,
+        count=count,
+        assignments=None
+        if assignments is None
+        else [CreatePartitionsAssignment(broker_ids=one) for one in assignments],
+    )
+    records, response = create_partitions(state, CreatePartitionsRequest(topics=[topic]))
+    apply(state, records)
+    return ErrorCode(response.results[0].error_code)
+
+
+def test_a_topic_gets_more_partitions(state):
+    assert add(state, "t", 3) is ErrorCode.NONE
+    assert [len(one.replicas) for one in state.image.topics_by_name["t"].partitions.values()] == [3, 3, 3]
+    assert add(state, "t", 4, [[3, 1, 2]]) is ErrorCode.NONE
+    assert (part(state, 3).replicas, part(state, 3).leader) == ((3, 1, 2), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "assignments", "code"),
+    [
+        ("u", 3, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("t", 1, None, ErrorCode.INVALID_PARTITIONS),
+        ("t", 0, None, ErrorCode.INVALID_PARTITIONS),
+        ("t", 20_000, None, ErrorCode.POLICY_VIOLATION),
+        ("t", 2, [[1, 2]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", 2, [[1, 2, 9]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", 3, [[1, 2, 3]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    ],
+)
+def test_or_it_does_not(state, name, count, assignments, code):
+    assert add(state, name, count, assignments) is code
+
+
+def test_a_partition_of_fenced_brokers_cannot_begin(state):
+    apply(state, fence_brokers(state, [1, 2]))
+    apply(state, state.create_topics([NewTopic("v", assignments=[(0, [3])])])[0])
+    assert add(state, "v", 2, [[1]]) is ErrorCode.INVALID_REPLICA_ASSIGNMENT

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.replication.clusters import apply, cluster_state
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.metadata_records import (
+    BrokerFeature,
+    FeatureLevelRecord,
+    RegisterBrokerRecord,
+)
+from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tidelog.replication.controller.features import update_features
+
+ELR, METADATA = "eligible.leader.replicas.version", "metadata.version"
+
+
+@pytest.fixture
+def state():
+    state = cluster_state([1])
+    apply(state, [FeatureLevelRecord(name=METADATA, feature_level=30), FeatureLevelRecord(name=ELR, feature_level=1)])
+    return state
+
+
+def update(state, name, level, upgrade_type=1, *, version=2, validate_only=False):
+    key = FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)
+    request = UpdateFeaturesRequest(feature_updates=[key], validate_only=validate_only)
+    records, response = update_features(state, request, version)
+    apply(state, records)
+    return records, ErrorCode(response.error_code), response
+
+
+def test_down_and_up(state):
+    assert update(state, ELR, 0, 2)[1] is ErrorCode.NONE
+    assert not state.elr_enabled
+    assert update(state, ELR, 1)[1] is ErrorCode.NONE
+    assert state.elr_enabled
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "upgrade_type"),
+    [
+        (ELR, 0, 1),  # down, but called an upgrade
+        (ELR, 2, 1),  # unknown level
+        (ELR, -1, 2),
+        (ELR, 0, 7),
+        (METADATA, 31, 1),
+        (METADATA, 20, 2),  # would lose records
+        (METADATA, 20, 3),
+        ("share.version", 1, 1),
+        ("kraft.version", 1, 1),
+    ],
+)
+def test_what_cannot_be_is_refused(state, name, level, upgrade_type):
+    records, code, response = update(state, name, level, upgrade_type)
+    assert (records, code) == ([], ErrorCode.INVALID_UPDATE_VERSION)
+    assert name in response.error_message
+
+
+def test_where_no_record_is_lost_metadata_version_goes_down(state):
+    apply(state, [FeatureLevelRecord(name=METADATA, feature_level=25)])
+    assert update(state, METADATA, 23, 2)[1] is ErrorCode.NONE
+    assert state.metadata_version == 23
+
+
+def test_every_broker_and_controller_must_support_it(state):
+    apply(
+        state,
+        [
+            RegisterBrokerRecord(
+                broker_id=2,
+                broker_epoch=9,
+                features=[BrokerFeature(name=METADATA, min_supported_version=1, max_supported_version=30)],
+            )
+        ],
+    )
+    assert update(state, ELR, 0, 2)[1] is ErrorCode.NONE
+    assert update(state, ELR, 1)[1] is ErrorCode.INVALID_UPDATE_VERSION
+    state.settings.voters = lambda: [100, 101]
+    assert update(state, ELR, 1)[1] is ErrorCode.INVALID_UPDATE_VERSION
+
+
+def test_older_versions_answer_for_each_feature(state):
+    _, code, response = update(state, ELR, 5, version=1)
+    assert code is ErrorCode.NONE
+    assert [one.error_code for one in response.results] == [ErrorCode.INVALID_UPDATE_VERSION]
+
+
+def test_a_dry_run_changes_nothing(state):
+    assert update(state, ELR, 0, 2, validate_only=True)[:2] == ([], ErrorCode.NONE)
