@@ -6,7 +6,7 @@ A node that is no controller has none; one that does not lead refuses by itself,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -15,6 +15,7 @@ from tidelog.protocol.schema import Message
 if TYPE_CHECKING:
     from tidelog.broker.request import RequestContext
     from tidelog.broker.services import Services
+    from tidelog.replication.controller.state import CreatedTopic, NewTopic
 
 Response = TypeVar("Response", bound=Message)
 
@@ -40,6 +41,12 @@ class ControllerCommands(Protocol):
 
     is_active: bool
 
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_ms: int = 0
+    ) -> dict[str, CreatedTopic | KafkaError]: ...
+    async def delete_topics(
+        self, topic_ids: Sequence[bytes], *, timeout_ms: int = 0
+    ) -> dict[bytes, KafkaError | None]: ...
     def register_broker(self, request: Any, version: int) -> Awaitable[Any]: ...
     def broker_heartbeat(self, request: Any, version: int) -> Awaitable[Any]: ...
     def broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None: ...

@@ -18,7 +18,9 @@ class Heartbeats:
         self._on_lost = on_lost
         self._by_connection: dict[Peer, tuple[int, int]] = {}
 
-    def carried_by(self, connection: Peer, broker_id: int, broker_epoch: int) -> None:
+    def carried_by(self, connection: Peer | None, broker_id: int, broker_epoch: int) -> None:
+        if connection is None:
+            return  # a broker in this process ends with it
         watched = connection in self._by_connection
         self._by_connection[connection] = (broker_id, broker_epoch)
         if not watched:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.broker.config_definitions import topic_config_problem
+from tidelog.broker.config import own_name
+from tidelog.broker.config_definitions import broker_config_problem, list_config_default, topic_config_problem
+from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
+from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
+from tidelog.protocol.messages.broker_registration import Listener as RegisteredListener
 from tidelog.replication.controller.image import EndpointImage
-from tidelog.replication.controller.registration import SUPPORTED_FEATURES, BrokerRegistration
+from tidelog.replication.controller.registration import SUPPORTED_FEATURES
 from tidelog.replication.controller.state import ControllerSettings
+from tidelog.replication.ports import Endpoint
+from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.storage.log_config import INT64_MAX, LogConfig
 
 if TYPE_CHECKING:
@@ -17,13 +23,24 @@ if TYPE_CHECKING:
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
 
-def controller_settings(config: NodeConfig) -> ControllerSettings:
+def controller_settings(config: NodeConfig, cluster_id: str, voters: Callable[[], Sequence[int]]) -> ControllerSettings:
     defaults = config.topic_defaults()
 
     return ControllerSettings(
         default_partition_count=config.integer("num.partitions"),
         default_replication_factor=config.integer("default.replication.factor"),
         topic_config_problem=lambda topic_config: topic_config_problem(topic_config, defaults),
+        broker_config_problem=broker_config_problem,
+        list_config_default=list_config_default,
+        voters=voters,
+        cluster_id=cluster_id,
+        min_insync_replicas=config.integer("min.insync.replicas"),
+        unclean_leader_election=config.flag("unclean.leader.election.enable"),
+        session_timeout_ms=config.integer("broker.session.timeout.ms"),
+        auto_rebalance=config.flag("auto.leader.rebalance.enable"),
+        imbalance_check_interval_ms=config.integer("leader.imbalance.check.interval.seconds") * 1000,
+        unclean_check_interval_ms=config.integer("unclean.leader.election.interval.ms"),
+        inter_broker_listener=config.inter_broker_listener,
     )
 
 
@@ -41,24 +58,58 @@ def metadata_log_config(config: NodeConfig) -> LogConfig:
     )
 
 
-def broker_registration(
-    config: NodeConfig, incarnation_id: bytes, bound_ports: Mapping[str, int], directory_ids: Sequence[bytes]
-) -> BrokerRegistration:
-    """`bound_ports`: listener name -> port; `directory_ids`: of every log.dir, in order."""
-    return BrokerRegistration(
-        node_id=config.node_id,
-        incarnation_id=incarnation_id,
-        endpoints=[_endpoint(listener) for listener in config.advertised_listeners(bound_ports)],
-        features=SUPPORTED_FEATURES,
-        rack=config["broker.rack"],
-        log_dirs=list(directory_ids),
+def quorum_settings(config: NodeConfig, bound_ports: Mapping[str, int]) -> QuorumSettings:
+    """`bound_ports`: listener name -> port."""
+    return QuorumSettings(
+        voters={node_id: Endpoint(*address) for node_id, address in config.quorum_voters.items()},
+        bootstrap_servers=[Endpoint(*address) for address in config.quorum_bootstrap],
+        own_endpoints=[(one.name, Endpoint(one.host, one.port)) for one in controller_endpoints(config, bound_ports)],
+        election_timeout_ms=config.integer("controller.quorum.election.timeout.ms"),
+        fetch_timeout_ms=config.integer("controller.quorum.fetch.timeout.ms"),
+        election_backoff_max_ms=config.integer("controller.quorum.election.backoff.max.ms"),
+        request_timeout_ms=config.integer("controller.quorum.request.timeout.ms"),
+        retry_backoff_ms=config.integer("controller.quorum.retry.backoff.ms"),
     )
 
 
-def controller_endpoints(config: NodeConfig) -> list[EndpointImage]:
-    """Where other nodes would reach this controller; empty for a node that is alone."""
-    names = {name.upper() for name in config.items("controller.listener.names")}
-    return [_endpoint(listener) for listener in config.listeners if listener.name in names]
+def broker_registration(
+    config: NodeConfig,
+    cluster_id: str,
+    incarnation_id: bytes,
+    bound_ports: Mapping[str, int],
+    directory_ids: Sequence[bytes],
+    previous_epoch: int,
+) -> BrokerRegistrationRequest:
+    """What the broker says of itself. `directory_ids`: of every log.dir, in order."""
+    endpoints = [_endpoint(listener) for listener in config.advertised_listeners(bound_ports)]
+    return BrokerRegistrationRequest(
+        broker_id=config.node_id,
+        cluster_id=cluster_id,
+        incarnation_id=incarnation_id,
+        listeners=[
+            RegisteredListener(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
+            for one in endpoints
+            if one.name not in config.controller_listener_names
+        ],
+        features=[
+            RegisteredFeature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, (low, high) in SUPPORTED_FEATURES.items()
+        ],
+        rack=config["broker.rack"],
+        log_dirs=list(directory_ids),
+        previous_broker_epoch=previous_epoch,
+    )
+
+
+def controller_endpoints(config: NodeConfig, bound_ports: Mapping[str, int]) -> list[EndpointImage]:
+    """Where other nodes reach this controller, as the voters' list says it; none for a node that is alone."""
+    listeners = [one for one in config.listeners if one.name in config.controller_listener_names]
+    voter = config.quorum_voters.get(config.node_id)
+    endpoints = []
+    for listener in listeners:
+        host, port = voter or (listener.host or own_name(), listener.port or bound_ports.get(listener.name, 0))
+        endpoints.append(_endpoint(listener._replace(host=host, port=port)))
+    return endpoints
 
 
 def _endpoint(listener: Listener) -> EndpointImage:

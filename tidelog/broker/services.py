@@ -6,22 +6,27 @@ A handler in `broker/apis/` is called as `handle(services, context, request)` an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidelog.broker.heartbeats import Heartbeats
 from tidelog.broker.producer_ids import ProducerIds
 from tidelog.broker.topic_creation import TopicCreation
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
+from tidelog.replication.controller.state import ProducerIdBlock
 
 if TYPE_CHECKING:
     import random
 
     from tidelog.broker.config import NodeConfig
+    from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
     from tidelog.broker.partitions import Partitions
-    from tidelog.replication.controller.controller import Controller
+    from tidelog.replication.controller.active import Controller
     from tidelog.replication.controller.image import MetadataImage
+    from tidelog.replication.quorum.driver import RaftNode
 
 
 @dataclass(slots=True)
@@ -34,21 +39,29 @@ class Services:
     clock_ms: Callable[[], int]
     image: Callable[[], MetadataImage]
     partitions: Partitions
-    controller: Controller
+    controller: Controller | None
     groups: GroupCoordinatorService
     rng: random.Random
-    controller_channel: Any = None
-    raft: Any = None
+    controller_channel: ControllerChannel
+    raft: RaftNode
+    broker_epoch: Callable[[], int]
+    embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)
     heartbeats: Heartbeats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.producer_ids = ProducerIds(lambda: self.controller.allocate_producer_ids(self.node_id))
-        self.topic_creation = TopicCreation(self.config, self.controller)
+        self.producer_ids = ProducerIds(self._allocate_producer_ids)
+        self.topic_creation = TopicCreation(self.config, self.controller_channel)
         self.heartbeats = Heartbeats(self._broker_connection_lost)
 
     def _broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
-        controller: Any = self.controller
-        if controller is not None:
-            controller.broker_connection_lost(broker_id, broker_epoch)
+        if self.controller is not None:
+            self.controller.broker_connection_lost(broker_id, broker_epoch)
+
+    async def _allocate_producer_ids(self) -> ProducerIdBlock:
+        request = AllocateProducerIdsRequest(broker_id=self.node_id, broker_epoch=self.broker_epoch())
+        response = await self.controller_channel.call(request, 0)
+        if response.error_code:
+            raise KafkaError(ErrorCode(response.error_code))
+        return ProducerIdBlock(response.producer_id_start, response.producer_id_len)

@@ -16,7 +16,7 @@ from tidelog.replication.controller.state import NewTopic
 
 if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
-    from tidelog.replication.controller.controller import Controller
+    from tidelog.broker.controller_channel import ControllerChannel
 
 log = logging.getLogger("tidelog.topics")
 
@@ -25,7 +25,7 @@ CREATIONS_MAX = 10_000
 
 
 class TopicCreation:
-    def __init__(self, config: NodeConfig, controller: Controller) -> None:
+    def __init__(self, config: NodeConfig, controller: ControllerChannel) -> None:
         self._config = config
         self._controller = controller
         self._under_way: dict[str, asyncio.Task[KafkaError | None]] = {}
@@ -52,9 +52,7 @@ class TopicCreation:
     async def _create(self, name: str) -> KafkaError | None:
         error: KafkaError | None = None
         try:
-            outcome = (await self._controller.create_topics([self._topic(name)]))[name]
-            if isinstance(outcome, KafkaError):
-                error = outcome
+            error = (await self._controller.create_topics([self._topic(name)]))[name]
         except KafkaError as refused:
             error = refused
         finally:

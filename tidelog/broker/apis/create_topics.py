@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tidelog.broker.cluster_roles import controller
 from tidelog.broker.config_definitions import TOPIC
 from tidelog.broker.config_definitions_types import INTERNAL
 from tidelog.broker.config_entries import TOPIC_SOURCE, canonical_text, effective_topic_source
@@ -30,7 +31,7 @@ async def handle(services: Services, context: RequestContext, request: CreateTop
     names = [topic.name for topic in request.topics]
     twice = {name for name, times in Counter(names).items() if times > 1}
     wanted = [topic for topic in request.topics if topic.name not in twice]
-    outcomes = await services.controller.create_topics(
+    outcomes = await controller(services).create_topics(
         [_new_topic(topic) for topic in wanted],
         validate_only=request.validate_only,
         timeout_ms=request.timeout_ms,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tidelog.broker.cluster_roles import controller
 from tidelog.broker.cluster_view import NO_SUCH_TOPIC, NO_SUCH_TOPIC_ID
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
@@ -31,7 +32,7 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
         raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
     results, wanted = _resolve(services, _states(request))
-    errors = await services.controller.delete_topics(list(wanted), timeout_ms=request.timeout_ms)
+    errors = await controller(services).delete_topics(list(wanted), timeout_ms=request.timeout_ms)
     for topic_id, name in wanted.items():
         error = errors[topic_id]
         results.append(_result(name, topic_id, error) if error else DeletableTopicResult(name=name, topic_id=topic_id))

@@ -1,0 +1,188 @@
+"""The half of a node that serves topics: partitions, their replication, the group coordinator, the registration.
+
+A node without the broker role has none of it. It follows the images that the metadata half publishes. Put together by
+`node.py`. Invariant: nothing is led, followed or answered before the logs are open and the first image is applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
+from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+from tidelog.broker.group_ports import GroupPorts
+from tidelog.broker.hosting import Hosting
+from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
+from tidelog.broker.metadata_wiring import broker_registration
+from tidelog.broker.partitions import Partitions
+from tidelog.replication.controller.image_delta import everything
+from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
+from tidelog.replication.isr_changes import IsrChanges
+from tidelog.replication.partition import ReplicaPorts
+from tidelog.replication.ports import Endpoint
+
+if TYPE_CHECKING:
+    from tidelog.broker.channel import Channels
+    from tidelog.broker.config import NodeConfig
+    from tidelog.broker.controller_channel import ControllerChannel
+    from tidelog.broker.metadata_side import MetadataSide
+    from tidelog.broker.node_ports import NodePorts
+    from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
+    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
+    from tidelog.replication.partition import Partition
+    from tidelog.storage.log_directory import LogDirectory
+
+log = logging.getLogger("tidelog.node")
+
+
+class BrokerSide:
+    def __init__(
+        self,
+        config: NodeConfig,
+        ports: NodePorts,
+        loop: asyncio.AbstractEventLoop,
+        directories: Sequence[LogDirectory],
+        bound_ports: Mapping[str, int],
+        channels: Channels,
+        metadata: MetadataSide,
+        channel: ControllerChannel,
+    ) -> None:
+        self._config = config
+        self._ports = ports
+        self._loop = loop
+        self._directories = list(directories)
+        self._bound_ports = bound_ports
+        self._metadata = metadata
+        self._is_applied = False
+        self._inter_broker_listener = config.inter_broker_listener
+        self._incarnation_id = ports.rng.randbytes(16)
+        self.lifecycle = BrokerLifecycle(
+            node_id=config.node_id,
+            registration=self._registration,
+            previous_epoch=self._clean_epoch(),
+            metadata_offset=lambda: metadata.tracker.offset if self._is_applied else -1,
+            channel=channel,
+            settings=LifecycleSettings(config.integer("broker.heartbeat.interval.ms")),
+            loop=loop,
+            rng=ports.rng,
+        )
+        self._isr_changes = IsrChanges(
+            broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
+        )
+        self.partitions = Partitions(
+            loop,
+            ports.executor,
+            ports.clock_ms,
+            ports.rng,
+            self._is_known,
+            fetch_session_slots_max=config.integer("max.incremental.fetch.session.cache.slots"),
+            fetch_bytes_max=config.integer("fetch.max.bytes"),
+            replica=ReplicaPorts(
+                now_ms=lambda: loop.time() * 1000,
+                broker=lambda broker_id: metadata.image.brokers.get(broker_id),
+                broker_epoch=self._broker_epoch,
+                propose=self._isr_changes.submit,
+                lag_ms_max=config.integer("replica.lag.time.max.ms"),
+            ),
+            tells_followers_high_watermark=config["replica.selector.class"] is not None,
+        )
+        self._fetchers = ReplicaFetchers(
+            node_id=config.node_id,
+            broker_epoch=self._broker_epoch,
+            connect=channels.connect,
+            endpoint_of=self._endpoint_of,
+            loop=loop,
+            rng=ports.rng,
+            clock_ms=ports.clock_ms,
+            settings=FetcherSettings.from_node(config.integer),
+            on_failed=self.partitions.failed,
+            on_appended=self.partitions.flush_if_due,
+        )
+        self._hosting = Hosting(
+            config.node_id, config, self._directories, self.partitions, loop, ports.clock_ms, self._on_role,
+            lambda work: loop.run_in_executor(ports.executor, work), fetchers=self._fetchers,
+        )  # fmt: skip
+        self.groups = GroupCoordinatorService(
+            GroupCoordinatorConfig.from_node(config.integer),
+            GroupPorts(OFFSETS_TOPIC, self.partitions, loop, ports.clock_ms),
+            ports.rng,
+            self._offsets_partition_count,
+        )
+
+    # ------------------------------------------------------------------------------------------------------------ start
+
+    async def start(self) -> None:
+        """Registered, caught up with the metadata, every log open and every role taken. Raises RegistrationRefused."""
+        epoch = await self.lifecycle.register()
+        await self._metadata.tracker.wait_for(epoch)
+        image = self._metadata.image
+        await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
+        self._is_applied = True
+        image = self._metadata.image
+        self.on_image(image, everything(image))
+        self._hosting.start()
+
+    def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if not self._is_applied:
+            return  # the first one to be applied will have it all
+        self._hosting.apply(image, delta)
+        if delta.deleted_topics:
+            self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
+
+    def on_leader(self) -> None:
+        """Another controller is active: it should hear of this broker before it looks for it."""
+        self.lifecycle.poke()
+
+    def _clean_epoch(self) -> int:
+        """The broker epoch of the last stop if all directories know it to have been clean, else -1 (KIP-966)."""
+        epochs = [directory.clean_broker_epoch for directory in self._directories]
+        return max(epochs) if all(directory.was_clean for directory in self._directories) else -1
+
+    def _registration(self, previous_epoch: int) -> BrokerRegistrationRequest:
+        homes = set(map(str, self._config.log_dirs))
+        directory_ids = [directory.directory_id for directory in self._directories if directory.path in homes]
+        cluster_id = self._directories[0].cluster_id
+        return broker_registration(
+            self._config, cluster_id, self._incarnation_id, self._bound_ports, directory_ids, previous_epoch
+        )
+
+    # ----------------------------------------------------------------------------------------------- asked by the parts
+
+    def _broker_epoch(self) -> int:
+        return self.lifecycle.epoch
+
+    def _is_known(self, topic: str | bytes, index: int) -> bool:
+        image = self._metadata.image
+        found = image.topics_by_id.get(topic) if isinstance(topic, bytes) else image.topics_by_name.get(topic)
+        return found is not None and index in found.partitions
+
+    def _endpoint_of(self, broker_id: int) -> Endpoint | None:
+        broker = self._metadata.image.brokers.get(broker_id)
+        found = None if broker is None else broker.endpoints.get(self._inter_broker_listener)
+        return None if found is None else Endpoint(found.host, found.port)
+
+    def _offsets_partition_count(self) -> int:
+        topic = self._metadata.image.topics_by_name.get(OFFSETS_TOPIC)
+        return len(topic.partitions) if topic else self._config.integer("offsets.topic.num.partitions")
+
+    def _on_role(self, partition: Partition, leads: bool) -> None:
+        if partition.topic == OFFSETS_TOPIC:
+            if leads:
+                self.groups.on_partition_elected(partition.index, partition.leader_epoch)
+            else:
+                self.groups.on_partition_resigned(partition.index)
+
+    # ------------------------------------------------------------------------------------------------------------- stop
+
+    async def close(self) -> None:
+        """No more is appended or fetched; what was appended is on its way to the disk."""
+        self.groups.close()
+        self._fetchers.close()
+        self._isr_changes.close()
+        await self.lifecycle.close()
+        self._hosting.close()
+        await self.partitions.close()

@@ -1,0 +1,145 @@
+"""The half of a node that keeps the cluster's metadata: its replica of the log, the image, the controller if it is one.
+
+Every node has it, whatever its roles. It knows no topics' records; what a broker makes of an image is `broker_side`'s.
+Put together by `node.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidelog.broker.metadata_wiring import (
+    controller_endpoints,
+    controller_settings,
+    metadata_log_config,
+    quorum_settings,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.controller.activation import ControllerIdentity
+from tidelog.replication.controller.active import Controller
+from tidelog.replication.controller.tracker import MetadataTracker
+from tidelog.replication.ports import Endpoint
+from tidelog.replication.quorum.driver import RaftNode
+
+if TYPE_CHECKING:
+    from tidelog.broker.channel import Channels
+    from tidelog.broker.config import NodeConfig
+    from tidelog.broker.controller_channel import ControllerChannel
+    from tidelog.broker.node_ports import NodePorts
+    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
+    from tidelog.storage.log_directory import LogDirectory
+
+log = logging.getLogger("tidelog.metadata")
+
+T = TypeVar("T")
+
+
+class MetadataSide:
+    """`raft`, `tracker` and, on a controller, `controller`; `on_image` and `on_leader` as the tracker calls them."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        ports: NodePorts,
+        loop: asyncio.AbstractEventLoop,
+        home: LogDirectory,
+        bound_ports: Mapping[str, int],
+        channels: Channels,
+        on_image: Callable[[MetadataImage, MetadataDelta], None],
+        on_leader: Callable[[int, int], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._loop = loop
+        self._executor = ports.executor
+        self._node_id = config.node_id
+        self._notice_leader = on_leader
+        self._channel: ControllerChannel | None = None
+        self._registering: asyncio.Task[None] | None = None
+        self._identity = ControllerIdentity(ports.rng.randbytes(16), controller_endpoints(config, bound_ports))
+        self.tracker = MetadataTracker(
+            on_image=on_image,
+            on_leader=self._on_leader,
+            on_failure=on_failure,
+            loop=loop,
+            run_in_executor=self.run_in_executor,
+            clock_ms=ports.clock_ms,
+            snapshot_bytes_min=config.integer("metadata.log.max.record.bytes.between.snapshots"),
+        )
+        self.raft = self.tracker.raft = RaftNode(
+            node_id=config.node_id,
+            directory_id=home.directory_id,
+            cluster_id=home.cluster_id,
+            disk=ports.disk,
+            root=home.path,
+            log=home.open_metadata_log(metadata_log_config(config), ports.clock_ms()),
+            settings=quorum_settings(config, bound_ports),
+            can_vote=config.is_controller,
+            loop=loop,
+            exchange=channels.exchange,
+            run_in_executor=self.run_in_executor,
+            clock_ms=ports.clock_ms,
+            rng=ports.rng,
+            listener=self.tracker,
+        )
+        self.controller: Controller | None = None
+        if config.is_controller:
+            self.controller = Controller(
+                node_id=config.node_id,
+                raft=self.raft,
+                tracker=self.tracker,
+                settings=controller_settings(config, home.cluster_id, self.raft.voter_ids),
+                identity=self._identity,
+                loop=loop,
+                clock_ms=ports.clock_ms,
+                rng=ports.rng,
+                probe=channels.refuses,
+                bootstrap_values=self.raft.bootstrap_values,
+            )
+
+    def run_in_executor(self, work: Callable[[], T], /) -> Awaitable[T]:
+        return self._loop.run_in_executor(self._executor, work)
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.tracker.image
+
+    def leads(self) -> bool:
+        """Whether this node's controller is the active one."""
+        return self.controller is not None and self.controller.is_active
+
+    def leader_endpoint(self) -> Endpoint | None:
+        return self.raft.leader_endpoint()
+
+    async def start(self, channel: ControllerChannel) -> None:
+        """Join the quorum. `channel`: to the active controller, which every other one tells of itself (KIP-919)."""
+        self._channel = channel
+        await self.raft.start()
+
+    def _on_leader(self, leader_id: int, epoch: int) -> None:
+        if self.controller is not None and leader_id not in (-1, self._node_id) and self._registering is None:
+            self._registering = self._loop.create_task(self._register(), name="register controller")
+        self._notice_leader(leader_id, epoch)
+
+    async def _register(self) -> None:
+        assert self._channel is not None
+        try:
+            response = await self._channel.call(self._identity.registration(self._node_id), 0)
+            if response.error_code:
+                log.warning("the active controller refuses this one: %s", ErrorCode(response.error_code).name)
+        except KafkaError as error:
+            log.info("this controller is not registered with the active one yet: %s", error)
+        finally:
+            self._registering = None
+
+    async def close(self) -> None:
+        """The log itself is its directory's to close."""
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
+        parts: tuple[Any, ...] = (self.controller, self.raft, self.tracker)
+        for part in parts:
+            if part is not None:
+                await part.close()
