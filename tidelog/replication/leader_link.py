@@ -97,10 +97,7 @@ class LeaderLink:
 
     def add(self, followed: Followed) -> None:
         self.followed[followed.key] = followed
-        if followed.key in self._forgotten:  # followed until now, in another epoch: the session still has it
-            del self._forgotten[followed.key]
-            followed.in_session = True
-        self._changed[followed] = None
+        self._mention(followed)
         self._pump_soon()
 
     def remove(self, followed: Followed) -> None:
@@ -114,7 +111,7 @@ class LeaderLink:
     def resume(self, followed: Followed) -> None:
         if followed in self._held:
             del self._held[followed]
-            self._changed[followed] = None
+            self._mention(followed)
             self._pump_soon()
 
     def retry_now(self) -> None:
@@ -146,6 +143,14 @@ class LeaderLink:
         if followed.in_session:
             followed.in_session = False
             self._forgotten[followed.key] = None
+
+    def _mention(self, followed: Followed) -> None:
+        """In the next request; one that was to be forgotten by it is still in the session."""
+        followed.asked = NOT_ASKED
+        self._changed[followed] = None
+        if followed.key in self._forgotten:
+            del self._forgotten[followed.key]
+            followed.in_session = True
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -371,7 +376,8 @@ class LeaderLink:
 
     def _end_delays(self) -> None:
         self._delay_timer = None
-        self._changed.update(self._delayed)
+        for followed in self._delayed:
+            self._mention(followed)
         self._delayed.clear()
         self._pump()
 
@@ -424,7 +430,7 @@ class LeaderLink:
         except (OSError, CorruptLog) as error:
             self._fetchers.failed(followed.partition, error)
             return
-        self._changed[followed] = None
+        self._mention(followed)
         self._pump_soon()
 
 

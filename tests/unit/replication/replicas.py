@@ -1,0 +1,428 @@
+"""Whole data planes of several nodes in one process: logs on simulated disks, links that deliver when the test says so.
+
+No controller: the test is it. `Replicas.elect` changes the one partition's image and shows it to the nodes named.
+Time stands still until `run_for`; everything happens in the order in which it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.simulation.simulated_disk import SimulatedDisk
+from tidelog.broker.apis import fetch, list_offsets, produce
+from tidelog.broker.config import NodeConfig
+from tidelog.broker.hosting import Hosting
+from tidelog.broker.partitions import Partitions
+from tidelog.broker.request import Deferred, RequestContext
+from tidelog.protocol.batch_builder import encode_batch
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.protocol.record import Record
+from tidelog.protocol.records import iter_records
+from tidelog.replication.controller.image import (
+    BrokerImage,
+    EndpointImage,
+    MetadataDelta,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
+from tidelog.replication.isr import Proposal
+from tidelog.replication.partition import Partition, ReplicaPorts
+from tidelog.replication.ports import Endpoint, Link, OnResponse
+from tidelog.storage.log_directory import LogDirectory
+
+TOPIC_ID = b"T" * 16
+
+
+class Done:
+    """As much of a future as a call on an executor needs."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[Done], None]] = []
+        self.add_done_callback = self.callbacks.append
+        self.value: Any = None
+        self.error: Exception | None = None
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+    def cancelled(self) -> bool:
+        return False
+
+
+class ManualLoop:
+    """As much of an event loop as the data plane uses, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._ready: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._timers: list[tuple[float, int, Any]] = []
+        self._count = 0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        self._ready.append((callback, args))
+
+    def call_later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> Any:
+        return self.call_at(self.now_s + delay_s, callback, *args)
+
+    def call_at(self, when_s: float, callback: Callable[..., None], *args: Any) -> Any:
+        self._count += 1
+        handle = SimpleNamespace(cancelled=False, callback=callback, args=args)
+        handle.cancel = lambda: setattr(handle, "cancelled", True)
+        heapq.heappush(self._timers, (when_s, self._count, handle))
+        return handle
+
+    def run_in_executor(self, executor: Any, work: Callable[[], Any]) -> Any:
+        future = Done()
+
+        def run() -> None:
+            try:
+                future.value = work()
+            except Exception as error:
+                future.error = error
+            for callback in future.callbacks:
+                callback(future)
+
+        self.call_soon(run)
+        return future
+
+    def turn(self) -> bool:
+        """Run what is ready now, but not what that makes ready; False when there was nothing."""
+        for _ in range(len(self._ready)):
+            callback, args = self._ready.popleft()
+            callback(*args)
+        return bool(self._ready)
+
+    def settle(self) -> None:
+        for _ in range(10_000):
+            if not self._ready:
+                return
+            self.turn()
+        raise AssertionError("it never comes to rest")
+
+    def run_for(self, duration_ms: float) -> None:
+        end_s = self.now_s + duration_ms / 1000
+        self.settle()
+        while self._timers and self._timers[0][0] <= end_s:
+            when_s, _, handle = heapq.heappop(self._timers)
+            self.now_s = max(self.now_s, when_s)
+            if not handle.cancelled:
+                handle.callback(*handle.args)
+            self.settle()
+        self.now_s = end_s
+
+
+class FakeLink:
+    """To a node of the same process: requests and answers are delivered by the loop, in order."""
+
+    def __init__(self, cluster: Replicas, source: int, target: int) -> None:
+        self._cluster, self._source, self._target = cluster, source, target
+        self._open: deque[OnResponse] = deque()
+        self._arrived: list[Any] = []
+        self.refused = False
+        self.closed = False
+        self.served: list[Deferred] = []
+
+    def request(self, api_key: int, version: int, body: bytes | bytearray, on_response: OnResponse) -> None:
+        self._open.append(on_response)
+        self._cluster.loop.call_soon(self._deliver, api_key, version, bytearray(body))
+
+    def _deliver(self, api_key: int, version: int, body: bytearray) -> None:
+        if self.closed:
+            return
+        node = self._cluster.nodes.get(self._target)
+        if node is None or (self._source, self._target) in self._cluster.cut:
+            if node is None:
+                self._break()
+            return
+        self._cluster.requests.append((self._source, self._target, api_key))
+        answer = node.serve(api_key, version, memoryview(body))
+        place: list[Any] = [None]
+        self._arrived.append(place)
+
+        def done(frames: Any) -> None:
+            place[0] = frames if isinstance(frames, bytes | bytearray) else b"".join(frames)
+            self._cluster.loop.call_soon(self._answer)
+
+        if isinstance(answer, Deferred):
+            self.served.append(answer)
+            answer.on_complete(done)
+        else:
+            done(answer)
+
+    def _answer(self) -> None:
+        if (self._source, self._target) in self._cluster.cut:
+            return
+        while self._arrived and self._arrived[0][0] is not None and not self.closed:
+            frame = self._arrived.pop(0)[0]
+            callback = self._open.popleft()
+            callback(memoryview(bytearray(frame))[9:])
+
+    def _break(self) -> None:
+        self.closed = True
+        while self._open:
+            self._open.popleft()(None)
+
+    def close(self) -> None:
+        self.closed = True
+        for deferred in self.served:
+            if deferred.response is None and deferred.on_abandon is not None:
+                deferred.on_abandon()
+        self._cluster.loop.call_soon(self._break)
+
+
+class ReplicaNode:
+    """One node's data plane around a disk that outlives it."""
+
+    def __init__(self, cluster: Replicas, node_id: int, disk: SimulatedDisk) -> None:
+        self.id = node_id
+        self.cluster = cluster
+        self.disk = disk
+        loop = cast(asyncio.AbstractEventLoop, cluster.loop)
+        self.rng = random.Random(node_id)
+        config = NodeConfig.load(None, {"node.id": str(node_id), "log.dirs": "/data", **cluster.options})
+        self.directory = LogDirectory.open(disk, "/data", node_id=node_id, cluster_id="C" * 22)
+        self.proposals: list[tuple[Partition, Proposal]] = []
+        self.partitions = Partitions(
+            loop, None, self.clock_ms, self.rng, lambda topic, index: topic in ("t", TOPIC_ID) and index == 0,
+            fetch_session_slots_max=100, fetch_bytes_max=1 << 20,
+            replica=ReplicaPorts(
+                now_ms=lambda: loop.time() * 1000,
+                broker=lambda broker_id: cluster.image.brokers.get(broker_id),
+                broker_epoch=lambda: cluster.broker_epochs[node_id],
+                propose=lambda partition, proposal: self.proposals.append((partition, proposal)),
+                lag_ms_max=config.integer("replica.lag.time.max.ms"),
+            ),
+        )  # fmt: skip
+        self.fetchers = ReplicaFetchers(
+            node_id=node_id,
+            broker_epoch=lambda: cluster.broker_epochs[node_id],
+            connect=self._connect,
+            endpoint_of=lambda broker_id: Endpoint("node", broker_id),
+            loop=loop,
+            rng=self.rng,
+            clock_ms=self.clock_ms,
+            settings=replace(FetcherSettings(), truncates_by_high_watermark=cluster.truncates_by_high_watermark),
+            on_failed=self.partitions.failed,
+            on_appended=self.partitions.flush_if_due,
+        )
+        self.hosting = Hosting(
+            node_id, config, [self.directory], self.partitions, loop, self.clock_ms, lambda partition, leads: None,
+            lambda work: loop.run_in_executor(None, work), fetchers=self.fetchers,
+        )  # fmt: skip
+        self.services: Any = SimpleNamespace(
+            partitions=self.partitions, clock_ms=self.clock_ms, image=lambda: cluster.image, node_id=node_id,
+            config=config, rng=self.rng,
+        )  # fmt: skip
+        self.hosting.load(cluster.image)
+
+    def clock_ms(self) -> int:
+        return int(self.cluster.loop.now_s * 1000)
+
+    def _connect(self, endpoint: Endpoint) -> Link:
+        link = FakeLink(self.cluster, self.id, endpoint.port)
+        self.cluster.links.append(link)
+        return link
+
+    def show(self) -> None:
+        """What the metadata says now."""
+        delta = MetadataDelta(changed_partitions={TOPIC_ID: {0}}, changed_brokers=set(self.cluster.image.brokers))
+        self.hosting.apply(self.cluster.image, delta)
+
+    def serve(self, api_key: int, version: int, body: memoryview) -> Any:
+        peer: Any = SimpleNamespace(host="test", listener_name="PLAINTEXT", close=lambda: None)
+        if api_key == fetch.API_KEY:
+            return fetch.serve(self.services, body, version, 1, peer)
+        if api_key == produce.API_KEY:
+            return produce.serve(self.services, body, version, 1, peer)
+        assert api_key == ListOffsetsRequest.API_KEY
+        context = RequestContext(api_key, version, 1, None, "test", "PLAINTEXT")
+        return b"\0" * 9 + list_offsets.handle(self.services, context, ListOffsetsRequest.decode(body, version)).encode(
+            version
+        )
+
+    @property
+    def partition(self) -> Partition:
+        found = self.partitions.find(TOPIC_ID, 0)
+        assert found is not None
+        return found
+
+    @property
+    def log(self) -> Any:
+        return self.partition.log
+
+    @property
+    def marks(self) -> tuple[int, int]:
+        """(high watermark, log end offset)"""
+        return self.log.high_watermark, self.log.log_end_offset
+
+    def values(self) -> list[bytes]:
+        found = self.log
+        data = b"".join(map(bytes, found.read(found.log_start_offset, 1 << 20, found.log_end_offset).regions))
+        return [record.value for record in iter_records(data) if record.value is not None]
+
+    def produce(self, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Sent:
+        now_ms = self.clock_ms()
+        batch = bytes(encode_batch([Record(n, now_ms, None, value) for n, value in enumerate(values)]))
+        request = ProduceRequest(
+            acks=acks,
+            timeout_ms=timeout_ms,
+            topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])],
+        )
+        return Sent(self.serve(produce.API_KEY, 9, memoryview(bytearray(request.encode(9)))))
+
+    def checkpoint(self) -> None:
+        self.directory.write_checkpoints()
+
+
+class Sent:
+    """A produce request and what has become of it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.frame: bytes | None = None
+        if isinstance(answer, Deferred):
+            answer.on_complete(self._done)
+        else:
+            self._done(answer)
+
+    def _done(self, frame: Any) -> None:
+        self.frame = bytes(frame)
+
+    @property
+    def code(self) -> int | None:
+        """None: not answered yet."""
+        if self.frame is None:
+            return None
+        return ProduceResponse.decode(self.frame[9:], 9).responses[0].partition_responses[0].error_code
+
+
+class Replicas:
+    """Nodes 1..n that hold partition t-0; node 1 leads at first, all in sync."""
+
+    def __init__(self, count: int, *, truncates_by_high_watermark: bool = False, seed: int = 1, **options: str) -> None:
+        self.loop = ManualLoop()
+        self.truncates_by_high_watermark = truncates_by_high_watermark
+        self.options = {name.replace("_", "."): value for name, value in options.items()}
+        self.broker_epochs = dict.fromkeys(range(1, count + 1), 100)
+        self.fenced: set[int] = set()
+        self.cut: set[tuple[int, int]] = set()
+        self.links: list[FakeLink] = []
+        self.requests: list[tuple[int, int, int]] = []
+        ids = tuple(range(1, count + 1))
+        self.placed = PartitionImage(replicas=ids, isr=ids, leader=1, leader_epoch=0, partition_epoch=0)
+        self.configs: dict[str, str] = {}
+        self.image = MetadataImage()
+        self._publish()
+        self.disks = {each: SimulatedDisk(random.Random(seed * 100 + each)) for each in ids}
+        self.nodes: dict[int, ReplicaNode] = {}
+        for each in ids:
+            self.start(each)
+        for node in self.nodes.values():
+            node.hosting.start()
+        self.loop.settle()
+
+    def _publish(self) -> None:
+        topic = TopicImage("t", TOPIC_ID, {0: self.placed})
+        self.image = MetadataImage(
+            brokers={
+                each: BrokerImage(
+                    each,
+                    epoch,
+                    b"i" * 16,
+                    {"PLAINTEXT": EndpointImage("PLAINTEXT", "node", each)},
+                    fenced=each in self.fenced,
+                )
+                for each, epoch in self.broker_epochs.items()
+            },
+            topics_by_name={"t": topic},
+            topics_by_id={TOPIC_ID: topic},
+            configs={(2, "t"): self.configs},
+        )
+
+    def start(self, node_id: int, *, shown: bool = True) -> ReplicaNode:
+        node = self.nodes[node_id] = ReplicaNode(self, node_id, self.disks[node_id])
+        if shown:
+            node.show()
+        return node
+
+    def stop(self, node_id: int, *, power: bool = False) -> None:
+        """Kill the process; with `power` what its disk had not synced may be lost too."""
+        node = self.nodes.pop(node_id)
+        node.fetchers.close()
+        node.hosting.close()
+        if power:
+            node.disk.lose_power()
+        else:
+            node.disk.end_process()
+        for link in self.links:
+            if link._target == node_id and not link.closed:
+                link._break()
+
+    def heal(self) -> None:
+        """What was cut hung until now; it turns out to be broken."""
+        for link in self.links:
+            if (link._source, link._target) in self.cut:
+                link._break()
+        self.cut.clear()
+
+    def elect(self, leader: int, isr: Iterable[int], *, tell: Iterable[int] | None = None) -> None:
+        """A leader epoch begins; those told learn of it."""
+        placed = self.placed
+        self.placed = replace(
+            placed, leader=leader, isr=tuple(isr), leader_epoch=placed.leader_epoch + 1,
+            partition_epoch=placed.partition_epoch + 1,
+        )  # fmt: skip
+        self._publish()
+        self.tell(tell)
+
+    def alter(self, **changes: Any) -> None:
+        """The same leader, another ISR or assignment."""
+        self.placed = replace(self.placed, partition_epoch=self.placed.partition_epoch + 1, **changes)
+        self._publish()
+        self.tell()
+
+    def configure(self, **configs: str) -> None:
+        self.configs = {name.replace("_", "."): value for name, value in configs.items()}
+        self._publish()
+        for node in self.nodes.values():
+            node.hosting.apply(self.image, MetadataDelta(changed_configs={(2, "t")}))
+
+    def agree(self, node_id: int) -> Proposal:
+        """The controller does what the leader proposed and answers; the metadata follows."""
+        partition, proposal = self.nodes[node_id].proposals.pop()
+        isr = tuple(broker_id for broker_id, _ in proposal.isr)
+        self.placed = replace(self.placed, isr=isr, partition_epoch=self.placed.partition_epoch + 1)
+        self._publish()
+        partition.on_proposal_agreed(proposal, isr, self.placed.leader_epoch, self.placed.partition_epoch)
+        self.tell()
+        return proposal
+
+    def tell(self, node_ids: Iterable[int] | None = None) -> None:
+        for each in sorted(self.nodes) if node_ids is None else node_ids:
+            self.nodes[each].show()
+        self.loop.settle()
+
+    def marks(self) -> dict[int, tuple[int, int]]:
+        return {each: node.marks for each, node in sorted(self.nodes.items())}

@@ -1,0 +1,251 @@
+"""Two and three logs that replicate: high watermarks, truncation by epoch, the cases of KIP-101, the ISR."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.replication.replicas import Replicas
+from tidelog.protocol.errors import ErrorCode
+
+
+def test_the_high_watermark_walks_in_two_fetch_rounds() -> None:
+    cluster = Replicas(2)
+    leader, follower = cluster.nodes[1], cluster.nodes[2]
+    assert cluster.marks() == {1: (0, 0), 2: (0, 0)}
+    sent = leader.produce(b"a")
+    assert (leader.marks, follower.marks) == ((0, 1), (0, 0))
+    assert sent.code is None
+    while follower.log.log_end_offset == 0:  # round one: the records
+        assert sent.code is None
+        cluster.loop.turn()
+    assert (leader.marks, follower.marks) == ((0, 1), (0, 1))
+    cluster.loop.settle()  # round two says that they have arrived
+    assert sent.code == 0
+    assert (leader.marks, follower.marks) == ((1, 1), (0, 1)), "the follower's next answer will say so"
+    cluster.loop.run_for(600)
+    assert cluster.marks() == {1: (1, 1), 2: (1, 1)}
+
+
+def test_three_replicas_hold_what_is_acknowledged() -> None:
+    cluster = Replicas(3)
+    sent = [cluster.nodes[1].produce(b"%d" % n) for n in range(20)]
+    cluster.loop.settle()
+    assert [each.code for each in sent] == [0] * 20
+    assert [node.values() for node in cluster.nodes.values()] == [[b"%d" % n for n in range(20)]] * 3
+
+
+def test_a_waiting_fetch_is_answered_by_an_append_and_not_by_a_moved_mark() -> None:
+    cluster = Replicas(3)
+    cluster.loop.run_for(1)
+    cluster.requests.clear()
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    assert len(cluster.requests) == 2, "one more fetch of each follower, which now wait"
+
+
+def test_acks_1_does_not_wait_for_the_followers() -> None:
+    cluster = Replicas(2)
+    assert cluster.nodes[1].produce(b"a", acks=1).code == 0
+
+
+def test_a_follower_catches_up_from_nothing() -> None:
+    cluster = Replicas(3)
+    cluster.stop(3, power=True)
+    cluster.elect(1, [1, 2])
+    for n in range(50):
+        cluster.nodes[1].produce(b"%d" % n * 100)
+        cluster.loop.settle()
+    cluster.broker_epochs[3] = 200
+    cluster.alter()
+    cluster.start(3)
+    cluster.loop.run_for(50)
+    assert cluster.nodes[3].values() == cluster.nodes[1].values()
+    assert [broker_id for broker_id, _ in cluster.nodes[1].proposals[-1][1].isr] == [1, 2, 3]
+    assert cluster.agree(1).isr[2] == (3, 200)
+    assert cluster.nodes[1].partition.in_sync.isr == (1, 2, 3)
+
+
+def loss(truncates_by_high_watermark: bool) -> tuple[list[bytes], int | None]:
+    """Both in sync. B has the record but not yet the mark; it restarts, and A dies before B could fetch."""
+    cluster = Replicas(2, truncates_by_high_watermark=truncates_by_high_watermark)
+    sent = cluster.nodes[1].produce(b"acknowledged")
+    cluster.loop.settle()
+    assert cluster.nodes[2].marks == (0, 1)
+    code = sent.code
+    cluster.nodes[2].checkpoint()
+    cluster.stop(2)
+    cluster.start(2)
+    cluster.stop(1)
+    cluster.elect(2, [2])
+    return cluster.nodes[2].values(), code
+
+
+def test_loss_kip_101() -> None:
+    assert loss(truncates_by_high_watermark=False) == ([b"acknowledged"], 0)
+    assert loss(truncates_by_high_watermark=True) == ([], 0), "the old rule loses an acknowledged record"
+
+
+def divergence(truncates_by_high_watermark: bool) -> tuple[list[bytes], list[bytes]]:
+    """Both lose power; the one without the last record comes back first and takes another at the same offset."""
+    cluster = Replicas(2, truncates_by_high_watermark=truncates_by_high_watermark)
+    first, second = cluster.nodes[1], cluster.nodes[2]
+    first.produce(b"m1")
+    cluster.loop.run_for(600)
+    cluster.cut.add((2, 1))
+    cluster.fenced.add(2)
+    cluster.alter(isr=(1,))
+    first.produce(b"m2")
+    cluster.loop.settle()
+    assert first.marks == (2, 2)
+    for node in (first, second):
+        node.log.flush()
+        node.checkpoint()
+    cluster.stop(1, power=True)
+    cluster.stop(2, power=True)
+    cluster.heal()
+    cluster.start(2)
+    cluster.elect(2, [2])  # unclean
+    cluster.nodes[2].produce(b"m3")
+    cluster.start(1)
+    cluster.loop.run_for(600)
+    return cluster.nodes[1].values(), cluster.nodes[2].values()
+
+
+def test_divergence_kip_101() -> None:
+    assert divergence(truncates_by_high_watermark=False) == ([b"m1", b"m3"], [b"m1", b"m3"])
+    first, second = divergence(truncates_by_high_watermark=True)
+    assert first != second, "the old rule leaves two histories at one offset"
+
+
+def test_a_deposed_leader_cuts_what_the_new_one_does_not_have() -> None:
+    cluster = Replicas(3)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(600)
+    cluster.cut |= {(2, 1), (3, 1)}
+    lost = [cluster.nodes[1].produce(b"x%d" % n) for n in range(3)]
+    cluster.elect(2, [2, 3], tell=[2, 3])
+    cluster.nodes[2].produce(b"b")
+    cluster.loop.settle()
+    cluster.heal()
+    cluster.tell([1])
+    assert [each.code for each in lost] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
+    cluster.loop.run_for(600)
+    assert cluster.nodes[1].values() == [b"a", b"b"]
+    assert cluster.nodes[1].marks == cluster.nodes[2].marks == (2, 2)
+
+
+def test_several_elections_leave_one_history() -> None:
+    """KIP-279: each has records of an epoch that the others know nothing of."""
+    cluster = Replicas(3)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(600)
+    cluster.cut |= {(each, other) for each in (1, 2, 3) for other in (1, 2, 3)}
+    for leader in (1, 2, 3, 1, 2):
+        cluster.elect(leader, [leader], tell=[leader])
+        cluster.nodes[leader].produce(b"by %d in %d" % (leader, cluster.placed.leader_epoch))
+        cluster.loop.settle()
+    cluster.heal()
+    cluster.elect(3, [3])
+    cluster.nodes[3].produce(b"last")
+    cluster.loop.run_for(2000)
+    histories = [node.values() for node in cluster.nodes.values()]
+    assert histories[0] == histories[1] == histories[2] == [b"a", b"by 3 in 3", b"last"]
+
+
+def test_who_lags_leaves_the_isr_and_comes_back() -> None:
+    cluster = Replicas(3, replica_lag_time_max_ms="1000")
+    cluster.loop.run_for(1)
+    cluster.cut.add((3, 1))
+    cluster.loop.run_for(1600)
+    assert not cluster.nodes[1].proposals, "nothing was appended: it has all there is"
+    sent = cluster.nodes[1].produce(b"a", timeout_ms=60_000)
+    cluster.loop.run_for(500)
+    assert sent.code is None
+    cluster.loop.run_for(1000)
+    assert cluster.agree(1).removes == (3,)
+    assert sent.code == 0
+    cluster.heal()
+    cluster.loop.run_for(1000)
+    assert cluster.agree(1).adds == 3
+    assert cluster.nodes[1].partition.in_sync.isr == (1, 2, 3)
+
+
+def test_a_follower_that_is_about_to_join_is_waited_for() -> None:
+    cluster = Replicas(2, replica_lag_time_max_ms="1000")
+    cluster.elect(1, [1])
+    cluster.loop.run_for(1)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    (partition, proposal) = cluster.nodes[1].proposals[-1]
+    assert partition.in_sync.pending is proposal
+    cluster.cut.add((2, 1))
+    sent = cluster.nodes[1].produce(b"b", timeout_ms=60_000)
+    cluster.loop.settle()
+    assert sent.code is None, "the controller may have taken it in already"
+    partition.on_proposal_rejected(proposal)
+    cluster.loop.run_for(1600)
+    assert sent.code == 0
+
+
+@pytest.mark.parametrize("isr", [(1,), (1, 2)])
+def test_too_few_in_sync_replicas(isr: tuple[int, ...]) -> None:
+    cluster = Replicas(3, min_insync_replicas="2")
+    cluster.cut |= {(2, 1), (3, 1)}
+    waiting = cluster.nodes[1].produce(b"a", timeout_ms=60_000)
+    cluster.alter(isr=isr)
+    too_few = len(isr) < 2
+    assert waiting.code == (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND if too_few else None)
+    refused = cluster.nodes[1].produce(b"b")
+    assert refused.code == (ErrorCode.NOT_ENOUGH_REPLICAS if too_few else None)
+    assert cluster.nodes[1].produce(b"c", acks=1).code == 0
+    assert cluster.nodes[1].marks[0] == 0, "below min.insync.replicas the mark stands still (KIP-966)"
+
+
+def test_a_follower_that_was_replaced_by_a_later_process_is_not_believed() -> None:
+    cluster = Replicas(2)
+    cluster.stop(2)
+    cluster.broker_epochs[2] = 300
+    cluster.elect(1, [1])
+    cluster.broker_epochs[2] = 100
+    cluster.start(2)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(500)
+    assert not cluster.nodes[1].proposals
+    cluster.broker_epochs[2] = 300
+    cluster.loop.run_for(2000)
+    assert cluster.agree(1).isr == [(1, 100), (2, 300)]
+
+
+def test_with_flush_messages_a_follower_says_only_what_its_device_has() -> None:
+    cluster = Replicas(2, log_flush_interval_messages="1")
+    sent = cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    assert sent.code == 0
+    for each in (1, 2):
+        cluster.stop(each, power=True)
+        cluster.start(each)
+    assert [node.values() for node in cluster.nodes.values()] == [[b"a"], [b"a"]]
+
+
+def test_the_last_fetch_of_a_partition_that_moves_away_is_answered_at_once() -> None:
+    cluster = Replicas(2)
+    cluster.loop.run_for(1)
+    cluster.elect(2, [1, 2])
+    cluster.loop.run_for(30)
+    sent = cluster.nodes[2].produce(b"a")
+    cluster.loop.settle()
+    assert sent.code == 0
+
+
+def test_a_log_that_begins_above_the_followers_end_is_taken_over_from_there() -> None:
+    cluster = Replicas(2)
+    cluster.stop(2, power=True)
+    cluster.elect(1, [1])
+    for n in range(5):
+        cluster.nodes[1].produce(b"%d" % n)
+    cluster.loop.settle()
+    cluster.nodes[1].log.delete_records(3)
+    cluster.start(2)
+    cluster.loop.run_for(600)
+    assert cluster.nodes[2].log.log_start_offset == 3
+    assert cluster.nodes[2].values() == [b"3", b"4"]
