@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.asking import create_topic
 from tests.cluster.conftest import NewCluster
 from tidelog.bench.processes import TidelogCluster
 
@@ -115,16 +116,15 @@ def test_partitions_move_and_come_back(new_cluster: NewCluster, tmp_path: Path) 
 def test_a_move_that_cannot_end_is_cancelled(new_cluster: NewCluster, tmp_path: Path) -> None:
     cluster = new_cluster(options=STILL)
     cli = Cli(cluster)
-    one, two, three = cluster.nodes
-    cli("topics", "create", "stuck", "-p", "1", "-r", "2")
-    (before,) = [each["replicas"] for each in cli.partitions("stuck")]
-    (free,) = set(cluster.nodes) - set(before)
+    leads = json.loads(cli("quorum", "describe", "--json"))["leader_id"]
+    free, other = (node for node in cluster.nodes if node != leads)
+    before = [leads, other]
+    create_topic(cluster, "stuck", [before])
     cluster.nodes[free].pause()
     try:
         plan = tmp_path / "plan.json"
         moves = [{"topic": "stuck", "partition": 0, "replicas": [free, before[0]]}]
         plan.write_text(json.dumps({"version": 1, "partitions": moves}))
-        cli = Cli(cluster)
         bootstrap = [cluster.nodes[node].bootstrap for node in before]
         started = cli.run("reassign", "--json", str(plan), "--execute", "-b", ",".join(bootstrap))
         assert started.returncode == 0, started.stderr

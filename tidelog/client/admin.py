@@ -75,14 +75,9 @@ class Admin(ClusterAdmin):
             timeout_ms=timeout_ms or self._config.request_timeout_ms,
             validate_only=validate_only,
         )
-
-        async def attempt() -> CreateTopicsResponse:
-            cluster = await self._reach()
-            response = await cluster.call(self._controller(cluster), request, CreateTopicsResponse)
-            self._redirect(cluster, (each.error_code for each in response.topics))
-            return response
-
-        response = await self._until(attempt, repeatable=False)
+        response = await self._ask_controller(
+            request, CreateTopicsResponse, lambda answer: [each.error_code for each in answer.topics], repeatable=False
+        )
         for each in response.topics:
             check(each.error_code, each.error_message, f"topic {each.name!r}")
         return {each.name: each.topic_id for each in response.topics}
@@ -93,15 +88,14 @@ class Admin(ClusterAdmin):
 
         async def attempt() -> DeleteTopicsResponse:
             cluster = await self._reach()
-            node = self._controller(cluster)
-            connection = await cluster.connection(node)
+            connection = await self._controller()
             by_state = connection.version_of(DeleteTopicsRequest) >= 6
             request = DeleteTopicsRequest(
                 topics=[DeleteTopicState(name=name) for name in wanted] if by_state else [],
                 topic_names=[] if by_state else wanted,
                 timeout_ms=timeout_ms or self._config.request_timeout_ms,
             )
-            response = await cluster.call(node, request, DeleteTopicsResponse)
+            response = await connection.call(request, DeleteTopicsResponse, self._config.request_timeout_ms)
             self._redirect(cluster, (each.error_code for each in response.responses))
             return response
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import AdminConfig
+from tidelog.client.connection import Connection
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.schema import Message
 
@@ -27,6 +28,7 @@ class AdminBase:
         self._config = AdminConfig.from_options(options)
         self._cluster: Cluster | None = None
         self._closed = False
+        self._forwarding = True
 
     # -- life
 
@@ -80,16 +82,17 @@ class AdminBase:
                     raise
                 await asyncio.sleep(wait_s)
 
-    @staticmethod
-    def _controller(cluster: Cluster) -> int:
-        """Where requests for the controller go. KRaft brokers forward them, and name any of themselves."""
-        if cluster.metadata.controller_id in cluster.metadata.nodes:
-            return cluster.metadata.controller_id
-        return next(iter(cluster.metadata.nodes))
+    async def _controller(self) -> Connection:
+        """Where requests for the controller go: to any broker, which forwards them; to the named one if it did not."""
+        cluster = await self._reach()
+        named = cluster.metadata.controller_id
+        if self._forwarding or named not in cluster.metadata.nodes:
+            return await cluster.any_connection()
+        return await cluster.connection(named)
 
-    @staticmethod
-    def _redirect(cluster: Cluster, codes: Iterable[int]) -> None:
+    def _redirect(self, cluster: Cluster, codes: Iterable[int]) -> None:
         if ErrorCode.NOT_CONTROLLER in set(codes):
+            self._forwarding = not self._forwarding
             cluster.request_refresh()
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
 
@@ -104,9 +107,9 @@ class AdminBase:
         """The answer of a controller that is the active one. `codes`: the errors in an answer."""
 
         async def attempt() -> Response:
-            cluster = await self._reach()
-            answer = await cluster.call(self._controller(cluster), request, response)
-            self._redirect(cluster, codes(answer))
+            connection = await self._controller()
+            answer = await connection.call(request, response, self._config.request_timeout_ms)
+            self._redirect(await self._reach(), codes(answer))
             return answer
 
         return await self._until(attempt, repeatable=repeatable)

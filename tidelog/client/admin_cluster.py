@@ -218,29 +218,30 @@ class ClusterAdmin(AdminBase):
 
         Raises the KafkaError of the first resource that was refused; others may have been changed.
         """
-        changes = [(TOPIC_RESOURCE, name, configs) for name, configs in (topics or {}).items()]
-        changes += [
-            (BROKER_RESOURCE, "" if broker is None else str(broker), configs)
-            for broker, configs in (brokers or {}).items()
-        ]
-        request = IncrementalAlterConfigsRequest(
-            resources=[
-                AlterConfigsResource(
-                    resource_type=kind,
-                    resource_name=name,
-                    configs=[
-                        AlterableConfig(name=key, config_operation=_DELETE if value is None else _SET, value=value)
-                        for key, value in configs.items()
-                    ],
-                )
-                for kind, name, configs in changes
-            ],
-            validate_only=validate_only,
-        )
-        response = await self._ask_controller(
-            request, IncrementalAlterConfigsResponse, lambda answer: [each.error_code for each in answer.responses]
-        )
-        for each in response.responses:
+        shared = [_config_change(TOPIC_RESOURCE, name, configs) for name, configs in (topics or {}).items()]
+        for broker, configs in (brokers or {}).items():
+            change = _config_change(BROKER_RESOURCE, "" if broker is None else str(broker), configs)
+            if broker is None:
+                shared.append(change)
+            else:
+                await self._alter_configs(broker, [change], validate_only)
+        if shared:
+            await self._alter_configs(None, shared, validate_only)
+
+    async def _alter_configs(
+        self, broker: int | None, resources: list[AlterConfigsResource], validate_only: bool
+    ) -> None:
+        """Ask one broker, which judges what is for itself alone, or any."""
+        request = IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only)
+
+        async def attempt() -> IncrementalAlterConfigsResponse:
+            cluster = await self._reach()
+            connection = await (self._controller() if broker is None else cluster.connection(broker))
+            answer = await connection.call(request, IncrementalAlterConfigsResponse, self._config.request_timeout_ms)
+            self._redirect(cluster, (each.error_code for each in answer.responses))
+            return answer
+
+        for each in (await self._until(attempt)).responses:
             kind = "topic" if each.resource_type == TOPIC_RESOURCE else "broker"
             check(each.error_code, each.error_message, f"configuration of {kind} {each.resource_name!r}")
 
@@ -253,8 +254,10 @@ class ClusterAdmin(AdminBase):
         request = describe_quorum.DescribeQuorumRequest(topics=[topic])
 
         async def attempt() -> describe_quorum.DescribeQuorumResponse:
-            cluster = await self._reach()
-            answer = await cluster.call(self._controller(cluster), request, describe_quorum.DescribeQuorumResponse)
+            connection = await self._controller()
+            answer = await connection.call(
+                request, describe_quorum.DescribeQuorumResponse, self._config.request_timeout_ms
+            )
             check(answer.error_code, answer.error_message, "the metadata quorum")
             for each in answer.topics[0].partitions if answer.topics else ():
                 check(each.error_code, each.error_message, "the metadata quorum")
@@ -299,6 +302,17 @@ class ClusterAdmin(AdminBase):
             request, RemoveRaftVoterResponse, lambda answer: [answer.error_code], repeatable=False
         )
         check(response.error_code, response.error_message, f"voter {node_id}")
+
+
+def _config_change(kind: int, name: str, configs: Mapping[str, str | None]) -> AlterConfigsResource:
+    return AlterConfigsResource(
+        resource_type=kind,
+        resource_name=name,
+        configs=[
+            AlterableConfig(name=key, config_operation=_DELETE if value is None else _SET, value=value)
+            for key, value in configs.items()
+        ],
+    )
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

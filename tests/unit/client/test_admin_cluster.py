@@ -202,26 +202,43 @@ async def test_topics_grow_but_not_twice_when_the_answer_is_lost() -> None:
     assert str(outcome) == "INVALID_PARTITIONS: topic 't': fewer than now"
 
 
-async def test_configs_are_set_and_put_back() -> None:
+async def test_configs_are_set_and_put_back_each_broker_at_itself() -> None:
     of = incremental_alter_configs
-    _, request = await ask(
-        of.IncrementalAlterConfigsRequest,
-        of.IncrementalAlterConfigsResponse(),
-        lambda asking: asking.incremental_alter_configs(
-            topics={"t": {"a": "1", "b": None}}, brokers={None: {"c": "2"}, 4: {"c": None}}
-        ),
-    )
-    assert [
-        (each.resource_type, each.resource_name, [(one.name, one.config_operation, one.value) for one in each.configs])
+    async with FakeCluster(nodes=3) as cluster, admin(cluster) as asking:
+        for _ in range(3):
+            cluster.script(of.IncrementalAlterConfigsRequest, lambda *_: of.IncrementalAlterConfigsResponse())
+        await asking.incremental_alter_configs(
+            topics={"t": {"a": "1", "b": None}}, brokers={None: {"c": "2"}, 2: {"c": None}, 3: {"c": "4"}}
+        )
+        sent = [
+            (node, each) for node, _, each in cluster.requests if isinstance(each, of.IncrementalAlterConfigsRequest)
+        ]
+    found = [
+        (
+            node,
+            each.resource_type,
+            each.resource_name,
+            [(one.name, one.config_operation, one.value) for one in each.configs],
+        )
+        for node, request in sent
         for each in request.resources
-    ] == [(2, "t", [("a", 0, "1"), ("b", 1, None)]), (4, "", [("c", 0, "2")]), (4, "4", [("c", 1, None)])]
-    refusal = of.AlterConfigsResourceResponse(resource_type=4, resource_name="4", error_code=40, error_message="no")
+    ]
+    assert found[:2] == [(2, 4, "2", [("c", 1, None)]), (3, 4, "3", [("c", 0, "4")])]
+    assert [each[1:] for each in found[2:]] == [
+        (2, "t", [("a", 0, "1"), ("b", 1, None)]),
+        (4, "", [("c", 0, "2")]),
+    ]
+
+
+async def test_a_config_that_is_refused_is_raised() -> None:
+    of = incremental_alter_configs
+    refusal = of.AlterConfigsResourceResponse(resource_type=2, resource_name="t", error_code=40, error_message="no")
     outcome, _ = await ask(
         of.IncrementalAlterConfigsRequest,
         of.IncrementalAlterConfigsResponse(responses=[refusal]),
-        lambda asking: asking.incremental_alter_configs(brokers={4: {"c": "x"}}),
+        lambda asking: asking.incremental_alter_configs(topics={"t": {"c": "x"}}),
     )
-    assert str(outcome) == "INVALID_CONFIG: configuration of broker '4': no"
+    assert str(outcome) == "INVALID_CONFIG: configuration of topic 't': no"
 
 
 # --------------------------------------------------------------------------------------------------------- the cluster
