@@ -1,4 +1,4 @@
-"""A controller over a real directory, for tests of the shell and of the handlers above it."""
+"""A controller over a real directory and a quorum of one, for tests of the shells and of the handlers above."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from tests.unit.replication.controller_harness import Broker
 from tidelog.protocol.errors import KafkaError
-from tidelog.replication.controller.controller import Controller
-from tidelog.replication.controller.image import EndpointImage, MetadataDelta, MetadataImage
-from tidelog.replication.controller.registration import BrokerRegistration
-from tidelog.replication.controller.state import ControllerSettings, ControllerState, CreatedTopic, NewTopic
-from tidelog.replication.quorum.single import QuorumOfOne
+from tidelog.replication.controller.activation import ControllerIdentity
+from tidelog.replication.controller.active import Controller
+from tidelog.replication.controller.image import MetadataDelta, MetadataImage
+from tidelog.replication.controller.state import ControllerSettings, CreatedTopic, NewTopic
+from tidelog.replication.controller.tracker import MetadataTracker
+from tidelog.replication.quorum.driver import RaftNode
+from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.storage.disk import OsDisk
 from tidelog.storage.flush import FlushTask
 from tidelog.storage.log_config import LogConfig
@@ -21,7 +24,7 @@ from tidelog.storage.log_directory import LogDirectory
 
 
 class Node:
-    """A controller over a real directory; `syncs` counts, `gate` holds them up."""
+    """`syncs` counts, `gate` holds them up, `failure` is what they end in; `broker` is the one that joins."""
 
     def __init__(
         self,
@@ -32,11 +35,10 @@ class Node:
         settings: ControllerSettings | None = None,
         syncing: bool = True,
     ) -> None:
-        self.syncing = syncing  # False: nothing reaches the device, for tests of something else
+        self.syncing = syncing  # False: nothing of the log reaches the device, for tests of something else
+        loop = asyncio.get_running_loop()
         disk = OsDisk()
         self.directory = LogDirectory.open(disk, str(path), node_id=node_id, cluster_id=None)
-        log = self.directory.open_metadata_log(LogConfig(max_message_bytes=1 << 23), 0)
-        self.quorum = QuorumOfOne(disk, str(path), log, node_id, self.directory.directory_id)
         self.told: list[tuple[MetadataImage, MetadataDelta]] = []
         self.syncs = 0
         self.gate = asyncio.Event()
@@ -44,38 +46,81 @@ class Node:
         self.failure: OSError | None = None
         self.now_ms = 1_700_000_000_000
         self.node_id = node_id
-        self.controller = Controller(
-            self.quorum,
-            ControllerState(settings or ControllerSettings(), random.Random(node_id)),
+        self.tracker = MetadataTracker(
+            on_image=lambda image, delta: self.told.append((image, delta)),
+            loop=loop,
             run_in_executor=self._run,
             clock_ms=lambda: self.now_ms,
-            on_image=lambda image, delta: self.told.append((image, delta)),
             snapshot_bytes_min=snapshot_bytes_min,
         )
+        self.raft = self.tracker.raft = RaftNode(
+            node_id=node_id,
+            directory_id=self.directory.directory_id,
+            cluster_id=self.directory.cluster_id,
+            disk=disk,
+            root=str(path),
+            log=self.directory.open_metadata_log(LogConfig(max_message_bytes=1 << 23), 0),
+            settings=QuorumSettings(),
+            can_vote=True,
+            loop=loop,
+            exchange=self._exchange,
+            run_in_executor=self._run,
+            clock_ms=lambda: self.now_ms,
+            rng=random.Random(node_id),
+            listener=self.tracker,
+        )
+        self.controller = Controller(
+            node_id=node_id,
+            raft=self.raft,
+            tracker=self.tracker,
+            settings=settings or ControllerSettings(),
+            identity=ControllerIdentity(random.randbytes(16)),
+            loop=loop,
+            clock_ms=lambda: self.now_ms,
+            rng=random.Random(node_id),
+            probe=self._probe,
+            bootstrap_values=self.raft.bootstrap_values,
+        )
+        self.broker = Broker(node_id, incarnation=random.randrange(256))
 
-    async def _run(self, work: Callable[[], None]) -> None:
+    async def _exchange(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a quorum of one talks to nobody")
+
+    async def _probe(self, endpoint: Any) -> bool:
+        return False
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        task = getattr(work, "__self__", None)
+        if not isinstance(task, FlushTask):
+            return work()
         self.syncs += 1
         await self.gate.wait()
         if self.failure is not None:
-            task: FlushTask = cast(Any, work).__self__
             task.error = self.failure  # as its `run` keeps it for `finish_flush`
-            return
-        if self.syncing:
+        elif self.syncing:
             await asyncio.get_running_loop().run_in_executor(None, work)
 
-    async def start(self, *, unclean: bool = False) -> MetadataImage:
-        self.controller.load()
-        registration = BrokerRegistration(
-            self.node_id,
-            random.randbytes(16),
-            [EndpointImage("PLAINTEXT", "localhost", 9092)],
-            log_dirs=[self.directory.directory_id],
+    async def start(self, *, previous_epoch: int | None = None) -> MetadataImage:
+        """Active, its broker unfenced. `previous_epoch`: the broker's before a clean stop; -1 for an unclean one."""
+        await self.raft.start()
+        async with asyncio.timeout(5):
+            while not self.controller.is_active:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        if previous_epoch is None:
+            known = self.controller.image.brokers.get(self.node_id)
+            previous_epoch = -1 if known is None else known.epoch
+        directories = [self.directory.directory_id]
+        request = self.broker.registration(
+            previous_epoch=previous_epoch, cluster_id=self.directory.cluster_id, log_dirs=directories
         )
-        await self.controller.activate(registration, new_leader_epochs=unclean)
+        self.broker.epoch = (await self.controller.register_broker(request)).broker_epoch
+        await self.broker.heartbeat(self.controller)
         return self.controller.image
 
     async def stop(self) -> None:
         await self.controller.close()
+        await self.raft.close()
+        await self.tracker.close()
         self.directory.close()
 
     async def create(self, *names: str) -> dict[str, CreatedTopic | KafkaError]:

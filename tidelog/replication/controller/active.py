@@ -180,6 +180,8 @@ class Controller(ControllerCommands):
         values = [encode_record(record, metadata_version) for record in records]
         try:
             last_offset = self._raft.append(values, now_ms)
+        except KafkaError:
+            raise
         except Exception as error:
             if not self._raft.is_leader:
                 raise not_controller() from error

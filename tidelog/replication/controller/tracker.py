@@ -142,6 +142,8 @@ class MetadataTracker:
     def _read_to(self, offset: int) -> None:
         try:
             for batch in self.raft.read(self.offset + 1):
+                if batch.last_offset >= offset:
+                    break  # committed since: the next notice is of it
                 self._bytes_since_snapshot += sum(map(len, batch.values))
                 self._feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
             if self._loader.is_empty:
