@@ -99,7 +99,10 @@ class FollowerFetches:
             self._not_taken(session)
         entry.leader_epoch, entry.fetch_offset, entry.last_epoch = fields[10], fields[11], fields[12]
         session.max_wait_ms = fields[0]
-        self._examine(entry, self._loop.time() * 1000)
+        session.last_fetch_ms = now_ms = self._loop.time() * 1000
+        self._examine(entry, now_ms)
+        if session.outside:
+            self._let_in(session, now_ms)
         return self._answer_or_park(session, correlation_id, VERSION)
 
     def serve(self, request: FetchRequest, version: int, correlation_id: int) -> Answer:
@@ -165,7 +168,7 @@ class FollowerFetches:
         correlation_id: int,
         version: int,
     ) -> Answer:
-        now_ms = self._loop.time() * 1000
+        session.last_fetch_ms = now_ms = self._loop.time() * 1000
         session.max_wait_ms, session.min_bytes, session.max_bytes = asked.max_wait_ms, asked.min_bytes, asked.max_bytes
         for partition in asked.partitions:
             key: Key = (partition.topic_id, partition.partition)
@@ -180,6 +183,8 @@ class FollowerFetches:
             self._examine(entry, now_ms)
         for key in forgotten:
             self._forget(session, key)
+        if session.outside:
+            self._let_in(session, now_ms)
         if session.in_flight:
             self._not_taken(session)
         return self._answer_or_park(session, correlation_id, version, is_full=asked.session_epoch <= 0)
@@ -191,6 +196,15 @@ class FollowerFetches:
             session.dirty[entry] = None
         session.in_flight.clear()
 
+    def _let_in(self, session: FollowerSession, now_ms: float) -> None:
+        """A fetch says of partitions that it does not mention that they are where they were: book that, too."""
+        for entry in list(session.outside):
+            partition, follower = entry.partition, entry.follower
+            if partition is None or follower is None or follower.in_maximal_isr or not partition.leads:
+                del session.outside[entry]
+            elif entry.problem is None and not entry.in_flight and entry not in session.dirty:
+                partition.follower_fetched(follower, entry.fetch_offset, now_ms)
+
     # -------------------------------------------------------------------------------------------------- one partition
 
     def _examine(self, entry: FollowerEntry, now_ms: float) -> None:
@@ -199,7 +213,7 @@ class FollowerFetches:
         partition = entry.partition
         if partition is None:
             partition = self._partitions.watch_as_follower(entry)
-        entry.problem = None
+        entry.problem = entry.follower = None
         session.unsettled[entry] = None
         try:
             if partition is None or not partition.leads or partition.offline:
@@ -218,7 +232,10 @@ class FollowerFetches:
             if entry.problem is None:
                 if not found.log_start_offset <= offset <= found.log_end_offset:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+                entry.follower = follower
                 partition.follower_fetched(follower, offset, now_ms)
+                if not follower.in_maximal_isr:
+                    session.outside[entry] = None
                 if offset == found.log_end_offset:
                     session.dirty.pop(entry, None)
                     return
@@ -232,6 +249,7 @@ class FollowerFetches:
             try:
                 partition = self._partitions.leader(*entry.key)
                 partition.require_epoch(entry.leader_epoch)
+                entry.session.outside[entry] = None
                 partition.follower(entry.session.replica_id, entry.session.replica_epoch, entry.leader_epoch)
             except KafkaError as error:
                 entry.problem = error.code
@@ -240,7 +258,7 @@ class FollowerFetches:
     def _forget(self, session: FollowerSession, key: Key) -> None:
         entry = session.entries.pop(key, None)
         if entry is not None:
-            for place in (session.dirty, session.in_flight, session.unsettled):
+            for place in (session.dirty, session.in_flight, session.outside, session.unsettled):
                 place.pop(entry, None)
             if entry.partition is not None:
                 entry.partition.watch.followers.pop(entry, None)

@@ -17,6 +17,7 @@ from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRe
 
 if TYPE_CHECKING:
     from tidelog.protocol.messages.fetch import FetchRequest
+    from tidelog.replication.isr import Follower
     from tidelog.replication.partition import Partition
 
 EPOCH_FINAL = -1
@@ -29,14 +30,15 @@ class FollowerEntry:
     """One partition of a follower's session: where the follower is, and what is wrong with it if anything is."""
 
     __slots__ = (
-        "fetch_offset", "in_flight", "key", "last_epoch", "leader_epoch", "max_bytes", "partition", "problem",
-        "sent_high_watermark", "session",
+        "fetch_offset", "follower", "in_flight", "key", "last_epoch", "leader_epoch", "max_bytes", "partition",
+        "problem", "sent_high_watermark", "session",
     )  # fmt: skip
 
     def __init__(self, session: FollowerSession, key: Key) -> None:
         self.session = session
         self.key = key
         self.partition: Partition | None = None
+        self.follower: Follower | None = None
         self.leader_epoch = -1
         self.fetch_offset = -1
         self.last_epoch = -1
@@ -49,7 +51,11 @@ class FollowerEntry:
         """The leader's log has grown, or the partition is to be looked at again."""
         if not self.in_flight:
             session = self.session
-            session.dirty[self] = None
+            if self not in session.dirty:
+                session.dirty[self] = None
+                if self.follower is not None:
+                    # It had everything when it last fetched, whether or not that fetch had to mention it.
+                    self.follower.last_caught_up_ms = session.last_fetch_ms
             if session.parked is not None:
                 session.wake()
 
@@ -58,8 +64,9 @@ class FollowerSession:
     """`id` 0: made for one request and forgotten after it."""
 
     __slots__ = (
-        "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "max_bytes", "max_wait_ms",
-        "min_bytes", "parked", "replica_epoch", "replica_id", "timer", "unsettled", "uses_topic_ids", "warming",
+        "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "max_bytes",
+        "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id", "timer", "unsettled",
+        "uses_topic_ids", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +85,8 @@ class FollowerSession:
         self.dirty: dict[FollowerEntry, None] = {}  # may have news for the follower
         self.in_flight: dict[FollowerEntry, None] = {}  # told something, and not mentioned again since
         self.unsettled: dict[FollowerEntry, None] = {}  # whose high watermark the follower may not know
+        self.outside: dict[FollowerEntry, None] = {}  # that could join the ISR at any fetch, mentioned or not
+        self.last_fetch_ms = 0.0
         self.parked: ParkedFetch | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.warming = False
