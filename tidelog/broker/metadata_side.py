@@ -19,7 +19,7 @@ from tidelog.broker.metadata_wiring import (
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.activation import ControllerIdentity
-from tidelog.replication.controller.active import Controller
+from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode

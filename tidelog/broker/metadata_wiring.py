@@ -11,8 +11,8 @@ from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequ
 from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
 from tidelog.protocol.messages.broker_registration import Listener as RegisteredListener
 from tidelog.replication.controller.image import EndpointImage
-from tidelog.replication.controller.registration import SUPPORTED_FEATURES
 from tidelog.replication.controller.state import ControllerSettings
+from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.storage.log_config import INT64_MAX, LogConfig

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
     from tidelog.broker.partitions import Partitions
-    from tidelog.replication.controller.active import Controller
+    from tidelog.replication.controller.controller import Controller
     from tidelog.replication.controller.image import MetadataImage
     from tidelog.replication.quorum.driver import RaftNode
 

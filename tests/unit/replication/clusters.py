@@ -6,24 +6,38 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidelog.replication.controller.image import EndpointImage, MetadataImage
+from tidelog.protocol.messages.metadata_records import (
+    BrokerEndpoint,
+    BrokerFeature,
+    BrokerRegistrationChangeRecord,
+    RegisterBrokerRecord,
+)
+from tidelog.replication.controller.image import MetadataImage
 from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.registration import BrokerRegistration, register_broker, unfence_broker
 from tidelog.replication.controller.state import ControllerSettings, ControllerState
+from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
 
 
 def broker_records(node_id: int, *, rack: str | None = None, fenced: bool = False, directories: int = 1) -> list[Any]:
     """A registration and, unless `fenced`, what unfences it. Broker epoch = 100 + id."""
-    registration = BrokerRegistration(
-        node_id=node_id,
-        incarnation_id=bytes([node_id]) * 16,
-        endpoints=[EndpointImage("PLAINTEXT", f"host{node_id}", 9092)],
-        rack=rack,
-        log_dirs=[directory_id(node_id, index) for index in range(directories)],
-    )
-    records: list[Any] = [register_broker(registration, 100 + node_id)]
+    records: list[Any] = [
+        RegisterBrokerRecord(
+            broker_id=node_id,
+            broker_epoch=100 + node_id,
+            incarnation_id=bytes([node_id]) * 16,
+            end_points=[BrokerEndpoint(name="PLAINTEXT", host=f"host{node_id}", port=9092, security_protocol=0)],
+            features=[
+                BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)
+                for name, (low, high) in SUPPORTED_FEATURES.items()
+            ],
+            rack=rack,
+            fenced=True,
+            in_controlled_shutdown=False,
+            log_dirs=[directory_id(node_id, index) for index in range(directories)],
+        )
+    ]
     if not fenced:
-        records.append(unfence_broker(node_id, 100 + node_id))
+        records.append(BrokerRegistrationChangeRecord(broker_id=node_id, broker_epoch=100 + node_id, fenced=-1))
     return records
 
 

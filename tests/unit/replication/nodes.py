@@ -11,7 +11,7 @@ from typing import Any
 from tests.unit.replication.controller_harness import Broker
 from tidelog.protocol.errors import KafkaError
 from tidelog.replication.controller.activation import ControllerIdentity
-from tidelog.replication.controller.active import Controller
+from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.image import MetadataDelta, MetadataImage
 from tidelog.replication.controller.state import ControllerSettings, CreatedTopic, NewTopic
 from tidelog.replication.controller.tracker import MetadataTracker

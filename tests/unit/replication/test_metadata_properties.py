@@ -11,13 +11,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.unit.replication.clusters import broker_records
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages import metadata_records as kafka
+from tidelog.replication.controller.activation import bootstrap_records
 from tidelog.replication.controller.image import MetadataImage
 from tidelog.replication.controller.image_records import image_records
+from tidelog.replication.controller.leaders import (
+    fence_brokers,
+    forget_incarnation,
+    unfence_broker,
+)
 from tidelog.replication.controller.loader import MetadataLoader
 from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
 from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.registration import bootstrap_records, unfence_broker
-from tidelog.replication.controller.returning import elect_returning_broker
 from tidelog.replication.controller.state import ControllerSettings, ControllerState, CreatedTopic, NewTopic
 
 NAMES = st.sampled_from(["a", "b", "a.b", "a_b", "bad name", "__consumer_offsets", "x-1"])
@@ -35,6 +39,8 @@ class Cluster(RuleBasedStateMachine):
         self.log: list[bytes] = []
 
     def append(self, records: list) -> None:
+        if not records:
+            return
         self.log += [encode_record(record, LATEST_METADATA_VERSION) for record in records]
         builder = ImageBuilder(self.state.image)
         builder.replay_all(records)
@@ -42,22 +48,24 @@ class Cluster(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.append(bootstrap_records({"metadata.version": LATEST_METADATA_VERSION, "group.version": 1}))
+        self.append(
+            bootstrap_records({"metadata.version": LATEST_METADATA_VERSION, "eligible.leader.replicas.version": 1})
+        )
         self.append(broker_records(1))
 
     @rule(node_id=st.integers(1, 4), fenced=st.booleans(), rack=st.sampled_from([None, "r1", "r2"]))
     def register(self, node_id: int, fenced: bool, rack: str | None) -> None:
         self.append(broker_records(node_id, fenced=fenced, rack=rack))
 
-    @rule(node_id=st.integers(1, 4), new_epochs=st.booleans())
-    def broker_returns(self, node_id: int, new_epochs: bool) -> None:
+    @rule(node_id=st.integers(1, 4), clean=st.booleans())
+    def broker_returns(self, node_id: int, clean: bool) -> None:
         if node_id in self.state.image.brokers:
-            self.append(
-                [
-                    unfence_broker(node_id, 100 + node_id),
-                    *elect_returning_broker(self.state.image, node_id, new_epochs=new_epochs),
-                ]
-            )
+            self.append(forget_incarnation(self.state, node_id, clean=clean))
+            self.append(unfence_broker(self.state, node_id))
+
+    @rule(node_ids=st.sets(st.integers(1, 4), min_size=1))
+    def brokers_die(self, node_ids: set[int]) -> None:
+        self.append(fence_brokers(self.state, [one for one in sorted(node_ids) if one in self.state.image.brokers]))
 
     @rule(target=topics, name=NAMES, partitions=st.integers(-2, 5), factor=st.integers(-2, 4), configs=CONFIGS)
     def create_topic(self, name: str, partitions: int, factor: int, configs: list) -> str:
@@ -78,18 +86,6 @@ class Cluster(RuleBasedStateMachine):
         self.append(records)
         assert (results[topic_id] is None) is (topic is not None)
         assert name not in self.state.image.topics_by_name
-
-    @rule(name=topics, leader=st.integers(1, 4))
-    def lose_leaders(self, name: str, leader: int) -> None:
-        topic = self.state.image.topics_by_name.get(name)
-        if topic is not None:
-            self.append(
-                [
-                    kafka.PartitionChangeRecord(partition_id=index, topic_id=topic.topic_id, leader=-1)
-                    for index, partition in topic.partitions.items()
-                    if partition.leader == leader
-                ]
-            )
 
     @rule()
     def allocate_producer_ids(self) -> None:

@@ -22,7 +22,7 @@ from tidelog.protocol.messages.api_versions import (
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
-from tidelog.replication.controller.registration import SUPPORTED_FEATURES
+from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
 
 REQUEST = ApiVersionsRequest
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidelog.protocol.messages.controller_registration import ControllerRegistrationRequest, Feature, Listener
-from tidelog.protocol.messages.metadata_records import AbortTransactionRecord
+from tidelog.protocol.messages.metadata_records import AbortTransactionRecord, FeatureLevelRecord
 from tidelog.replication.controller.brokers import register_controller
 from tidelog.replication.controller.image import METADATA_VERSION, EndpointImage
 from tidelog.replication.controller.record_codec import decode_record
-from tidelog.replication.controller.registration import NEW_CLUSTER_FEATURES, SUPPORTED_FEATURES, bootstrap_records
 from tidelog.replication.controller.state import ControllerState
+from tidelog.replication.controller.supported_features import NEW_CLUSTER_FEATURES, SUPPORTED_FEATURES
 
 
 class ControllerIdentity(NamedTuple):
@@ -49,3 +49,10 @@ def activation_records(
         formatted = [decode_record(value) for value in bootstrap_values()]
         records += formatted or bootstrap_records(NEW_CLUSTER_FEATURES)
     return records + register_controller(state, identity.registration(state.node_id))
+
+
+def bootstrap_records(features: Mapping[str, int]) -> list[Any]:
+    """The first records of a new cluster: its feature levels, metadata.version first."""
+    assert METADATA_VERSION in features, "a cluster without metadata.version cannot be read by Kafka"
+    names = [METADATA_VERSION, *sorted(name for name in features if name != METADATA_VERSION)]
+    return [FeatureLevelRecord(name=name, feature_level=features[name]) for name in names if features[name]]

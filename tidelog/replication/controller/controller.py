@@ -1,8 +1,8 @@
-"""The controller: commands in, records into the metadata log, images out to the node. A thin asynchronous shell.
+"""The controller of a node: standby until its node leads the quorum, then commands in and records out. A thin shell.
 
-Decisions are `state.py`'s and made at once on the newest image, committed or not; then the records are appended, and
-one sync serves all who wait (a command that finds one running joins the next). An image is published, and its command
-answered, only when the log is synced up to it: in log order, image before answer.
+Decisions are the pure modules' and made at once on the newest state, committed or not; their records are appended, and
+a command is answered when they are committed and published: in log order, image before answer. When the lead is lost
+everything undecided fails with NOT_CONTROLLER, and what was not committed is forgotten.
 """
 
 from __future__ import annotations
@@ -10,181 +10,168 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import AbortTransactionRecord
-from tidelog.replication.controller.image import METADATA_VERSION, EndpointImage, MetadataDelta, MetadataImage
-from tidelog.replication.controller.image_records import image_records
-from tidelog.replication.controller.loader import MetadataLoader
-from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, decode_record, encode_record
-from tidelog.replication.controller.records import ImageBuilder, MetadataError
-from tidelog.replication.controller.registration import (
-    NEW_CLUSTER_FEATURES,
-    SUPPORTED_FEATURES,
-    BrokerRegistration,
-    bootstrap_records,
-    register_broker,
-    register_controller,
-    unfence_broker,
-)
-from tidelog.replication.controller.returning import elect_returning_broker
-from tidelog.replication.controller.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
-from tidelog.replication.quorum.single import QuorumOfOne
-from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.replication.controller.activation import ControllerIdentity, activation_records
+from tidelog.replication.controller.commands import ControllerCommands
+from tidelog.replication.controller.failure_detection import FailureDetector
+from tidelog.replication.controller.image import METADATA_VERSION, MetadataImage
+from tidelog.replication.controller.image_delta import everything
+from tidelog.replication.controller.leaders import elect_preferred_leaders, elect_unclean_leaders, fence_brokers
+from tidelog.replication.controller.liveness import BrokerSessions
+from tidelog.replication.controller.raft_port import RaftLog
+from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
+from tidelog.replication.controller.records import ImageBuilder
+from tidelog.replication.controller.state import ControllerSettings, ControllerState
+from tidelog.replication.controller.tracker import BuiltImage, MetadataTracker
+from tidelog.replication.ports import Endpoint
+
+if TYPE_CHECKING:
+    import random
 
 log = logging.getLogger("tidelog.controller")
 
 T = TypeVar("T")
-OnImage = Callable[[MetadataImage, MetadataDelta], None]
-RunInExecutor = Callable[[Callable[[], None]], Awaitable[None]]
 
-RECORDS_PER_BATCH = 10_000
-
-
-class _Appended(NamedTuple):
-    """An image that waits for its records to be synced."""
-
-    image: MetadataImage
-    delta: MetadataDelta
+# What one request may create is one batch, so that it is there whole or not at all.
+RECORDS_PER_BATCH = 20_000
+TICKS_PER_SESSION = 8
+TICK_MS_MIN, TICK_MS_MAX = 20, 250
 
 
-class Controller:
-    """`load`, then `activate`, then commands; `image` is the newest committed one.
+class Controller(ControllerCommands):
+    """The commands are in `commands.py`; here is how they are carried out, and what goes on between them.
 
-    `run_in_executor(callable)` runs a sync on another thread and awaits it; `on_image` gets each committed image and
-    what changed in it, on the loop thread, before the command that caused it is answered. A snapshot is written after
-    every `snapshot_bytes_min` bytes of records (metadata.log.max.record.bytes.between.snapshots).
+    `probe(endpoint)`: whether the host there answers that nobody listens. `bootstrap_values()`: what Kafka's `format`
+    left for the first start of a cluster.
     """
 
     def __init__(
         self,
-        quorum: QuorumOfOne,
-        state: ControllerState,
         *,
-        run_in_executor: RunInExecutor,
+        node_id: int,
+        raft: RaftLog,
+        tracker: MetadataTracker,
+        settings: ControllerSettings,
+        identity: ControllerIdentity,
+        loop: asyncio.AbstractEventLoop,
         clock_ms: Callable[[], int],
-        on_image: OnImage,
-        snapshot_bytes_min: int = 20 * 1024 * 1024,
+        rng: random.Random,
+        probe: Callable[[Endpoint], Awaitable[bool]],
+        bootstrap_values: Callable[[], Sequence[bytes]] = lambda: (),
     ) -> None:
-        self.image = state.image
-        self._quorum = quorum
-        self._state = state
-        self._run_in_executor = run_in_executor
+        self.node_id = node_id
+        self.is_active = False
+        self.epoch = -1
+        self._raft = raft
+        self._tracker = tracker
+        self._settings = settings
+        self._identity = identity
+        self._loop = loop
         self._clock_ms = clock_ms
-        self._on_image = on_image
-        self._pending: deque[_Appended] = deque()
+        self._rng = rng
+        self._bootstrap_values = bootstrap_values
+        self._state = ControllerState(settings, rng, node_id)
+        self._sessions = BrokerSessions(settings.session_timeout_ms)
+        self._detector = FailureDetector(self, probe, loop, settings)
+        self._built: deque[BuiltImage] = deque()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._syncing: asyncio.Task[None] | None = None
-        self._snapshot_bytes_min = snapshot_bytes_min
-        self._bytes_since_snapshot = 0
-        self._snapshotting: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
-        self._was_in_transaction = False
-        self._node_id = -1
+        self._tick_ms = min(max(settings.session_timeout_ms // TICKS_PER_SESSION, TICK_MS_MIN), TICK_MS_MAX)
+        self._tick_due_ms = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._balance_due_ms = 0.0
+        self._unclean_due_ms = 0.0
+        tracker.controller = self
 
-    # -- start and end -----------------------------------------------------------------------------------------------
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed one."""
+        return self._tracker.image
 
-    def load(self) -> MetadataImage:
-        """Replay what the log directory holds. Nothing is published before `activate`.
+    # -- the lead comes and goes -------------------------------------------------------------------------------------
 
-        Raises `MetadataError`, `CorruptSnapshot`, `NotAlone`, `CorruptLog`.
-        """
-        loader = MetadataLoader()
-        for batch in self._quorum.replay():
-            loader.feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
-            self._bytes_since_snapshot += 0 if batch.is_snapshot else sum(map(len, batch.values))
-        for kind, count in loader.unknown_kinds.items():
-            log.warning("metadata log holds %d records of unknown kind %d: kept, not acted upon", count, kind)
-        self._was_in_transaction = loader.in_transaction
-        image, delta = loader.finish()
-        if image.feature_level(METADATA_VERSION) > LATEST_METADATA_VERSION:
-            raise MetadataError(
-                f"the cluster's metadata.version is {image.feature_level(METADATA_VERSION)}, "
-                f"this node reads up to {LATEST_METADATA_VERSION}"
+    def on_lead(self, epoch: int, *, in_transaction: bool) -> None:
+        """This node leads, and the tracker has published everything from before."""
+        now_ms = self.now_ms()
+        image = self._tracker.image
+        self._state = ControllerState(self._settings, self._rng, self.node_id)
+        self._state.adopt(image, everything(image))
+        self._sessions = BrokerSessions(self._settings.session_timeout_ms)
+        for broker in image.brokers.values():
+            self._sessions.register(broker.node_id, broker.epoch, fenced=broker.fenced, now_ms=now_ms)
+        self.epoch, self.is_active = epoch, True
+        log.info("controller %d is active in epoch %d", self.node_id, epoch)
+        try:
+            self._append(
+                activation_records(self._state, self._identity, self._bootstrap_values, in_transaction=in_transaction)
             )
-        self._state.adopt(image, delta)
-        return image
+        except Exception:
+            log.critical("controller %d cannot take over", self.node_id, exc_info=True)
+            self._raft.resign()
+            return
+        self._balance_due_ms = now_ms + self._settings.imbalance_check_interval_ms
+        self._unclean_due_ms = now_ms + self._settings.unclean_check_interval_ms
+        self._start_timer(now_ms)
+        # A broker that died with the last controller would otherwise have a whole session.
+        self._detector.suspect_all()
 
-    async def activate(
-        self,
-        registration: BrokerRegistration,
-        *,
-        controller_endpoints: Iterable[EndpointImage] = (),
-        new_leader_epochs: bool = False,
-    ) -> None:
-        """Take the lead in a new epoch and bring this node's broker in, unfenced; publish the first image.
-
-        `new_leader_epochs`: see `elect_returning_broker`; true unless the last shutdown was clean.
-        """
-        now_ms = self._clock_ms()
-        self._node_id = registration.node_id
-        self._quorum.lead(now_ms)
-        records: list[Any] = (
-            [AbortTransactionRecord(reason="a new leader found it open")] if self._was_in_transaction else []
-        )
-        if METADATA_VERSION not in self._state.image.features:
-            formatted = [decode_record(value) for value in self._quorum.bootstrap_values()]
-            records += formatted or bootstrap_records(NEW_CLUSTER_FEATURES)
-        records.append(
-            register_controller(
-                registration.node_id, registration.incarnation_id, controller_endpoints, SUPPORTED_FEATURES
-            )
-        )
-        broker_epoch = self._quorum.end_offset + len(records)
-        records.append(register_broker(registration, broker_epoch))
-        records.append(unfence_broker(registration.node_id, broker_epoch))
-        records += elect_returning_broker(self._state.image, registration.node_id, new_epochs=new_leader_epochs)
-        for start in range(0, len(records), RECORDS_PER_BATCH):
-            self._append(records[start : start + RECORDS_PER_BATCH])
-        # What readers see first is the whole of it, as one change from nothing.
-        self._pending.clear()
-        self._pending.append(_Appended(self._state.image, everything(self._state.image)))
-        await self._committed()
+    def on_resign(self, epoch: int) -> None:
+        if not self.is_active:
+            return
+        log.info("controller %d is no longer active, epoch %d is over", self.node_id, epoch)
+        self.is_active = False
+        self._built.clear()
+        self._detector.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(not_controller())
 
     async def close(self) -> None:
-        """Wait for what was appended. The log itself is its directory's to close."""
-        for task in (self._syncing, self._snapshotting):
-            if task is not None:
-                await task
+        """The quorum is closed first, or the node no longer leads; nothing is waited for."""
+        self.on_resign(self.epoch)
+        await self._detector.close()
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    async def create_topics(
-        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_ms: int = 0
-    ) -> dict[str, CreatedTopic | KafkaError]:
-        """Each topic's outcome. Raises KafkaError(POLICY_VIOLATION, REQUEST_TIMED_OUT) for the whole request."""
-        if validate_only:
-            _, results = self._state.create_topics(topics)
-            return results
-        return await self._command(lambda: self._state.create_topics(topics), timeout_ms)
+    def now_ms(self) -> float:
+        """Of the monotonic clock."""
+        return self._loop.time() * 1000
 
-    async def delete_topics(self, topic_ids: Sequence[bytes], *, timeout_ms: int = 0) -> dict[bytes, KafkaError | None]:
-        """Each topic's outcome: None where it is gone. Raises KafkaError(REQUEST_TIMED_OUT)."""
-        return await self._command(lambda: self._state.delete_topics(topic_ids), timeout_ms)
-
-    async def allocate_producer_ids(self, broker_id: int) -> ProducerIdBlock:
-        """Raises KafkaError(BROKER_ID_NOT_REGISTERED)."""
-        return await self._command(lambda: self._state.allocate_producer_ids(broker_id), 0)
-
-    async def _command(self, decide: Callable[[], tuple[list[Any], T]], timeout_ms: int) -> T:
-        if self._failure is not None:
-            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the metadata log failed: {self._failure}")
+    async def command(self, decide: Callable[[], tuple[list[Any], T]], timeout_ms: int = 0) -> T:
+        """Decide, append, wait until it is committed. Raises what `decide` does, NOT_CONTROLLER, REQUEST_TIMED_OUT."""
+        self._check_active()
         records, answer = decide()
-        if records:
-            self._append(records)
+        self._append(records)
         # An answer without records may still rest on an image that is not committed yet: it waits too.
+        if not self._built:
+            return answer
+        if timeout_ms <= 0:
+            await self._committed()
+            return answer
         try:
-            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms > 0 else None):
+            async with asyncio.timeout(timeout_ms / 1000):
                 await self._committed()
         except TimeoutError:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT) from None
         return answer
 
-    # -- appending and committing ------------------------------------------------------------------------------------
+    def _check_active(self) -> None:
+        if not self.is_active:
+            raise not_controller()
 
     def _append(self, records: Sequence[Any]) -> None:
+        """As few atomic batches as their size allows. Raises KafkaError(NOT_CONTROLLER, UNKNOWN_SERVER_ERROR)."""
+        for start in range(0, len(records), RECORDS_PER_BATCH):
+            self._append_batch(records[start : start + RECORDS_PER_BATCH])
+
+    def _append_batch(self, records: Sequence[Any]) -> None:
         now_ms = self._clock_ms()
         # A batch may raise the level itself, and then its other records are of the new one already.
         builder = ImageBuilder(self._state.image)
@@ -192,90 +179,104 @@ class Controller:
         metadata_version = builder.feature_level(METADATA_VERSION) or LATEST_METADATA_VERSION
         values = [encode_record(record, metadata_version) for record in records]
         try:
-            last_offset = self._quorum.append(values, now_ms)
-        except OSError as error:
-            self._fail(error)
+            last_offset = self._raft.append(values, now_ms)
+        except KafkaError:
+            raise
+        except Exception as error:
+            if not self._raft.is_leader:
+                raise not_controller() from error
+            log.critical("the metadata log cannot be written: %s", error)
+            self._raft.resign()
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the metadata log failed: {error}") from error
-        self._bytes_since_snapshot += sum(map(len, values))
-        image, delta = builder.build(last_offset, self._quorum.epoch, now_ms, self._node_id)
+        image, delta = builder.build(last_offset, self._raft.epoch, now_ms, self.node_id)
         self._state.adopt(image, delta)
-        self._pending.append(_Appended(image, delta))
+        self._built.append(BuiltImage(image, delta, sum(map(len, values))))
 
     async def _committed(self) -> None:
-        """Until everything appended so far is committed."""
-        if not self._pending:
-            return
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((self._pending[-1].image.offset, future))
-        if self._syncing is None:
-            self._syncing = loop.create_task(self._sync_all(), name="metadata log sync")
+        """Until everything appended so far is committed and published."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((self._state.image.offset, future))
         await future
 
-    async def _sync_all(self) -> None:
-        try:
-            while self._pending:
-                end = self._pending[-1].image.offset
-                task = self._quorum.log.begin_flush()
-                await self._run_in_executor(task.run)
-                self._quorum.log.finish_flush(task)
-                self._quorum.log.set_high_watermark(end + 1)
-                self._publish(end)
-        except Exception as error:
-            self._fail(error)
-        finally:
-            self._syncing = None
+    def take_committed(self, end_offset: int) -> Sequence[BuiltImage] | None:
+        if not self.is_active:
+            return None
+        committed: list[BuiltImage] = []
+        while self._built and self._built[0].image.offset < end_offset:
+            committed.append(self._built.popleft())
+        return committed
 
-    def _publish(self, committed_offset: int) -> None:
-        while self._pending and self._pending[0].image.offset <= committed_offset:
-            appended = self._pending.popleft()
-            self.image = appended.image
-            self._on_image(appended.image, appended.delta)
-        while self._waiting and self._waiting[0][0] <= committed_offset:
+    def on_published(self, end_offset: int) -> None:
+        while self._waiting and self._waiting[0][0] < end_offset:
             _, future = self._waiting.popleft()
             if not future.done():
                 future.set_result(None)
 
-        if self._bytes_since_snapshot >= self._snapshot_bytes_min and self._snapshotting is None:
-            self._bytes_since_snapshot = 0
-            self._snapshotting = asyncio.get_running_loop().create_task(self._snapshot(self.image), name="snapshot")
+    # -- between commands --------------------------------------------------------------------------------------------
 
-    async def _snapshot(self, image: MetadataImage) -> None:
-        """The image as a file beside the log, made on another thread: images do not change."""
-        identity = SnapshotId(image.offset + 1, image.epoch)
-        metadata_version = image.feature_level(METADATA_VERSION)
-        now_ms = self._clock_ms()
+    def _start_timer(self, now_ms: float) -> None:
+        self._tick_due_ms = now_ms + self._tick_ms
+        self._timer = self._loop.call_later(self._tick_ms / 1000, self._tick)
 
-        def write() -> None:
-            values = (encode_record(record, metadata_version) for record in image_records(image))
-            self._quorum.write_snapshot(values, identity, image.timestamp_ms, now_ms)
+    def _tick(self) -> None:
+        now_ms = self.now_ms()
+        late_ms = now_ms - self._tick_due_ms
+        if late_ms > self._tick_ms:
+            self._sessions.forgive(late_ms)
+        self._start_timer(now_ms)
+        stale = self._sessions.stale(now_ms)
+        if stale:
+            self.fence(stale, "said nothing for the session timeout")
+        if self._settings.auto_rebalance and now_ms >= self._balance_due_ms and self.is_active:
+            more = self._do(elect_preferred_leaders)
+            self._balance_due_ms = now_ms + (0 if more else self._settings.imbalance_check_interval_ms)
+        if now_ms >= self._unclean_due_ms and self.is_active:
+            more = self._do(elect_unclean_leaders)
+            self._unclean_due_ms = now_ms + (0 if more else self._settings.unclean_check_interval_ms)
 
+    def _do(self, decide: Callable[[ControllerState], list[Any]]) -> bool:
+        """Something nobody waits for; whether there was anything to do."""
         try:
-            await self._run_in_executor(write)
-            self._quorum.forget_before(identity, now_ms)
-        except OSError as error:
-            # The log has it all; the next one may succeed.
-            log.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)
-        finally:
-            self._snapshotting = None
+            records = decide(self._state)
+            self._append(records)
+        except KafkaError as error:
+            log.warning("%s came to nothing: %s", decide, error)
+            return False
+        return bool(records)
 
-    def _fail(self, error: Exception) -> None:
-        """The metadata log cannot be written any more: refuse whatever comes, keep serving what is known."""
-        log.critical("metadata log failed, the cluster's metadata can no longer change: %s", error)
-        self._failure = error
-        self._pending.clear()
-        while self._waiting:
-            _, future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the metadata log failed: {error}"))
+    def unfenced_epochs(self) -> dict[int, int]:
+        """Broker id -> epoch of those whose session lives."""
+        return {broker_id: self._sessions.epoch_of(broker_id) for broker_id in self._sessions.unfenced()}
+
+    def last_contact_ms(self, broker_id: int) -> float:
+        return self._sessions.last_contact_ms(broker_id)
+
+    def broker_endpoint(self, broker_id: int) -> Endpoint | None:
+        """Where other brokers reach it."""
+        broker = self._state.image.brokers.get(broker_id)
+        if broker is None or not broker.endpoints:
+            return None
+        listener = broker.endpoints.get(self._settings.inter_broker_listener)
+        found = next(iter(broker.endpoints.values())) if listener is None else listener
+        return Endpoint(found.host, found.port)
+
+    def fence(self, broker_ids: Sequence[int], why: str) -> None:
+        """All in one decision."""
+        self._sessions.fence(broker_ids)
+        known = [
+            broker_id
+            for broker_id in broker_ids
+            if broker_id in self._state.image.brokers and not self._state.image.brokers[broker_id].fenced
+        ]
+        if known:
+            log.info("fencing brokers %s: %s", known, why)
+            self._do(lambda state: fence_brokers(state, known))
+
+    def broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
+        """A broker's connection to this controller is gone; if its process is too, it is fenced at once."""
+        if self.is_active and self.unfenced_epochs().get(broker_id) == broker_epoch:
+            self._detector.suspect(broker_id, broker_epoch)
 
 
-def everything(image: MetadataImage) -> MetadataDelta:
-    """The difference between nothing and an image."""
-    return MetadataDelta(
-        created_topics=dict(image.topics_by_id),
-        changed_partitions={topic_id: set(topic.partitions) for topic_id, topic in image.topics_by_id.items()},
-        changed_configs=set(image.configs),
-        changed_brokers=set(image.brokers),
-        changed_features=True,
-    )
+def not_controller() -> KafkaError:
+    return KafkaError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")

@@ -18,8 +18,8 @@ from tidelog.protocol.messages.update_features import (
 )
 from tidelog.replication.controller.image import ELR_FEATURE, METADATA_VERSION
 from tidelog.replication.controller.record_codec import ELR_VERSION
-from tidelog.replication.controller.registration import SUPPORTED_FEATURES
 from tidelog.replication.controller.state import ControllerState
+from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
 
 Records = list[Any]
 
