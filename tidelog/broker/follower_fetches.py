@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.follower_sessions import (
@@ -17,7 +18,6 @@ from tidelog.broker.follower_sessions import (
     FollowerEntry,
     FollowerSession,
     Key,
-    ParkedFetch,
     as_follower_request,
     forgotten_in,
     neighbours,
@@ -155,6 +155,7 @@ class FollowerFetches:
                 session_id = self._rng.randint(1, 2**31 - 1)
         wake_soon = self._partitions.wake_soon
         session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, wake_soon, self._answer_parked)
+        session.waiting.on_abandon = partial(self._abandoned, session)
         session.uses_topic_ids = uses_topic_ids
         if session_id:
             self._sessions[session_id] = session
@@ -292,9 +293,8 @@ class FollowerFetches:
                 if not session.id:
                     self._empty(session)
                 return frames
-        due_ms = self._loop.time() * 1000 + min(session.max_wait_ms, WAIT_MS_MAX)
-        parked = session.parked = ParkedFetch(correlation_id, version, due_ms)
-        parked.on_abandon = lambda: self._abandoned(session, parked)
+        due_ms = session.last_fetch_ms + min(session.max_wait_ms, WAIT_MS_MAX)
+        parked = session.parked = session.waiting.begin(correlation_id, version, due_ms)
         if session.timer is None:
             session.timer = self._loop.call_at(due_ms / 1000, self._wait_is_over, session)
         return parked
@@ -338,14 +338,13 @@ class FollowerFetches:
             if not session.id:
                 self._empty(session)
 
-    def _abandoned(self, session: FollowerSession, parked: ParkedFetch) -> None:
+    def _abandoned(self, session: FollowerSession) -> None:
         """The follower is gone, or has another connection by now, and with it another session."""
-        if session.parked is parked:
-            session.parked = None
-            if session.id:
-                self._close(session.id)
-            else:
-                self._empty(session)
+        session.parked = None
+        if session.id:
+            self._close(session.id)
+        else:
+            self._empty(session)
 
     def _warm(self, session: FollowerSession, cold: ColdRead) -> None:
         """Pages of this read are not in memory: fault them in on a thread, then try again."""

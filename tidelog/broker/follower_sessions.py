@@ -66,7 +66,7 @@ class FollowerSession:
     __slots__ = (
         "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "max_bytes",
         "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id", "timer", "unsettled",
-        "uses_topic_ids", "warming",
+        "uses_topic_ids", "waiting", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +88,7 @@ class FollowerSession:
         self.outside: dict[FollowerEntry, None] = {}  # that could join the ISR at any fetch, mentioned or not
         self.last_fetch_ms = 0.0
         self.parked: ParkedFetch | None = None
+        self.waiting = ParkedFetch(self)
         self.timer: asyncio.TimerHandle | None = None
         self.warming = False
 
@@ -96,15 +97,20 @@ class FollowerSession:
 
 
 class ParkedFetch(Deferred):
-    """A follower's fetch that waits for news."""
+    """A follower's fetch that waits for news. A session has one, which is used again when it was answered."""
 
-    __slots__ = ("correlation_id", "due_ms", "version")
+    __slots__ = ("correlation_id", "due_ms", "session", "version")
 
-    def __init__(self, correlation_id: int, version: int, due_ms: float) -> None:
+    def __init__(self, session: FollowerSession) -> None:
         super().__init__()
-        self.correlation_id = correlation_id
-        self.version = version
-        self.due_ms = due_ms
+        self.session = session
+        self.correlation_id = self.version = 0
+        self.due_ms = 0.0
+
+    def begin(self, correlation_id: int, version: int, due_ms: float) -> ParkedFetch:
+        self.response = self._on_complete = None
+        self.correlation_id, self.version, self.due_ms = correlation_id, version, due_ms
+        return self
 
 
 def nothing(parked: ParkedFetch, session_id: int) -> bytes | list[Buffer]:

@@ -38,12 +38,13 @@ Committed = Callable[[Exception | None], None]
 class _Watch:
     """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
 
-    __slots__ = ("_tail", "_tail_key", "fetches", "followers", "produces")
+    __slots__ = ("_tail", "_tail_key", "fetches", "followers", "produces", "writes")
 
     def __init__(self) -> None:
         self.fetches: dict[SessionPartition, None] = {}
         self.followers: dict[FollowerEntry, None] = {}
         self.produces = OffsetWaiters()
+        self.writes = OffsetWaiters()  # of coordinators
         self._tail_key: tuple[int, int, int] | None = None
         self._tail: ReadResult | None = None
 
@@ -200,15 +201,21 @@ class Partitions:
 
     # ------------------------------------------------------------------------------------------------------ waiting
 
-    def when_committed(self, partition: Partition, required_offset: int, callback: Committed) -> None:
-        """Call back with None once the high watermark is at `required_offset`, or with what prevents it."""
+    def when_committed(
+        self, partition: Partition, required_offset: int, callback: Committed, *, for_client: bool = False
+    ) -> None:
+        """Call back with None once the high watermark is at `required_offset`, or with what prevents it.
+
+        Only clients are told NOT_ENOUGH_REPLICAS_AFTER_APPEND: for what a coordinator wrote it prevents nothing.
+        """
         if partition.offline or not partition.leads:
             code = ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
             callback(KafkaError(code))
         elif partition.high_watermark >= required_offset:
             callback(None)
         else:
-            self._watches[partition].produces.add(required_offset, callback)
+            watch = partition.watch
+            (watch.produces if for_client else watch.writes).add(required_offset, callback)
 
     def watch(self, entry: SessionPartition) -> None:
         """Tell this entry's session when its partition changes; nothing to tell where it is not hosted."""
@@ -252,6 +259,9 @@ class Partitions:
                 follower.appended()
         if watch.produces.waiting:
             for callback in watch.produces.reached(partition.high_watermark):
+                callback(None)
+        if watch.writes.waiting:
+            for callback in watch.writes.reached(partition.high_watermark):
                 callback(None)
 
     # ------------------------------------------------------------------------------------------------- hosting's side
@@ -314,7 +324,7 @@ class Partitions:
         """This replica no longer leads: waiting fetches look again, waiting produces fail with `code`."""
         watch = self._watches[partition]
         self.role_changed(partition)
-        for callback in watch.produces.take_all():
+        for callback in [*watch.produces.take_all(), *watch.writes.take_all()]:
             callback(KafkaError(code))
 
     def refusal(self, partition: Partition | None, error: Exception) -> KafkaError:

@@ -26,7 +26,7 @@ _PARTITION = Struct(">iiqiqiB")
 _REQUEST_TAIL = Struct(">BBBBBiqB")
 _ONE_REQUEST = Struct(">iiibii B16sB iiqiqiB B BBBBBiqB".replace(" ", ""))
 ONE_REQUEST_BYTES = _ONE_REQUEST.size
-_ONE_FIXED = (2, 2, 0, 0, 1, 1, 1, 1, 13, 0)
+_ONE_FIXED = (0, 0, 1, 1, 1, 1, 13)
 
 # throttle time, error, session id
 _RESPONSE_HEAD = Struct(">ihi")
@@ -35,6 +35,7 @@ _FETCHED = Struct(">ihqqqBi")
 _ONE_RESPONSE = Struct(">ihi B16sB ihqqqBi".replace(" ", ""))
 _ONE_RESPONSE_FRAME = Struct(">iiB ihi B16sB ihqqqBi".replace(" ", ""))
 _EMPTY_RESPONSE_FRAME = Struct(">iiBihiBB")
+_TWO_BYTES = Struct("BB").pack
 _NO_TAGS = b"\0\0\0"  # of the partition, the topic, the response
 _DIVERGING = Struct(">iq")
 _LEADER = Struct(">ii")
@@ -132,7 +133,7 @@ def decode_one(body: memoryview) -> tuple[int, ...] | None:
     epoch, 11 fetch offset, 12 last fetched epoch, 13 log start, 14 partition bytes, 22 replica id, 23 broker epoch.
     """
     fields = _ONE_REQUEST.unpack_from(body)
-    if (fields[6], fields[8], *fields[15:22], fields[24]) != _ONE_FIXED:
+    if fields[6] != 2 or fields[8] != 2 or fields[15:22] != _ONE_FIXED or fields[24]:
         return None
     return fields
 
@@ -178,8 +179,11 @@ def encode_one_fetched(
     log_start_offset: int, regions: list[Buffer], size_bytes: int,
 ) -> bytes | list[Buffer]:  # fmt: skip
     """The response frame to a follower with the records of one partition."""
-    length = bytearray()
-    write_uvarint(length, size_bytes + 1)
+    if 0x7F <= size_bytes < 0x3FFF:
+        length: bytes | bytearray = _TWO_BYTES(size_bytes + 1 & 0x7F | 0x80, size_bytes + 1 >> 7)
+    else:
+        length = bytearray()
+        write_uvarint(length, size_bytes + 1)
     head = _ONE_RESPONSE_FRAME.pack(
         _ONE_RESPONSE_FRAME.size - 4 + len(length) + size_bytes + 3, correlation_id, 0, 0, 0, session_id, 2, topic_id,
         2, index, 0, high_watermark, last_stable_offset, log_start_offset, 0, -1,

@@ -153,22 +153,21 @@ class InSyncReplicas:
 
     # ------------------------------------------------------------------------------------------------ high watermark
 
-    def high_watermark(self, committable: int, leader_end: int, now_ms: float, eligible: Eligible) -> int:
+    def high_watermark(self, committable: int, now_ms: Callable[[], float], eligible: Eligible) -> int:
         """How far the mark may go: `committable`, or where the slowest in-sync replica ends.
 
         One that is about to join is waited for too, or it would never reach a mark that keeps moving.
         """
         mark = committable
         for follower in self.followers.values():
-            end = follower.log_end_offset
-            if end < mark and (
+            if follower.log_end_offset < mark and (
                 follower.in_maximal_isr
                 or (
-                    (end == leader_end or now_ms - follower.last_caught_up_ms <= self._lag_ms_max)
+                    now_ms() - follower.last_caught_up_ms <= self._lag_ms_max
                     and eligible(follower.broker_id, follower.broker_epoch)
                 )
             ):
-                mark = end
+                mark = follower.log_end_offset
         return mark
 
     # ----------------------------------------------------------------------------------------------------- proposals

@@ -38,6 +38,8 @@ LIST_OFFSETS_VERSION: Final = 7
 LATEST: Final = -1
 EARLIEST: Final = -2
 OPEN_MAX: Final = 2
+# A leader may learn later than its follower that it leads; only what lasts is worth a line.
+FAILURES_TO_TELL: Final = 5
 EPOCH_MAX: Final = 2**31 - 1
 NOT_ASKED: Final = 1 << 62
 _OFFSET = Struct(">q")
@@ -309,10 +311,10 @@ class LeaderLink:
                     return
                 log.append_as_follower(records, self._clock_ms())
                 followed.asked = NOT_ASKED
-                if log.committable_offset < log.log_end_offset:
-                    self._held[followed] = None
-                else:
+                if log.durability.blocked_from < 0:
                     self._changed[followed] = None
+                else:
+                    self._held[followed] = None
                 if log.flush_due:
                     self._fetchers.on_appended(partition)
             partition.adopt(high_watermark, log_start_offset)
@@ -354,7 +356,8 @@ class LeaderLink:
 
     def _refused(self, followed: Followed, code: int) -> None:
         partition = followed.partition
-        _log.info(
+        _log.log(
+            logging.INFO if followed.failures >= FAILURES_TO_TELL else logging.DEBUG,
             "%s-%d at %d: broker %d answers %s", partition.topic, partition.index, followed.log.log_end_offset,
             self.leader_id, ErrorCode(code).name,
         )  # fmt: skip

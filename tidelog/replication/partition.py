@@ -230,9 +230,9 @@ class Partition:
             return
         book = self.in_sync
         if book.followers:
-            if self.is_under_min_isr:
+            if len(book.isr) < self.min_insync_replicas and self.is_under_min_isr:
                 return  # KIP-966
-            mark = book.high_watermark(mark, log.log_end_offset, self._ports.now_ms(), self._ports.eligible)
+            mark = book.high_watermark(mark, self._ports.now_ms, self._ports.eligible)
             if mark <= log.high_watermark:
                 return
         log.set_high_watermark(mark)

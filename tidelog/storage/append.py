@@ -31,7 +31,6 @@ from tidelog.protocol.record_batch import (
     TRANSACTIONAL_FLAG,
     BatchHeader,
     CorruptRecord,
-    check_crc,
     check_magic,
     read_header,
     stamp,
@@ -179,21 +178,29 @@ def admit_replicated(batches: memoryview, next_offset: int) -> list[Batch]:
     position = 0
     admitted: list[Batch] = []
     while size - position >= HEADER.size:
-        header = read_header(batches, position)
-        check_magic(header)
-        batch_size = header.size_bytes
-        if position + batch_size > size:
+        fields = _unpack(batches, position)
+        (
+            base_offset, length, leader_epoch, magic, crc, attributes, last_delta, _, max_timestamp, producer_id,
+            producer_epoch, base_sequence, _,
+        ) = fields  # fmt: skip
+        if magic != MAGIC or length < MIN_BATCH_LENGTH:
+            check_magic(read_header(batches, position))
+        end = position + length + LOG_OVERHEAD
+        if end > size:
             break
-        if not check_crc(batches, position, header):
-            raise CorruptRecord(f"the CRC of the batch at offset {header.base_offset} is wrong")
-        if header.base_offset < next_offset or header.last_offset_delta < 0:
+        if _crc32c(batches[position + ATTRIBUTES_OFFSET : end]) != crc:
+            raise CorruptRecord(f"the CRC of the batch at offset {base_offset} is wrong")
+        if base_offset < next_offset or last_delta < 0:
             raise KafkaError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"a batch of offset {header.base_offset}, but the log ends at {next_offset}",
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"a batch of offset {base_offset}, but the log ends at {next_offset}"
             )
-        admitted.append(as_batch(position, header))
-        next_offset = header.next_offset
-        position += batch_size
+        last_offset = base_offset + last_delta
+        admitted.append(
+            (position, length + LOG_OVERHEAD, base_offset, last_offset, max_timestamp, attributes, producer_id,
+             producer_epoch, base_sequence, leader_epoch)
+        )  # fmt: skip
+        next_offset = last_offset + 1
+        position = end
     return admitted
 
 

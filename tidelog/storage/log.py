@@ -172,11 +172,14 @@ class PartitionLog:
         admitted = admit_replicated(batches, self.log_end_offset)
         if not admitted:
             return None
-        data = batches[: admitted[-1][0] + admitted[-1][1]]
+        end = admitted[-1][0] + admitted[-1][1]
+        data = batches if end == len(batches) else batches[:end]
+        has_markers = False
         for batch in admitted:
             if batch[9] > self.leader_epochs.latest:
                 self.leader_epochs.assign(batch[9], batch[2])
-        self._append(data, admitted, now_ms, markers_in(data, admitted))
+            has_markers = has_markers or bool(batch[5] & CONTROL_FLAG)
+        self._append(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
         return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
 
     def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:
