@@ -24,6 +24,7 @@ from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
 from tidelog.replication.ports import Endpoint
+from tidelog.storage.incarnation import surviving_epoch, write_incarnation
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
@@ -118,6 +119,7 @@ class BrokerSide:
     async def start(self) -> None:
         """Registered, caught up with the metadata, every log open and every role taken. Raises RegistrationRefused."""
         epoch = await self.lifecycle.register()
+        self._write_incarnation(epoch)
         await self._metadata.tracker.wait_for(epoch)
         image = self._metadata.image
         await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
@@ -138,9 +140,19 @@ class BrokerSide:
         self.lifecycle.poke()
 
     def _clean_epoch(self) -> int:
-        """The broker epoch of the last stop if all directories know it to have been clean, else -1 (KIP-966)."""
-        epochs = [directory.clean_broker_epoch for directory in self._directories]
-        return max(epochs) if all(directory.was_clean for directory in self._directories) else -1
+        """The epoch of the last process if all that it wrote is there: it stopped cleanly, or the machine ran on.
+
+        Else -1 (KIP-966).
+        """
+        if all(directory.was_clean for directory in self._directories):
+            return max(directory.clean_broker_epoch for directory in self._directories)
+        disk, boot_id = self._ports.disk, self._ports.boot_id
+        survived = {surviving_epoch(disk, directory.path, boot_id) for directory in self._directories}
+        return survived.pop() if len(survived) == 1 else -1
+
+    def _write_incarnation(self, epoch: int) -> None:
+        for directory in self._directories:
+            write_incarnation(self._ports.disk, directory.path, epoch, self._ports.boot_id)
 
     def _registration(self, previous_epoch: int) -> BrokerRegistrationRequest:
         homes = set(map(str, self._config.log_dirs))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from tidelog.broker.server import bind
 from tidelog.storage.disk import Disk, OsDisk
@@ -24,7 +25,8 @@ IO_THREADS_MAX = 8
 class NodePorts:
     """`executor` goes to `loop.run_in_executor` and is shut down with the node; `clock_ms` is wall time since 1970.
 
-    `bind(host, port)` gives a bound socket that the loop can listen on; OSError when it cannot.
+    `bind(host, port)` gives a bound socket that the loop can listen on; OSError when it cannot. `boot_id` is another
+    one after each start of the machine: while it is the same, nothing that was written is lost; empty if unknown.
     """
 
     disk: Disk
@@ -32,6 +34,7 @@ class NodePorts:
     clock_ms: Callable[[], int]
     rng: random.Random
     executor: Executor | None
+    boot_id: str = ""
 
 
 def wall_clock_ms() -> int:
@@ -47,4 +50,12 @@ def os_ports() -> NodePorts:
         clock_ms=wall_clock_ms,
         rng=random.Random(secrets.randbits(64)),
         executor=ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="tidelog-io"),
+        boot_id=_boot_id(),
     )
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""  # not Linux
