@@ -74,9 +74,7 @@ def refusal(raft: Raft, epoch: int) -> ErrorCode:
         return ErrorCode.FENCED_LEADER_EPOCH
     if epoch > raft.epoch:
         return ErrorCode.UNKNOWN_LEADER_EPOCH
-    state = raft.state
-    if not isinstance(state, Leader) or (not state.is_active and len(raft.voters.latest) == 1):
-        # A single voter's epoch is on the device with its first record, not before: tell nobody of it until then.
+    if not isinstance(raft.state, Leader):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     return ErrorCode.NONE
 

@@ -122,7 +122,7 @@ class Raft:
 
     @property
     def is_voter(self) -> bool:
-        return self.can_vote and self.voters.latest.includes(self.own)
+        return self.can_vote and self.voters.may_run(self.own, self.high_watermark)
 
     @property
     def is_active_leader(self) -> bool:
@@ -138,7 +138,11 @@ class Raft:
         return effects
 
     def peer(self, voter_id: int) -> Peer | None:
-        """Where another voter or the leader is, as far as known."""
+        """Where another voter or the leader is, as far as known. What this node was configured with comes first: it may
+        reach a voter by another way than the others do."""
+        configured = self.settings.voters.get(voter_id)
+        if configured is not None:
+            return Peer(voter_id, configured)
         if voter_id == self.leader_id and self.leader_endpoint is not None:
             return Peer(voter_id, self.leader_endpoint)
         voter = self.voters.latest.get(voter_id)

@@ -151,6 +151,17 @@ class VoterHistory:
     def kraft_version(self) -> int:
         return self._versions[-1][1] if self._versions else 0
 
+    def may_run(self, key: ReplicaKey, high_watermark: int) -> bool:
+        """Whether the replica votes; or does no longer, but that is not known to be committed.
+
+        The second may be the only one whose log is far enough to be elected, and then must be, to commit its own leave
+        (Raft, thesis 4.2.2).
+        """
+        if self.latest.includes(key):
+            return True
+        before = self._voters[-2][1] if len(self._voters) > 1 else self.static
+        return bool(self._voters) and self.latest_offset >= high_watermark and before.includes(key)
+
     def at(self, offset: int) -> tuple[int, VoterSet | None]:
         """(kraft.version, voters named by records, None when none) just before `offset`."""
         version = next((version for at, version in reversed(self._versions) if at < offset), 0)
