@@ -154,6 +154,8 @@ class Links:
             task = self._loop.create_task(self._carry(door, reader, writer))
             door.connections.add(task)
             task.add_done_callback(door.connections.discard)
+            # Also when it is cancelled before it has begun.
+            task.add_done_callback(lambda _: writer.close())
 
         return await asyncio.start_server(accepted, "127.0.0.1", door.port, limit=_CHUNK_BYTES, backlog=128)
 
