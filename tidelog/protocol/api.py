@@ -234,6 +234,7 @@ SERVED: dict[int, range] = {
         ApiKey.INIT_PRODUCER_ID,
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_LOG_DIRS,
         ApiKey.DESCRIBE_CLUSTER,
         *_ADMINISTRATION,
     )

@@ -18,8 +18,8 @@ from tidelog.protocol.schema import Message
 SERVED = {
     0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 8: (2, 10), 9: (1, 10), 10: (0, 6), 11: (0, 9), 12: (0, 4),
     13: (0, 5), 14: (0, 5), 18: (0, 4), 19: (2, 7), 20: (1, 6), 22: (0, 5), 23: (2, 4), 32: (1, 4), 33: (0, 2),
-    37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 1), 46: (0, 0), 55: (0, 2), 57: (0, 2), 60: (0, 2), 64: (0, 0),
-    80: (0, 1), 81: (0, 0),
+    35: (1, 5), 37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 1), 46: (0, 0), 55: (0, 2), 57: (0, 2), 60: (0, 2),
+    64: (0, 0), 80: (0, 1), 81: (0, 0),
 }  # fmt: skip
 # The same for a Kafka 4.3 controller.
 CONTROLLER_SERVED = {
@@ -41,7 +41,9 @@ def requests() -> dict[int, type[Message]]:
 
 
 @pytest.mark.parametrize(
-    ("table", "kafkas"), [(api.SERVED, SERVED), (api.CONTROLLER_SERVED, CONTROLLER_SERVED)], ids=["broker", "controller"]
+    ("table", "kafkas"),
+    [(api.SERVED, SERVED), (api.CONTROLLER_SERVED, CONTROLLER_SERVED)],
+    ids=["broker", "controller"],
 )
 def test_what_is_served_is_advertised_exactly_as_kafka_does(table, kafkas):
     assert {key: (versions.start, versions.stop - 1) for key, versions in table.items()} == kafkas
