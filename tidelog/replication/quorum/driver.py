@@ -40,7 +40,8 @@ from tidelog.replication.quorum.service import QuorumService
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.replication.quorum.snapshot import CorruptSnapshot, SnapshotId
 from tidelog.replication.quorum.state import Follower, Leader
-from tidelog.replication.quorum.vote_store import QuorumState, VoteStore
+from tidelog.replication.quorum.vote_store import VoteStore
+from tidelog.replication.quorum.vote_writer import VoteWriter
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
 from tidelog.storage.disk import Disk
 from tidelog.storage.log import CorruptLog, PartitionLog
@@ -49,9 +50,11 @@ __all__ = ["InconsistentVoters", "MetadataListener", "NotLeader", "QuorumSetting
 
 log = logging.getLogger("tidelog.quorum")
 
+# Answers a request message of that version with a response message; see `service.py`.
+Served = Callable[[Any, int], Awaitable[Any]]
+
 # A leader that closes waits so long for the others to hear of it.
 FAREWELL_MS = 250
-WAITERS_MAX = 10_000
 
 
 class NotLeader(Exception):
@@ -133,21 +136,26 @@ class RaftNode:
             voters=self._history,
             rng=rng,
         )
-        self._service = QuorumService(self, cluster_id)
+        service = self._service = QuorumService(self, cluster_id)
+        self.vote: Served = partial(self._served, service.vote)
+        self.begin_quorum_epoch: Served = partial(self._served, service.begin_quorum_epoch)
+        self.end_quorum_epoch: Served = partial(self._served, service.end_quorum_epoch)
+        self.fetch: Served = partial(self._served, service.fetch)
+        self.fetch_snapshot: Served = partial(self._served, service.fetch_snapshot)
+        self.describe_quorum: Served = partial(self._served, service.describe_quorum)
+        self.add_voter: Served = partial(self._served, service.add_voter)
+        self.remove_voter: Served = partial(self._served, service.remove_voter)
+        self.update_voter: Served = partial(self._served, service.update_voter)
         self._failure: Exception | None = None
         self._is_driving = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._flushing: asyncio.Task[None] | None = None
-        self._persisting: asyncio.Task[None] | None = None
-        self._wanted: tuple[int, ElectionState] = (0, ElectionState())
-        self._persisted = 0
-        self._persist_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self._fail)
         self._news: deque[Callable[[], None]] = deque()
         self._news_handle: asyncio.Handle | None = None
         self._effects: dict[type, Callable[[Any], None]] = {
-            Persist: self._persist,
+            Persist: lambda effect: self._vote_writer.write(effect.state),
             Send: self._send,
             AppendLeaderChange: self._append_leader_change,
             AppendVoters: self._append_voters,
@@ -207,10 +215,10 @@ class RaftNode:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for running in (self._flushing, self._persisting):
-            if running is not None:
-                await running
-        self._fail_waiters()
+        if self._flushing is not None:
+            await self._flushing
+        await self._vote_writer.close()
+        self._service.close()
         self._deliver()
 
     # -- what the node asks ------------------------------------------------------------------------------------------
@@ -284,33 +292,6 @@ class RaftNode:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    async def vote(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.vote, request, version)
-
-    async def begin_quorum_epoch(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.begin_quorum_epoch, request, version)
-
-    async def end_quorum_epoch(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.end_quorum_epoch, request, version)
-
-    async def fetch(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.fetch, request, version)
-
-    async def fetch_snapshot(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.fetch_snapshot, request, version)
-
-    async def describe_quorum(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.describe_quorum, request, version)
-
-    async def add_voter(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.add_voter, request, version)
-
-    async def remove_voter(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.remove_voter, request, version)
-
-    async def update_voter(self, request: Any, version: int) -> Any:
-        return await self._served(self._service.update_voter, request, version)
-
     async def _served(self, serve: Callable[[Any, int], Awaitable[Any]], request: Any, version: int) -> Any:
         """Raises KafkaError when this node takes no part any more."""
         if self._failure is not None:
@@ -326,25 +307,7 @@ class RaftNode:
 
     async def persisted(self) -> None:
         """Until the vote and epoch of now are on the device."""
-        number = self._wanted[0]
-        if self._persisted < number:
-            future: asyncio.Future[None] = self.loop.create_future()
-            self._persist_waiters.append((number, future))
-            await future
-
-    async def committed(self, offset: int, timeout_ms: int) -> None:
-        """Until the record at `offset` of the present epoch is. Raises KafkaError."""
-        if self.raft.high_watermark > offset:
-            return
-        if len(self._commit_waiters) >= WAITERS_MAX:
-            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "too many wait already")
-        future: asyncio.Future[None] = self.loop.create_future()
-        self._commit_waiters.append((offset, self.raft.epoch, future))
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await future
-        except TimeoutError:
-            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "it was not committed in time") from None
+        await self._vote_writer.written()
 
     def drive(self) -> None:
         """Carry out what the core wants done, until it wants nothing more."""
@@ -360,7 +323,7 @@ class RaftNode:
                     if not effects:
                         break
                 self._carry_out(effects)
-            self._check_waiters()
+            self._service.check_waiters()
             self._arm()
         except (OSError, CorruptLog, KafkaError, AssertionError) as error:
             self._fail(error)
@@ -385,39 +348,6 @@ class RaftNode:
         self.drive()
 
     # -- effects -----------------------------------------------------------------------------------------------------
-
-    def _persist(self, effect: Persist) -> None:
-        number = self._wanted[0] + 1
-        self._wanted = (number, effect.state)
-        if self._persisting is None:
-            self._persisting = self.loop.create_task(self._persist_all(), name="quorum-state")
-
-    def _file_state(self, state: ElectionState) -> QuorumState:
-        is_dynamic = self._history.kraft_version > 0
-        voted = state.voted or ReplicaKey(-1)
-        return QuorumState(
-            leader_id=state.leader_id,
-            leader_epoch=state.epoch,
-            voted_id=voted.id,
-            voted_directory_id=voted.directory_id,
-            voter_ids=() if is_dynamic else self._history.static.ids,
-            data_version=1 if is_dynamic else 0,
-        )
-
-    async def _persist_all(self) -> None:
-        try:
-            while self._persisted < self._wanted[0]:
-                number, state = self._wanted
-                await self.run_in_executor(partial(self._votes.write, self._file_state(state), sync=True))
-                self._persisted = number
-                while self._persist_waiters and self._persist_waiters[0][0] <= number:
-                    _, future = self._persist_waiters.popleft()
-                    if not future.done():
-                        future.set_result(None)
-        except OSError as error:
-            self._fail(error)
-        finally:
-            self._persisting = None
 
     def _send(self, send: Send) -> None:
         task = self.loop.create_task(self._ask(send), name=f"{type(send.ask).__name__} to {send.peer.id}")
@@ -536,29 +466,6 @@ class RaftNode:
         while self._news:
             self._news.popleft()()
 
-    def _check_waiters(self) -> None:
-        if not self._commit_waiters:
-            return
-        waiting, self._commit_waiters = self._commit_waiters, []
-        for offset, epoch, future in waiting:
-            if future.done():
-                continue
-            if epoch != self.raft.epoch or not isinstance(self.raft.state, Leader):
-                future.set_exception(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the lead was lost meanwhile"))
-            elif self.raft.high_watermark > offset:
-                future.set_result(None)
-            else:
-                self._commit_waiters.append((offset, epoch, future))
-
-    def _fail_waiters(self) -> None:
-        error = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this node takes no part in the quorum any more")
-        futures = [one[-1] for one in self._commit_waiters] + [one[-1] for one in self._persist_waiters]
-        self._commit_waiters.clear()
-        self._persist_waiters.clear()
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)
-
     def _fail(self, error: Exception) -> None:
         """The metadata log or the vote file cannot be written any more: take no part, refuse whatever comes."""
         if self._failure is not None:
@@ -572,4 +479,5 @@ class RaftNode:
                 self._effects[type(effect)](effect)
         if self._timer is not None:
             self._timer.cancel()
-        self._fail_waiters()
+        self._vote_writer.give_up()
+        self._service.close()

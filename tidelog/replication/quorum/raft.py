@@ -1,8 +1,9 @@
 """Raft as KRaft does it: one replica of the metadata log. Messages and the time go in, effects come out. Pure.
 
-Here: the epoch, the role, elections. What a leader does is `leading.py`, what a follower does `following.py`, who may
-vote `reconfiguration.py`. After every input the caller carries out `take_effects()` in order, then calls `poll`, until
-neither brings anything. Invariants: the epoch never goes back; one vote in an epoch; one leader in an epoch.
+Here: the epoch and the role. Elections are `candidacy.py`, what a leader does `leading.py`, what a follower does
+`following.py`, changing who votes `reconfiguration.py`. After every input the caller carries out `take_effects()` in
+order, then calls `poll`, until neither brings anything. Invariants: the epoch never goes back; one vote in an epoch;
+one leader in an epoch.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ from typing import Final, TypeAlias
 
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum import following, leading
+from tidelog.replication.quorum import candidacy, following, leading
 from tidelog.replication.quorum.commit import Progress
 from tidelog.replication.quorum.election import (
     Tally,
     election_timeout_ms,
-    is_up_to_date,
-    may_vote,
-    retry_delay_ms,
     successor_delay_ms,
 )
 from tidelog.replication.quorum.messages import (
@@ -163,9 +161,9 @@ class Raft:
         if leader_id == self.own.id:
             leader_id, self.voted = -1, self.voted or self.own
         if self.is_voter and self.voters.latest.is_only(self.own):
-            self._become_candidate(now_ms, 0)
+            self.become_candidate(now_ms, 0)
         elif leader_id >= 0 and self.voters.latest.get(leader_id) is not None:
-            self._follow(leader_id, None, now_ms)
+            self.follow(leader_id, None, now_ms)
         else:
             self.state = Unattached(now_ms + self.rng.random() * self.settings.start_delay_max_ms)
 
@@ -192,8 +190,8 @@ class Raft:
             if ask.voter.id >= 0 and not ask.voter.matches(self.own):
                 error = ErrorCode.INVALID_VOTER_KEY
             else:
-                granted = self._may_grant(ask)
-                self._after_vote(ask, granted, now_ms)
+                granted = candidacy.may_grant(self, ask)
+                candidacy.after_vote(self, ask, granted, now_ms)
         return VoteAnswer(error, self.epoch, self.leader_id, self.known_leader_endpoint(), granted)
 
     def on_begin(self, ask: BeginAsk, now_ms: float) -> BeginAnswer:
@@ -203,7 +201,7 @@ class Raft:
         else:
             self.observe(ask.epoch, ask.leader_id, ask.endpoint, now_ms)
             if isinstance(self.state, Prospective) and self.leader_id == ask.leader_id:
-                self._follow(ask.leader_id, self.leader_endpoint, now_ms)
+                self.follow(ask.leader_id, self.leader_endpoint, now_ms)
             if ask.voter.id >= 0 and not ask.voter.matches(self.own):
                 error = ErrorCode.INVALID_VOTER_KEY
         return BeginAnswer(error, self.epoch, self.leader_id, self.known_leader_endpoint())
@@ -236,7 +234,7 @@ class Raft:
             return
         if isinstance(ask, VoteAsk) and isinstance(answer, VoteAnswer):
             if self.state is before:
-                self._on_vote_answer(peer, ask, answer, now_ms)
+                candidacy.on_vote_answer(self, peer, ask, answer, now_ms)
         elif isinstance(ask, BeginAsk):
             leading.on_begin_answer(self, peer, answer.error, now_ms)
         elif isinstance(ask, EndAsk):
@@ -273,7 +271,7 @@ class Raft:
         preferred = self.state.progress.successors()
         self._leave()
         unaware = {key.id for key in preferred}
-        self._enter(Resigned(preferred, now_ms + election_timeout_ms(self.settings, self.rng), unaware))
+        self.enter(Resigned(preferred, now_ms + election_timeout_ms(self.settings, self.rng), unaware))
         self.leader_id, self.leader_endpoint = -1, None
         self.report_leader()
 
@@ -287,11 +285,11 @@ class Raft:
         if epoch > self.epoch:
             self.become_unattached(epoch, now_ms, quietly=is_other)
             if is_other:
-                self._follow(leader_id, endpoint, now_ms)
+                self.follow(leader_id, endpoint, now_ms)
         elif epoch == self.epoch and is_other:
             if self.leader_id < 0:
                 if not isinstance(self.state, Leader | Resigned):
-                    self._follow(leader_id, endpoint, now_ms)
+                    self.follow(leader_id, endpoint, now_ms)
             elif self.leader_id == leader_id and endpoint is not None:
                 self.leader_endpoint = endpoint
 
@@ -307,40 +305,40 @@ class Raft:
         if epoch > self.epoch:
             self.epoch, self.voted = epoch, None
         self.leader_id, self.leader_endpoint = -1, None
-        self._enter(Unattached(now_ms + election_timeout_ms(self.settings, self.rng)))
+        self.enter(Unattached(now_ms + election_timeout_ms(self.settings, self.rng)))
         if not quietly:
-            self._persist()
+            self.persist()
             self.report_leader()
 
-    def _follow(self, leader_id: int, endpoint: Endpoint | None, now_ms: float) -> None:
+    def follow(self, leader_id: int, endpoint: Endpoint | None, now_ms: float) -> None:
         self._leave()
         self.leader_id, self.leader_endpoint = leader_id, endpoint
-        self._enter(Follower(now_ms + self.settings.fetch_timeout_ms))
-        self._persist()
+        self.enter(Follower(now_ms + self.settings.fetch_timeout_ms))
+        self.persist()
         self.report_leader()
 
     def become_prospective(self, now_ms: float, retries: int = 0) -> Prospective:
         timeout_ms = election_timeout_ms(self.settings, self.rng)
         state = Prospective(Tally(self.voters.latest, self.own), now_ms + timeout_ms, retries)
-        self._enter(state)
+        self.enter(state)
         return state
 
-    def _become_candidate(self, now_ms: float, retries: int) -> None:
+    def become_candidate(self, now_ms: float, retries: int) -> None:
         self._leave()
         self.epoch += 1
         self.voted = self.own
         self.leader_id, self.leader_endpoint = -1, None
         tally = Tally(self.voters.latest, self.own)
-        self._enter(Candidate(tally, now_ms + election_timeout_ms(self.settings, self.rng), retries))
-        self._persist()
+        self.enter(Candidate(tally, now_ms + election_timeout_ms(self.settings, self.rng), retries))
+        self.persist()
         self.report_leader()
 
-    def _become_leader(self, granting: tuple[ReplicaKey, ...], now_ms: float) -> None:
+    def become_leader(self, granting: tuple[ReplicaKey, ...], now_ms: float) -> None:
         start = self.log.end_offset
         voters = self.voters.latest
         self.leader_id, self.leader_endpoint = self.own.id, None
-        self._enter(Leader(Progress(self.own, voters, start, now_ms), start, granting=granting))
-        self._persist()
+        self.enter(Leader(Progress(self.own, voters, start, now_ms), start, granting=granting))
+        self.persist()
         self.report_leader()
         self.emit(AppendLeaderChange(self.epoch, voters, granting, self._voters_to_write(voters)))
 
@@ -353,7 +351,7 @@ class Raft:
             return None
         return voters.with_voter(own._replace(endpoints=self.own_endpoints))
 
-    def _enter(self, state: RoleState) -> None:
+    def enter(self, state: RoleState) -> None:
         role = ROLE_OF[type(state)]
         assert self.epoch > self._entered_epoch or role in TRANSITIONS[self.role], f"{self.role} becomes {role}"
         self._entered_epoch = self.epoch
@@ -367,7 +365,7 @@ class Raft:
                 self.emit(ReportResign(self.epoch))
             self.emit(WakeFetches())
 
-    def _persist(self) -> None:
+    def persist(self) -> None:
         state = ElectionState(self.epoch, self.leader_id, self.voted)
         if state != self._persisted:
             self._persisted = state
@@ -378,115 +376,7 @@ class Raft:
             self._reported = (self.leader_id, self.epoch)
             self.emit(ReportLeader(self.leader_id, self.epoch))
 
-    # -- votes -------------------------------------------------------------------------------------------------------
-
-    def _may_grant(self, ask: VoteAsk) -> bool:
-        up_to_date = is_up_to_date(ask.last_epoch, ask.end_offset, self.log.last_epoch, self.log.end_offset)
-        state = self.state
-        if ask.pre_vote:
-            if isinstance(state, Follower):
-                return up_to_date and (not state.has_fetched or state.is_gone)
-            return up_to_date and not isinstance(state, Leader)
-        if isinstance(state, Unattached | Prospective):
-            return may_vote(ask.candidate, self.voted, self.leader_id, up_to_date)
-        return False
-
-    def _after_vote(self, ask: VoteAsk, granted: bool, now_ms: float) -> None:
-        state = self.state
-        if ask.pre_vote:
-            if granted and isinstance(state, Prospective):
-                theirs = (ask.last_epoch, ask.end_offset, ask.candidate.id)
-                if theirs > (self.log.last_epoch, self.log.end_offset, self.own.id):
-                    state.defer_until_ms = now_ms + self.settings.gone_delay_max_ms
-        elif granted:
-            self.voted = ask.candidate
-            self._enter(Unattached(now_ms + election_timeout_ms(self.settings, self.rng)))
-            self._persist()
-        elif isinstance(state, Unattached) and self.voted is None and self.leader_id < 0:
-            # Whoever asked will not win here; do not let that cost a whole election timeout.
-            delay_ms = self.rng.random() * 2 * self.settings.gone_delay_max_ms
-            state.election_at_ms = min(state.election_at_ms, now_ms + delay_ms)
-
-    def _on_vote_answer(self, peer: Peer, ask: VoteAsk, answer: VoteAnswer, now_ms: float) -> None:
-        state = self.state
-        if ask.epoch != self.epoch or not isinstance(state, Prospective | Candidate):
-            return
-        if ask.pre_vote != isinstance(state, Prospective):
-            return
-        if answer.granted:
-            state.tally.record(peer.id, granted=True)
-        elif isinstance(state, Candidate):
-            state.tally.record(peer.id, granted=False)
-            if state.tally.is_lost and state.lost_until_ms is None:
-                state.lost_until_ms = now_ms + retry_delay_ms(self.settings, state.retries, self.rng)
-        elif peer.id == self.leader_id == answer.leader_id:
-            self._follow(peer.id, self.leader_endpoint, now_ms)  # it leads, and it lives
-        else:
-            # A refusal to a pre-vote is nobody's promise: the other may not have noticed yet that the leader is gone.
-            self.requests.rest(peer.id, lane_of(ask), now_ms + self.settings.pre_vote_retry_ms)
-
-    def _ask_for_votes(self, tally: Tally, pre_vote: bool, now_ms: float) -> None:
-        for voter_id in tally.open():
-            voter, peer = tally.voters.get(voter_id), self.peer(voter_id)
-            if voter is None or peer is None or voter_id == self.own.id:
-                continue
-            ask = VoteAsk(self.epoch, self.own, voter.key, self.log.last_epoch, self.log.end_offset, pre_vote)
-            self.send(peer, ask, now_ms)
-
-    def _poll_unattached(self, now_ms: float) -> None:
-        assert isinstance(self.state, Unattached)
-        if not self.is_voter:
-            following.find_leader(self, now_ms)
-        elif now_ms >= self.state.election_at_ms:
-            self.become_prospective(now_ms)
-            self._poll_prospective(now_ms)
-        else:
-            self.due(self.state.election_at_ms)
-
-    def _poll_prospective(self, now_ms: float) -> None:
-        state = self.state
-        assert isinstance(state, Prospective)
-        if state.tally.is_won:
-            if now_ms >= state.defer_until_ms:
-                self._become_candidate(now_ms, state.retries)
-                self._poll_candidate(now_ms)
-                return
-            self.due(state.defer_until_ms)
-        if now_ms >= state.give_up_at_ms:
-            if self.leader_id >= 0:
-                self._follow(self.leader_id, self.leader_endpoint, now_ms)
-                following.poll_follower(self, now_ms)
-                return
-            state = self.become_prospective(now_ms, state.retries)
-        self._ask_for_votes(state.tally, True, now_ms)
-        self.due(state.give_up_at_ms)
-
-    def _poll_candidate(self, now_ms: float) -> None:
-        state = self.state
-        assert isinstance(state, Candidate)
-        if state.tally.is_won:
-            self._become_leader(state.tally.granting(), now_ms)
-        elif now_ms >= (state.give_up_at_ms if state.lost_until_ms is None else state.lost_until_ms):
-            self.become_prospective(now_ms, state.retries + 1)
-            self._poll_prospective(now_ms)
-        else:
-            self._ask_for_votes(state.tally, False, now_ms)
-            self.due(state.give_up_at_ms if state.lost_until_ms is None else state.lost_until_ms)
-
-    def _poll_resigned(self, now_ms: float) -> None:
-        state = self.state
-        assert isinstance(state, Resigned)
-        endpoint = self.own_endpoints[0][1] if self.own_endpoints else None
-        for voter_id in sorted(state.unaware):
-            peer = self.peer(voter_id)
-            if peer is not None:
-                self.send(peer, EndAsk(self.epoch, self.own.id, state.preferred, endpoint), now_ms)
-        if now_ms >= state.until_ms and not self.is_closing:
-            self._enter(Unattached(now_ms))
-        else:
-            self.due(state.until_ms)
-
-    # -- for this module and its two companions ----------------------------------------------------------------------
+    # -- for this module and its companions --------------------------------------------------------------------------
 
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
@@ -528,10 +418,10 @@ def lane_of(ask: Ask) -> str:
 
 
 _POLLS: Final[dict[type, Callable[[Raft, float], None]]] = {
-    Unattached: Raft._poll_unattached,
+    Unattached: candidacy.poll_unattached,
     Follower: following.poll_follower,
-    Prospective: Raft._poll_prospective,
-    Candidate: Raft._poll_candidate,
+    Prospective: candidacy.poll_prospective,
+    Candidate: candidacy.poll_candidate,
     Leader: leading.poll_leader,
-    Resigned: Raft._poll_resigned,
+    Resigned: candidacy.poll_resigned,
 }

@@ -40,6 +40,7 @@ class QuorumService:
         self._cluster_id = cluster_id
         self._parked: dict[ReplicaKey, asyncio.Future[bool]] = {}
         self._is_changing = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     def _knows(self, cluster_id: str | None) -> bool:
         return cluster_id is None or cluster_id in ("", self._cluster_id)
@@ -275,9 +276,46 @@ class QuorumService:
             await change
             node.drive()
             if wait:
-                await node.committed(node.raft.voters.latest_offset, timeout_ms or node.settings.request_timeout_ms)
+                await self._committed(node.raft.voters.latest_offset, timeout_ms or node.settings.request_timeout_ms)
         finally:
             self._is_changing = False
+
+    async def _committed(self, offset: int, timeout_ms: int) -> None:
+        """Until the record at `offset` of the present epoch is. Raises KafkaError."""
+        raft = self._node.raft
+        if raft.high_watermark > offset:
+            return
+        future: asyncio.Future[None] = self._node.loop.create_future()
+        self._waiting.append((offset, raft.epoch, future))
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await future
+        except TimeoutError:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "it was not committed in time") from None
+
+    def check_waiters(self) -> None:
+        """Who waits for a commit may have it, or never will."""
+        if not self._waiting:
+            return
+        raft = self._node.raft
+        waiting, self._waiting = self._waiting, []
+        for offset, epoch, future in waiting:
+            if future.done():
+                continue
+            if epoch != raft.epoch:
+                future.set_exception(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the lead was lost meanwhile"))
+            elif raft.high_watermark > offset:
+                future.set_result(None)
+            else:
+                self._waiting.append((offset, epoch, future))
+
+    def close(self) -> None:
+        """Nobody's wait will end any more."""
+        self.wake()
+        waiting, self._waiting = self._waiting, []
+        for _, _, future in waiting:
+            if not future.done():
+                future.set_exception(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this node has left the quorum"))
 
     async def _add(self, request: add_raft_voter.AddRaftVoterRequest) -> None:
         node = self._node
