@@ -231,10 +231,11 @@ class Node:
                 await self._close(part)
         if self._ports.executor is not None:
             self._ports.executor.shutdown(wait=True)
-        broker_epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
+        epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
         for directory in self._directories:
             try:
-                directory.close(broker_epoch)
+                # A start that came to nothing changes nothing: the last clean stop is still the last.
+                directory.close(epoch if epoch >= 0 else directory.clean_broker_epoch)
             except OSError as error:
                 log.error("%s did not close cleanly: %s", directory.path, error)
         for _, sock in self._sockets:

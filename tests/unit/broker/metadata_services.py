@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,8 +11,11 @@ from typing import Any, cast
 
 from tests.unit.replication.nodes import Node
 from tidelog.broker.config import NodeConfig
+from tidelog.broker.controller_channel import ControllerChannel
+from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.metadata_wiring import controller_settings
 from tidelog.broker.request import RequestContext
+from tidelog.broker.served import CONTROLLER_APIS
 from tidelog.broker.services import Services
 
 
@@ -25,8 +29,16 @@ class Groups:
 @asynccontextmanager
 async def running_services(path: Path, options: Mapping[str, str] | None = None) -> AsyncIterator[Services]:
     config = NodeConfig.load(None, {"offsets.topic.num.partitions": "5", **(options or {})})
-    node = Node(path, settings=controller_settings(config), syncing=False)
+    node = Node(path, settings=controller_settings(config, "", lambda: [1]), syncing=False)
     await node.start()
+    loop, rng = asyncio.get_running_loop(), random.Random(1)
+
+    async def ask_here(request: Any, version: int) -> Any:
+        return await dispatcher.call(request, version)
+
+    channel = ControllerChannel(
+        is_local=lambda: True, local=ask_here, leader=lambda: None, exchange=cast(Any, None), loop=loop, rng=rng
+    )
     services = Services(
         config=config,
         node_id=1,
@@ -36,8 +48,12 @@ async def running_services(path: Path, options: Mapping[str, str] | None = None)
         partitions=cast(Any, None),
         controller=node.controller,
         groups=cast(Any, Groups()),
-        rng=random.Random(1),
+        rng=rng,
+        controller_channel=channel,
+        raft=node.raft,
+        broker_epoch=lambda: node.controller.image.brokers[1].epoch,
     )
+    dispatcher = Dispatcher(services, CONTROLLER_APIS)
     yield services
     await node.stop()
 

@@ -67,7 +67,7 @@ async def test_the_cluster_is_described(services, version):
     request = DescribeClusterRequest(include_cluster_authorized_operations=True)
     response = encoded(describe_cluster.handle(services, context(version), request), version)
     assert (response.cluster_id, response.controller_id) == (services.cluster_id, 1)
-    assert [(broker.broker_id, broker.host, broker.port) for broker in response.brokers] == [(1, "localhost", 9092)]
+    assert [(broker.broker_id, broker.host, broker.port) for broker in response.brokers] == [(1, "host", 9001)]
     assert response.cluster_authorized_operations == authorized_operations.CLUSTER
 
 
@@ -97,7 +97,7 @@ async def find(services, version, keys=("g",), kind=0):
 async def test_the_offsets_topic_is_created_on_the_way_to_the_coordinator(services, version):
     for _ in range(2):
         (found,) = await find(services, version)
-        assert (found.error_code, found.node_id, found.host, found.port) == (0, 1, "localhost", 9092)
+        assert (found.error_code, found.node_id, found.host, found.port) == (0, 1, "host", 9001)
     topic = services.image().topics_by_name["__consumer_offsets"]
     assert len(topic.partitions) == 5
     assert services.image().topic_config(topic.name) == {

@@ -37,7 +37,7 @@ def test_a_node_alone_keeps_one_replica_of_internal_topics_unless_told_otherwise
     assert NodeConfig.load(None, {"offsets.topic.replication.factor": "3"})["offsets.topic.replication.factor"] == 3
     voters = {"controller.quorum.voters": "1@a:1,2@b:1,3@c:1", "controller.listener.names": "CONTROLLER"}
     assert NodeConfig.load(None, voters)["offsets.topic.replication.factor"] == 3
-    assert not NodeConfig.load(None, {"process.roles": "broker"}).is_alone
+    assert not NodeConfig.load(None, {"process.roles": "broker", "controller.quorum.voters": "9@h:1"}).is_alone
 
 
 def test_the_command_line_wins_over_the_file(tmp_path):

@@ -202,7 +202,7 @@ async def test_what_a_vanished_client_waits_for_is_forgotten(running: Any, wire:
     for _ in range(10):
         other.send(fetch("t", wait_ms=60_000), 11)
     await asyncio.sleep(0.05)
-    partitions = running.node._partitions
+    partitions = running.node._broker.partitions
     assert len(partitions.deadlines._deadlines) == 10
     other.writer.close()
     await asyncio.sleep(0.05)

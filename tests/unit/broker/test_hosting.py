@@ -88,7 +88,7 @@ async def test_logs_that_the_metadata_does_not_know_are_kept_aside(
     await node.stop()
     shutil.rmtree(tmp_path / "data" / "__cluster_metadata-0")
     node = await start_node(**{"log.segment.delete.delay.ms": "0"})
-    node.node._hosting._look_after()
+    node.node._broker._hosting._look_after()
     wire = await node.connect()
     await wire.create_topic("t")
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == []
@@ -133,7 +133,7 @@ async def test_a_part_that_fails_to_close_does_not_keep_the_logs_from_being_clos
     async def close() -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(node.node._controller, "close", close)
+    monkeypatch.setattr(node.node._channels, "close", close)
     await node.stop()
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
 
@@ -144,7 +144,7 @@ async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_repla
     node = await start_node()
     wire = await node.connect()
     await wire.create_topic("t")
-    hosting, directory = node.node._hosting, node.node._directories[0]
+    hosting, directory = node.node._broker._hosting, node.node._directories[0]
     written, threads = asyncio.Event(), set()
     real = CheckpointTask.run
 

@@ -29,7 +29,7 @@ def ask(services, version, *names, listener="PLAINTEXT", **fields):
 async def test_brokers_topics_and_leaders_in_every_version(services, version):
     await create(services, "a")
     response = ask(services, version, "a")
-    assert [(broker.node_id, broker.host, broker.port) for broker in response.brokers] == [(1, "localhost", 9092)]
+    assert [(broker.node_id, broker.host, broker.port) for broker in response.brokers] == [(1, "host", 9001)]
     (topic,) = response.topics
     assert (topic.name, topic.error_code, topic.is_internal) == ("a", ErrorCode.NONE, False)
     assert [(p.partition_index, p.leader_id, p.replica_nodes, p.isr_nodes) for p in topic.partitions] == [
@@ -93,7 +93,7 @@ async def test_asking_often_creates_once(services):
     await settled(services)
     assert len(services.image().topics_by_name) == 1
     # The log holds one TopicRecord and one PartitionRecord beyond what a start writes.
-    assert services.image().offset == 6
+    assert services.image().offset == 7
 
 
 @pytest.mark.parametrize("allowed", [True, False])

@@ -86,7 +86,7 @@ async def test_what_is_advertised_is_what_has_a_handler(running: Any, wire: Any)
         ApiVersionsRequest(client_software_name="test", client_software_version="1"), 4, ApiVersionsResponse
     )
     advertised = {each.api_key: range(each.min_version, each.max_version + 1) for each in answer.api_keys}
-    served = running.node._dispatcher.served
+    served = running.node._dispatchers[-1].served
     # Produce 0-2 are advertised and refused, as Kafka 4 does.
     assert advertised == served | {0: range(served[0].stop)}
     assert advertised == SERVED
@@ -391,7 +391,7 @@ async def test_a_slow_reader_does_not_make_the_node_hold_its_answers_in_memory(
     for _ in range(200):
         slow.send(fetch("t"), 11)
     await asyncio.sleep(0.3)
-    connection = next(c for c in running.node._server.connections if not c._writable)
+    connection = next(c for c in running.node._broker_server.connections if not c._writable)
     assert connection._paused_reading
     assert connection._transport.get_write_buffer_size() < 16 << 20
     assert produced(await wire.call(produce("t", make_batch(b"others go on")), 9, ProduceResponse))[0][0] == 0

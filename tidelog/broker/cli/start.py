@@ -59,6 +59,10 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     from tidelog.storage.log_directory import ForeignDirectory
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if config.is_alone:
+        # There is nobody to be elected before, or registered with: its first line is the one that says ready.
+        for name in ("tidelog.controller", "tidelog.lifecycle", "tidelog.quorum"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     try:
         _event_loop_run(_until_told(run_node(config, announce)))
     except (ConfigError, DirectoryInUse, ForeignDirectory) as error:
