@@ -10,13 +10,14 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 from tidelog.replication.quorum import following, wire
+from tidelog.replication.quorum.listener import MetadataListener
 from tidelog.replication.quorum.messages import (
     AppendLeaderChange,
     AppendRecords,
@@ -38,8 +39,9 @@ from tidelog.replication.quorum.metadata_log import MetadataLog, ReplayedBatch
 from tidelog.replication.quorum.raft import NEVER, Raft, lane_of
 from tidelog.replication.quorum.service import QuorumService
 from tidelog.replication.quorum.settings import QuorumSettings
-from tidelog.replication.quorum.snapshot import CorruptSnapshot, SnapshotId
-from tidelog.replication.quorum.state import Follower, Leader
+from tidelog.replication.quorum.snapshot import Snapshot, SnapshotId
+from tidelog.replication.quorum.snapshot_loading import keep_part
+from tidelog.replication.quorum.state import Leader
 from tidelog.replication.quorum.vote_store import VoteStore
 from tidelog.replication.quorum.vote_writer import VoteWriter
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
@@ -63,30 +65,6 @@ class NotLeader(Exception):
 
 class InconsistentVoters(Exception):
     """The configured voters are not those that the vote file was written with."""
-
-
-class MetadataListener(Protocol):
-    """Whom the quorum tells, in order. On the loop's thread, never from within a call into RaftNode but `start`."""
-
-    def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
-        """Replaces everything known; at the start, and when one was fetched from the leader."""
-        ...
-
-    def on_high_watermark(self, offset: int) -> None:
-        """Offsets below `offset` are committed: pull them with `read`."""
-        ...
-
-    def on_leader(self, leader_id: int, epoch: int) -> None:
-        """Whoever leads now, -1 for nobody."""
-        ...
-
-    def on_lead(self, epoch: int) -> None:
-        """This node leads, and everything before its epoch is committed and was reported."""
-        ...
-
-    def on_resign(self, epoch: int) -> None:
-        """It leads no longer: after every `on_lead`, before the `on_leader` of the next."""
-        ...
 
 
 class RaftNode:
@@ -151,7 +129,7 @@ class RaftNode:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._flushing: asyncio.Task[None] | None = None
-        self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self._fail)
+        self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.fail)
         self._news: deque[Callable[[], None]] = deque()
         self._news_handle: asyncio.Handle | None = None
         self._effects: dict[type, Callable[[Any], None]] = {
@@ -161,7 +139,7 @@ class RaftNode:
             AppendVoters: self._append_voters,
             AppendRecords: self._append_records,
             Truncate: self._truncate,
-            KeepSnapshotPart: self._keep_part,
+            KeepSnapshotPart: lambda part: keep_part(self, part),
             ReportLeader: lambda told: self._tell(partial(listener.on_leader, told.leader_id, told.epoch)),
             ReportHighWatermark: self._report_high_watermark,
             ReportLead: lambda told: self._tell(partial(listener.on_lead, told.epoch)),
@@ -262,7 +240,7 @@ class RaftNode:
         try:
             last_offset = self.log.append_values(values, self.raft.epoch, now_ms)
         except (OSError, CorruptLog) as error:
-            self._fail(error)
+            self.fail(error)
             raise
         self._appended()
         return last_offset
@@ -309,6 +287,15 @@ class RaftNode:
         """Until the vote and epoch of now are on the device."""
         await self._vote_writer.written()
 
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """A task that ends with this node."""
+        task = self.loop.create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def tell_snapshot(self, identity: SnapshotId, snapshot: Snapshot) -> None:
+        self._tell(partial(self._listener.on_snapshot, identity, snapshot.values, snapshot.last_timestamp_ms))
+
     def drive(self) -> None:
         """Carry out what the core wants done, until it wants nothing more."""
         if self._is_driving or self.is_closed:
@@ -326,7 +313,7 @@ class RaftNode:
             self._service.check_waiters()
             self._arm()
         except (OSError, CorruptLog, KafkaError, AssertionError) as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             self._is_driving = False
 
@@ -350,17 +337,15 @@ class RaftNode:
     # -- effects -----------------------------------------------------------------------------------------------------
 
     def _send(self, send: Send) -> None:
-        task = self.loop.create_task(self._ask(send), name=f"{type(send.ask).__name__} to {send.peer.id}")
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        self.begin(self._ask(send), f"{type(send.ask).__name__} to {send.peer.id}")
 
     async def _ask(self, send: Send) -> None:
         settings, ask = self.settings, send.ask
         bytes_max = settings.fetch_bytes_max if isinstance(ask, FetchAsk) else settings.snapshot_part_bytes
         request = wire.request_of(ask, self._cluster_id, settings.own_endpoints, bytes_max)
         timeout_ms = settings.request_timeout_ms + (ask.max_wait_ms if isinstance(ask, FetchAsk) else 0)
-        await self.persisted()
         try:
+            await self.persisted()
             response = await self.exchange(
                 send.peer.endpoint,
                 request,
@@ -375,7 +360,10 @@ class RaftNode:
             log.warning("%s answers %s with %s", send.peer, type(ask).__name__, error)
             self.raft.on_failure(send, False, self.now_ms())
         else:
-            self.raft.on_answer(send, answer, self.now_ms())
+            try:
+                self.raft.on_answer(send, answer, self.now_ms())
+            except AssertionError as error:
+                self.fail(error)
         self.drive()
 
     def _append_leader_change(self, effect: AppendLeaderChange) -> None:
@@ -419,36 +407,9 @@ class RaftNode:
                 self._plain_log.finish_flush(task)
                 self.drive()
         except (OSError, CorruptLog) as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             self._flushing = None
-
-    def _keep_part(self, effect: KeepSnapshotPart) -> None:
-        try:
-            self.log.keep_part(effect.snapshot, effect.position, effect.data)
-        except OSError as error:
-            log.error("snapshot %s cannot be kept: %s", effect.snapshot, error)
-            following.on_snapshot_failed(self.raft, effect.snapshot, self.now_ms())
-            return
-        if effect.is_last:
-            task = self.loop.create_task(self._install(effect.snapshot), name="snapshot")
-            self._tasks[task] = None
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
-
-    async def _install(self, identity: SnapshotId) -> None:
-        try:
-            snapshot = await self.run_in_executor(partial(self.log.finish_part, identity))
-        except (OSError, CorruptSnapshot, KafkaError) as error:
-            log.error("snapshot %s was fetched in vain: %s", identity, error)
-            following.on_snapshot_failed(self.raft, identity, self.now_ms())
-            self.drive()
-            return
-        state = self.raft.state
-        if isinstance(state, Follower) and state.download is not None and state.download.snapshot == identity:
-            self.log.install(identity, snapshot, self.clock_ms())
-            following.on_snapshot_installed(self.raft, identity, self.now_ms())
-            self._tell(partial(self._listener.on_snapshot, identity, snapshot.values, snapshot.last_timestamp_ms))
-        self.drive()
 
     # -- telling -----------------------------------------------------------------------------------------------------
 
@@ -466,7 +427,7 @@ class RaftNode:
         while self._news:
             self._news.popleft()()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """The metadata log or the vote file cannot be written any more: take no part, refuse whatever comes."""
         if self._failure is not None:
             return

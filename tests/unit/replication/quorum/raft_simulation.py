@@ -13,7 +13,7 @@ from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum import following, leading, reconfiguration
+from tidelog.replication.quorum import following, leading, raft, reconfiguration
 from tidelog.replication.quorum.messages import (
     AppendLeaderChange,
     AppendRecords,
@@ -40,7 +40,7 @@ from tidelog.replication.quorum.messages import (
 from tidelog.replication.quorum.raft import Raft
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.replication.quorum.snapshot import SnapshotId
-from tidelog.replication.quorum.state import Leader
+from tidelog.replication.quorum.state import Follower, Leader
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 
 SETTINGS = QuorumSettings(

@@ -79,7 +79,7 @@ def test_a_leader_whose_port_refuses_is_replaced_long_before_the_fetch_timeout(t
         await leader.crash()
         began = time.perf_counter()
         (second,) = await until(lambda: quorum.leaders)
-        assert time.perf_counter() - began < 0.5
+        assert time.perf_counter() - began < 1
         assert second.raft.epoch > leader.raft.epoch
         second.raft.append([b"more"], 0)
         back = await Member(quorum, leader.node_id).start()
@@ -115,7 +115,7 @@ def test_a_leader_that_hangs_is_replaced_and_steps_down(tmp_path):
         await until(lambda: any(member.raft.is_leader for member in others))
         lost = leader.raft.append([b"lost"], 0) if leader.raft.is_leader else -1
         await until(lambda: not leader.raft.is_leader)  # check quorum
-        assert leader.listener.told[-2][0] == "resign"
+        await until(lambda: "resign" in [what[0] for what in leader.listener.told])
         (second,) = [member for member in others if member.raft.is_leader]
         second.raft.append([b"kept"], 0)
         quorum.hung.clear()

@@ -1,0 +1,146 @@
+"""The core alone under misfortune: nothing breaks by itself, and a planted bug of each kind is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.replication.quorum import raft_simulation
+from tests.unit.replication.quorum.raft_simulation import Log, Node, Violation, World
+from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.quorum import candidacy, leading, reconfiguration
+from tidelog.replication.quorum.commit import Progress
+from tidelog.replication.quorum.messages import ElectionState
+from tidelog.replication.quorum.state import Leader
+
+PLANTED_SEEDS = 1000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_static_voters_keep_every_promise(seed):
+    World(seed).history()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changing_voters_keep_every_promise(seed):
+    World(seed, dynamic=True).history()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(100, 2100, 100))
+def test_many_histories(start):
+    for seed in range(start, start + 100):
+        World(seed, dynamic=seed % 2 == 1).history()
+
+
+def test_a_seed_replays_exactly():
+    steps = []
+    for _ in range(2):
+        world = World(5, dynamic=True)
+        world.history(1000)
+        steps.append((world.steps, world.now, len(world.truth), world.leader_of))
+    assert steps[0] == steps[1]
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------------
+
+
+def vote_is_not_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_file(self: World, node: Node, state: ElectionState) -> None:
+        node.file = state._replace(voted=None, epoch=max(0, state.epoch - 1)) if state.voted else state
+
+    monkeypatch.setattr(World, "write_file", write_file)
+
+
+def older_epochs_are_committed_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Progress.__init__
+
+    def init(self: Progress, own: Any, voters: Any, start: int, now: float) -> None:
+        honest(self, own, voters, start, now)
+        self._epoch_start_offset = -1
+
+    monkeypatch.setattr(Progress, "__init__", init)
+
+
+def followers_report_before_they_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = raft_simulation.following.poll_follower
+
+    def poll_follower(raft: Any, now_ms: float) -> None:
+        synced, raft.log.synced_offset = raft.log.synced_offset, 1 << 60
+        honest(raft, now_ms)
+        raft.log.synced_offset = synced
+
+    monkeypatch.setitem(raft_simulation.raft._POLLS, raft_simulation.Follower, poll_follower)
+
+
+def leaders_count_what_they_have_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = leading.poll_leader
+
+    def poll_leader(raft: Any, now_ms: float) -> None:
+        synced, raft.log.synced_offset = raft.log.synced_offset, raft.log.end_offset
+        honest(raft, now_ms)
+        raft.log.synced_offset = synced
+
+    monkeypatch.setitem(raft_simulation.raft._POLLS, Leader, poll_leader)
+
+
+def anybody_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidacy, "is_up_to_date", lambda *args: True)
+
+
+def logs_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "check_position", lambda log, offset, epoch, base: base)
+
+
+def voters_change_before_the_last_change_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def require_change(raft: Any) -> Any:
+        if not isinstance(raft.state, Leader):
+            raise raft_simulation.KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return raft.voters.latest
+
+    monkeypatch.setattr(reconfiguration, "require_change", require_change)
+    monkeypatch.setattr(Progress, "is_caught_up", lambda self, key, now_ms: True)
+
+
+def half_is_a_majority(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advance(self: Progress) -> bool:
+        ends = sorted((one.end_offset for one in self.voters), reverse=True)
+        candidate = ends[(len(ends) - 1) // 2 - (len(ends) > 2)]
+        if candidate <= max(self._epoch_start_offset, self.high_watermark):
+            return False
+        self.high_watermark = candidate
+        return True
+
+    monkeypatch.setattr(Progress, "advance", advance)
+
+
+def truncation_leaves_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Log.cut
+    monkeypatch.setattr(Log, "cut", lambda self, end_offset: honest(self, end_offset + 1))
+
+
+PLANTED = [
+    (vote_is_not_persisted, False),
+    (older_epochs_are_committed_by_count, False),
+    (followers_report_before_they_sync, False),
+    (leaders_count_what_they_have_not_synced, False),
+    (anybody_is_elected, False),
+    (logs_are_not_compared, False),
+    (half_is_a_majority, False),
+    (truncation_leaves_too_much, False),
+    (voters_change_before_the_last_change_is_committed, True),
+]
+
+
+@pytest.mark.parametrize(("plant", "dynamic"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_bug_is_found(plant, dynamic, monkeypatch):
+    plant(monkeypatch)
+    for seed in range(PLANTED_SEEDS):
+        try:
+            World(seed, dynamic=dynamic).history()
+        except (Violation, AssertionError):
+            return
+        except (KeyError, IndexError):
+            continue
+    pytest.fail(f"not found in {PLANTED_SEEDS} histories")
