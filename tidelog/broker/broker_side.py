@@ -17,6 +17,7 @@ from tidelog.broker.coordinators.group.service import GroupCoordinatorService
 from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
+from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
 from tidelog.replication.controller.image_delta import everything
@@ -60,6 +61,7 @@ class BrokerSide:
         self._metadata = metadata
         self._is_applied = False
         self._inter_broker_listener = config.inter_broker_listener
+        self.lost_brokers = LostBrokers()
         self._incarnation_id = ports.rng.randbytes(16)
         self.lifecycle = BrokerLifecycle(
             node_id=config.node_id,
@@ -102,6 +104,7 @@ class BrokerSide:
             settings=FetcherSettings.from_node(config.integer),
             on_failed=self.partitions.failed,
             on_appended=self.partitions.flush_if_due,
+            on_link=self._on_link,
         )
         self._hosting = Hosting(
             config.node_id, config, self._directories, self.partitions, loop, ports.clock_ms, self._on_role,
@@ -132,6 +135,7 @@ class BrokerSide:
         if not self._is_applied:
             return  # the first one to be applied will have it all
         self._hosting.apply(image, delta)
+        self.lost_brokers.on_image(image, delta)
         if delta.deleted_topics:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
 
@@ -164,6 +168,12 @@ class BrokerSide:
 
     # ----------------------------------------------------------------------------------------------- asked by the parts
 
+    def _on_link(self, leader_id: int, is_up: bool) -> None:
+        if is_up:
+            self.lost_brokers.found(leader_id)
+        else:
+            self.lost_brokers.lost(leader_id)
+
     def _broker_epoch(self) -> int:
         return self.lifecycle.epoch
 
@@ -193,6 +203,7 @@ class BrokerSide:
     async def close(self) -> None:
         """No more is appended or fetched; what was appended is on its way to the disk."""
         self.groups.close()
+        self.lost_brokers.close()
         self._fetchers.close()
         self._isr_changes.close()
         await self.lifecycle.close()

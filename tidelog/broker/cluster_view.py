@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from tidelog.replication.controller.image import BrokerImage, EndpointImage, MetadataImage
@@ -12,13 +13,13 @@ NO_SUCH_TOPIC_ID: Final = "This server does not host this topic ID."
 
 
 def reachable_brokers(
-    image: MetadataImage, listener_name: str, *, include_fenced: bool = False
+    image: MetadataImage, listener_name: str, *, include_fenced: bool = False, fenced: Collection[int] = ()
 ) -> list[tuple[BrokerImage, EndpointImage]]:
-    """Brokers that have this listener, in order of id."""
+    """Brokers that have this listener, in order of id; those in `fenced` even if they are."""
     return [
         (broker, broker.endpoints[listener_name])
         for _, broker in sorted(image.brokers.items())
-        if listener_name in broker.endpoints and (include_fenced or not broker.fenced)
+        if listener_name in broker.endpoints and (include_fenced or not broker.fenced or broker.node_id in fenced)
     ]
 
 

@@ -160,6 +160,7 @@ class Node:
             raft=metadata.raft,
             rng=ports.rng,
             broker_epoch=lambda: broker.lifecycle.epoch if broker else -1,
+            **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
         if config.is_controller:
             dispatcher = self._controller_dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidelog.broker.heartbeats import Heartbeats
+from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.producer_ids import ProducerIds
 from tidelog.broker.topic_creation import TopicCreation
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -45,6 +46,7 @@ class Services:
     controller_channel: ControllerChannel
     raft: RaftNode
     broker_epoch: Callable[[], int]
+    lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)

@@ -51,7 +51,8 @@ class ReplicaFetchers:
     """`endpoint_of(broker id)` is asked at every attempt to connect; None: not known now, so try again later.
 
     `on_failed(partition, error)`: its log cannot be used; it is followed no longer. `on_appended(partition)`: records
-    wait for the device (flush.messages); `resume` is to be called when they are on it.
+    wait for the device (flush.messages); `resume` is to be called when they are on it. `on_link(leader, is up)`: the
+    link to a leader broke, or it answers.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ReplicaFetchers:
         settings: FetcherSettings,
         on_failed: Callable[[Partition, Exception], None],
         on_appended: Callable[[Partition], None],
+        on_link: Callable[[int, bool], None] = lambda leader_id, is_up: None,
     ) -> None:
         self.node_id = node_id
         self.broker_epoch = broker_epoch
@@ -77,6 +79,7 @@ class ReplicaFetchers:
         self.clock_ms = clock_ms
         self.settings = settings
         self.on_appended = on_appended
+        self.on_link = on_link
         self._on_failed = on_failed
         self._links: dict[int, LeaderLink] = {}
         self._followed: dict[Partition, tuple[LeaderLink, Followed]] = {}

@@ -238,8 +238,10 @@ class LeaderLink:
             link.close()
         self._answered = self._sent
         self._begin_anew(0)
-        if not self._closed and self._retry_timer is None:
-            self._retry_later()
+        if not self._closed:
+            self._fetchers.on_link(self.leader_id, False)
+            if self._retry_timer is None:
+                self._retry_later()
 
     def _begin_anew(self, session_id: int) -> None:
         """The next request is a full one; `session_id` names the session that the leader may forget."""
@@ -289,6 +291,7 @@ class LeaderLink:
         self._backoff.reset()
         if not self._session_epoch:
             self._session_id, self._session_epoch = session_id, 1
+            self._fetchers.on_link(self.leader_id, True)
         for topic_id, index, error, high_watermark, log_start_offset, records, diverging in partitions:
             followed = self.followed.get((topic_id, index))
             if followed is None or self._answered < followed.asked:

@@ -6,9 +6,11 @@ id (versions 12 on) are never created. Order: as asked, or by name for all topic
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from tidelog.broker import authorized_operations
 from tidelog.broker.cluster_view import broker_endpoint, cluster_controller, reachable_brokers
-from tidelog.broker.request import RequestContext
+from tidelog.broker.request import Deferred, RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import (
@@ -35,7 +37,39 @@ OPERATIONS_FROM = 8
 CLUSTER_OPERATIONS_TO = 10
 
 
-def handle(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+def handle(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse | Deferred:
+    if services.lost_brokers and services.lost_brokers.any_of(_leaders(services.image(), request)):
+        return _when_settled(services, context, request)
+    return _answer(services, context, request)
+
+
+def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
+    """Who leads what is asked for."""
+    topics: Iterable[TopicImage | None] = image.topics_by_name.values()
+    if request.topics is not None:
+        topics = (
+            image.topics_by_id.get(one.topic_id) if one.name is None else image.topics_by_name.get(one.name)
+            for one in request.topics
+        )
+    for topic in topics:
+        if topic is not None:
+            yield from (partition.leader for partition in topic.partitions.values())
+
+
+def _when_settled(services: Services, context: RequestContext, request: MetadataRequest) -> Deferred:
+    answer = Deferred()
+
+    def settled() -> None:
+        try:
+            answer.complete(_answer(services, context, request))
+        except KafkaError as error:
+            answer.complete(error)
+
+    services.lost_brokers.when_settled(settled)
+    return answer
+
+
+def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     version = context.api_version
     image = services.image()
     if request.topics is None or (version == 0 and not request.topics):
@@ -48,7 +82,9 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
     response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
-            for broker, endpoint in reachable_brokers(image, context.listener_name)
+            for broker, endpoint in reachable_brokers(
+                image, context.listener_name, fenced=services.lost_brokers.lately_fenced()
+            )
         ],
         cluster_id=services.cluster_id,
         controller_id=cluster_controller(image, services.node_id),

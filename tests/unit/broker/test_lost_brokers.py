@@ -1,0 +1,88 @@
+"""Clients are not told of a leader that is known to be gone, nor does a broker vanish from their lists at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.broker.metadata_services import context, running_services
+from tidelog.broker import lost_brokers
+from tidelog.broker.apis import metadata
+from tidelog.broker.lost_brokers import LostBrokers
+from tidelog.broker.request import Deferred
+from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidelog.replication.controller.image import MetadataDelta
+from tidelog.replication.controller.state import NewTopic
+
+
+@pytest.fixture
+async def services(tmp_path):
+    async with running_services(tmp_path) as services:
+        await services.controller.create_topics([NewTopic("t", 1, 1)])
+        yield services
+
+
+def ask(services, *names):
+    topics = [MetadataRequestTopic(name=name) for name in names] or None
+    return metadata.handle(services, context(12), MetadataRequest(topics=topics))
+
+
+async def test_an_answer_that_would_name_a_lost_leader_waits(services):
+    services.lost_brokers.lost(1)
+    held = [ask(services, "t"), ask(services)]
+    assert all(isinstance(answer, Deferred) and answer.response is None for answer in held)
+    assert isinstance(ask(services, "another"), MetadataResponse)
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    assert all(isinstance(answer.response, MetadataResponse) for answer in held)
+    assert isinstance(ask(services, "t"), MetadataResponse)
+
+
+async def test_it_does_not_wait_for_long(services, monkeypatch):
+    monkeypatch.setattr(lost_brokers, "HOLD_MS_MAX", 10)
+    services.lost_brokers.lost(1)
+    held = ask(services, "t")
+    await asyncio.sleep(0.03)
+    assert held.response.topics[0].partitions[0].leader_id == 1
+
+
+async def test_a_leader_that_answers_again_is_named_again(services):
+    services.lost_brokers.lost(1)
+    held = ask(services, "t")
+    services.lost_brokers.found(1)
+    assert held.response is not None
+    assert not services.lost_brokers
+
+
+async def test_a_broker_fenced_a_moment_ago_is_still_listed(services, monkeypatch):
+    await services.controller.broker_heartbeat(_fence(services))
+    assert services.image().brokers[1].fenced
+    assert [one.node_id for one in ask(services).brokers] == []
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    response = ask(services)
+    assert [one.node_id for one in response.brokers] == [1]
+    assert response.topics[0].partitions[0].leader_id == -1
+    monkeypatch.setattr(lost_brokers, "LISTED_MS", -1)
+    assert [one.node_id for one in ask(services).brokers] == []
+
+
+def _fence(services):
+    return BrokerHeartbeatRequest(
+        broker_id=1,
+        broker_epoch=services.image().brokers[1].epoch,
+        current_metadata_offset=services.image().offset,
+        want_fence=True,
+    )
+
+
+async def test_only_so_many_wait(monkeypatch):
+    monkeypatch.setattr(lost_brokers, "WAITING_MAX", 1)
+    brokers = LostBrokers()
+    brokers.lost(1)
+    called: list[int] = []
+    for number in range(3):
+        brokers.when_settled(lambda number=number: called.append(number))
+    assert called == [1, 2]
+    brokers.close()
+    assert called == [1, 2, 0]
