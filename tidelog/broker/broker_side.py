@@ -76,23 +76,7 @@ class BrokerSide:
         self._isr_changes = IsrChanges(
             broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
         )
-        self.partitions = Partitions(
-            loop,
-            ports.executor,
-            ports.clock_ms,
-            ports.rng,
-            self._is_known,
-            fetch_session_slots_max=config.integer("max.incremental.fetch.session.cache.slots"),
-            fetch_bytes_max=config.integer("fetch.max.bytes"),
-            replica=ReplicaPorts(
-                now_ms=lambda: loop.time() * 1000,
-                broker=lambda broker_id: metadata.image.brokers.get(broker_id),
-                broker_epoch=self._broker_epoch,
-                propose=self._isr_changes.submit,
-                lag_ms_max=config.integer("replica.lag.time.max.ms"),
-            ),
-            tells_followers_high_watermark=config["replica.selector.class"] is not None,
-        )
+        self.partitions = self._make_partitions()
         self._fetchers = ReplicaFetchers(
             node_id=config.node_id,
             broker_epoch=self._broker_epoch,
@@ -115,6 +99,26 @@ class BrokerSide:
             GroupPorts(OFFSETS_TOPIC, self.partitions, loop, ports.clock_ms),
             ports.rng,
             self._offsets_partition_count,
+        )
+
+    def _make_partitions(self) -> Partitions:
+        config, ports, loop = self._config, self._ports, self._loop
+        return Partitions(
+            loop,
+            ports.executor,
+            ports.clock_ms,
+            ports.rng,
+            self._is_known,
+            fetch_session_slots_max=config.integer("max.incremental.fetch.session.cache.slots"),
+            fetch_bytes_max=config.integer("fetch.max.bytes"),
+            replica=ReplicaPorts(
+                now_ms=lambda: loop.time() * 1000,
+                broker=lambda broker_id: self._metadata.image.brokers.get(broker_id),
+                broker_epoch=self._broker_epoch,
+                propose=self._isr_changes.submit,
+                lag_ms_max=config.integer("replica.lag.time.max.ms"),
+            ),
+            tells_followers_high_watermark=config["replica.selector.class"] is not None,
         )
 
     # ------------------------------------------------------------------------------------------------------------ start
