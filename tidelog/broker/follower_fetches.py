@@ -97,7 +97,7 @@ class FollowerFetches:
             del session.in_flight[entry]
         if session.in_flight:
             self._not_taken(session)
-        entry.leader_epoch, entry.fetch_offset, entry.last_epoch = fields[10], fields[11], fields[12]
+        entry.leader_epoch, entry.fetch_offset, entry.last_epoch, entry.log_start_offset = fields[10:14]
         session.max_wait_ms = fields[0]
         session.last_fetch_ms = now_ms = self._loop.time() * 1000
         self._examine(entry, now_ms)
@@ -181,6 +181,7 @@ class FollowerFetches:
                 del session.in_flight[entry]
             entry.leader_epoch, entry.fetch_offset = partition.leader_epoch, partition.fetch_offset
             entry.last_epoch, entry.max_bytes = partition.last_fetched_epoch, partition.max_bytes
+            entry.log_start_offset = partition.log_start_offset
             self._examine(entry, now_ms)
         for key in forgotten:
             self._forget(session, key)
@@ -234,10 +235,13 @@ class FollowerFetches:
                 if not found.log_start_offset <= offset <= found.log_end_offset:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
                 entry.follower = follower
+                follower.log_start_offset = entry.log_start_offset
                 partition.follower_fetched(follower, offset, now_ms)
                 if not follower.in_maximal_isr:
                     session.outside[entry] = None
-                if offset == found.log_end_offset:
+                if offset == found.log_end_offset and not (
+                    self.tells_high_watermark and entry.sent_high_watermark != found.high_watermark
+                ):
                     session.dirty.pop(entry, None)
                     return
         except Exception as error:

@@ -30,8 +30,8 @@ class FollowerEntry:
     """One partition of a follower's session: where the follower is, and what is wrong with it if anything is."""
 
     __slots__ = (
-        "fetch_offset", "follower", "in_flight", "key", "last_epoch", "leader_epoch", "max_bytes", "partition",
-        "problem", "sent_high_watermark", "session",
+        "fetch_offset", "follower", "in_flight", "key", "last_epoch", "leader_epoch", "log_start_offset",
+        "max_bytes", "partition", "problem", "sent_high_watermark", "session",
     )  # fmt: skip
 
     def __init__(self, session: FollowerSession, key: Key) -> None:
@@ -42,6 +42,7 @@ class FollowerEntry:
         self.leader_epoch = -1
         self.fetch_offset = -1
         self.last_epoch = -1
+        self.log_start_offset = -1
         self.max_bytes = 0
         self.problem: Problem | None = None
         self.in_flight = False

@@ -44,6 +44,17 @@ _DIVERGING_FIELD = Struct(">BBiqB")  # tag, size, epoch, end offset, no tags
 PRODUCE_FLEXIBLE_FROM = 9
 FETCH_FLEXIBLE_FROM = 12
 TOPIC_ID_FROM = 13  # both APIs: KIP-516
+PRODUCE_ADDRESSES_FROM = 10  # KIP-951
+FETCH_ADDRESSES_FROM = 16
+
+
+class NodeAddress(NamedTuple):
+    """Where a leader is that a response names (KIP-951)."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------------------- Produce
@@ -169,13 +180,32 @@ def _append_topic(out: bytearray, topic: str | bytes, version: int, flexible: bo
         _append_text(out, topic, flexible)
 
 
+def _append_addresses(out: bytearray, addresses: Sequence[NodeAddress]) -> None:
+    """The tagged fields behind a response: tag 0 with the addresses, or none."""
+    if not addresses:
+        out.append(0)
+        return
+    field = bytearray()
+    write_uvarint(field, len(addresses) + 1)
+    for node_id, host, port, rack in addresses:
+        field += _INT32.pack(node_id)
+        _append_text(field, host, True)
+        field += _INT32.pack(port)
+        _append_text(field, rack, True)
+        field.append(0)
+    out += b"\1\0"
+    write_uvarint(out, len(field))
+    out += field
+
+
 def encode_produce_response(
     correlation_id: int,
     version: int,
     topics: Sequence[tuple[str | bytes, Sequence[ProducedPartition]]],
     throttle_time_ms: int = 0,
+    addresses: Sequence[NodeAddress] = (),
 ) -> bytearray:
-    """The whole response frame, size prefix and header included."""
+    """The whole response frame, size prefix and header included. `addresses` are sent from version 10."""
     flexible = version >= PRODUCE_FLEXIBLE_FROM
     out = bytearray(9 if flexible else 8)
     _append_count(out, len(topics), flexible)
@@ -188,7 +218,7 @@ def encode_produce_response(
             out.append(0)
     out += _INT32.pack(throttle_time_ms)
     if flexible:
-        out.append(0)
+        _append_addresses(out, addresses if version >= PRODUCE_ADDRESSES_FROM else ())
     _FRAME_HEAD.pack_into(out, 0, len(out) - 4, correlation_id)
     return out
 
@@ -209,7 +239,7 @@ def _append_produced(out: bytearray, partition: ProducedPartition, version: int)
             out.append(0)
         else:
             _append_text(out, message, True)
-        if leader is None or version < 10:
+        if leader is None or version < PRODUCE_ADDRESSES_FROM:
             out.append(0)
         else:
             out.append(1)
@@ -288,10 +318,12 @@ def encode_fetch_response(
     session_id: int,
     partitions: Sequence[FetchedPartition],
     throttle_time_ms: int = 0,
+    addresses: Sequence[NodeAddress] = (),
 ) -> list[Buffer]:
     """The whole response frame as chunks to write in order; large regions are chunks of their own, uncopied.
 
-    Partitions of one topic must be neighbours in `partitions`: each run becomes one topic entry.
+    `addresses` are sent from version 16. Partitions of one topic must be neighbours in `partitions`: each run becomes
+    one topic entry.
     """
     flexible = version >= FETCH_FLEXIBLE_FROM
     out = bytearray(9 if flexible else 8)
@@ -320,7 +352,7 @@ def encode_fetch_response(
         if flexible:
             out.append(0)
     if flexible:
-        out.append(0)
+        _append_addresses(out, addresses if version >= FETCH_ADDRESSES_FROM else ())
     _FRAME_HEAD.pack_into(head, 0, frame_bytes + len(out), correlation_id)
     return chunks
 

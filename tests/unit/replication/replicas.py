@@ -22,6 +22,7 @@ from tidelog.broker.hosting import Hosting
 from tidelog.broker.partitions import Partitions
 from tidelog.broker.request import Deferred, RequestContext
 from tidelog.protocol.batch_builder import encode_batch
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.produce import (
     PartitionProduceData,
@@ -215,6 +216,7 @@ class ReplicaNode:
                 propose=lambda partition, proposal: self.proposals.append((partition, proposal)),
                 lag_ms_max=config.integer("replica.lag.time.max.ms"),
             ),
+            tells_followers_high_watermark=config["replica.selector.class"] is not None,
         )  # fmt: skip
         self.fetchers = ReplicaFetchers(
             node_id=node_id,
@@ -291,7 +293,26 @@ class ReplicaNode:
             timeout_ms=timeout_ms,
             topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])],
         )
-        return Sent(self.serve(produce.API_KEY, 9, memoryview(bytearray(request.encode(9)))))
+        return Sent(self.serve(produce.API_KEY, 10, memoryview(bytearray(request.encode(10)))), 10)
+
+    def fetch(self, offset: int, *, rack: str = "", version: int = 18, wait_ms: int = 0) -> PartitionData:
+        """As a consumer; what it is told of the partition."""
+        request = FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            topics=[
+                FetchTopic(
+                    topic="t",
+                    topic_id=TOPIC_ID,
+                    partitions=[FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)],
+                )
+            ],
+            rack_id=rack,
+        )
+        answer = self.serve(fetch.API_KEY, version, memoryview(request.encode(version)))
+        frame = b"".join(answer) if isinstance(answer, list) else answer
+        self.fetched = FetchResponse.decode(frame[9 if version >= 12 else 8 :], version)
+        return self.fetched.responses[0].partitions[0]
 
     def checkpoint(self) -> None:
         self.directory.write_checkpoints()
@@ -300,7 +321,8 @@ class ReplicaNode:
 class Sent:
     """A produce request and what has become of it."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Any, version: int) -> None:
+        self._version = version
         self.frame: bytes | None = None
         if isinstance(answer, Deferred):
             answer.on_complete(self._done)
@@ -311,11 +333,16 @@ class Sent:
         self.frame = bytes(frame)
 
     @property
+    def response(self) -> ProduceResponse:
+        assert self.frame is not None
+        return ProduceResponse.decode(self.frame[9:], self._version)
+
+    @property
     def code(self) -> int | None:
         """None: not answered yet."""
         if self.frame is None:
             return None
-        return ProduceResponse.decode(self.frame[9:], 9).responses[0].partition_responses[0].error_code
+        return self.response.responses[0].partition_responses[0].error_code
 
 
 class Replicas:
@@ -327,6 +354,7 @@ class Replicas:
         self.options = {name.replace("_", "."): value for name, value in options.items()}
         self.broker_epochs = dict.fromkeys(range(1, count + 1), 100)
         self.fenced: set[int] = set()
+        self.racks: dict[int, str] = {}
         self.cut: set[tuple[int, int]] = set()
         self.links: list[FakeLink] = []
         self.requests: list[tuple[int, int, int]] = []
@@ -353,6 +381,7 @@ class Replicas:
                     b"i" * 16,
                     {"PLAINTEXT": EndpointImage("PLAINTEXT", "node", each)},
                     fenced=each in self.fenced,
+                    rack=self.racks.get(each),
                 )
                 for each, epoch in self.broker_epochs.items()
             },

@@ -249,3 +249,58 @@ def test_a_log_that_begins_above_the_followers_end_is_taken_over_from_there() ->
     cluster.loop.run_for(600)
     assert cluster.nodes[2].log.log_start_offset == 3
     assert cluster.nodes[2].values() == [b"3", b"4"]
+
+
+def test_who_asks_a_follower_to_write_is_told_the_leader() -> None:
+    """KIP-951, also for what was waiting when the leader was deposed."""
+    cluster = Replicas(3)
+    answer = cluster.nodes[2].produce(b"a").response
+    cluster.cut |= {(2, 1), (3, 1)}
+    waiting = cluster.nodes[1].produce(b"b")
+    cluster.elect(3, [2, 3])
+    for response, leader, epoch in ((answer, 1, 0), (waiting.response, 3, 1)):
+        told = response.responses[0].partition_responses[0]
+        assert told.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert (told.current_leader.leader_id, told.current_leader.leader_epoch) == (leader, epoch)
+        assert [(node.node_id, node.host, node.port) for node in response.node_endpoints] == [(leader, "node", leader)]
+
+
+def test_consumers_may_read_from_followers_up_to_what_those_know_to_be_committed() -> None:
+    cluster = Replicas(2)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    assert not cluster.nodes[2].fetch(0).records, "it does not know yet that it is committed"
+    cluster.loop.run_for(600)
+    assert cluster.nodes[2].fetch(0).records
+    refused = cluster.nodes[2].fetch(0, version=10)
+    assert refused.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER, "too old to know of it"
+
+
+def test_a_consumer_is_sent_to_the_replica_in_its_rack() -> None:
+    """KIP-392. There the mark moves at once, not with the next records."""
+    selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+    cluster = Replicas(3, replica_selector_class=selector)
+    cluster.racks.update({1: "a", 2: "b", 3: "c"})
+    cluster.alter()
+    cluster.nodes[1].produce(b"x")
+    cluster.loop.settle()
+    assert cluster.marks() == dict.fromkeys((1, 2, 3), (1, 1))
+    leader = cluster.nodes[1]
+    assert leader.fetch(0, rack="b").preferred_read_replica == 2
+    for rack in ("", "a", "d"):
+        told = leader.fetch(0, rack=rack)
+        assert (told.preferred_read_replica, bool(told.records)) == (-1, True)
+    cluster.alter(isr=(1, 3))
+    assert leader.fetch(0, rack="b").preferred_read_replica == -1
+
+
+def test_a_follower_is_sent_as_much_as_a_response_may_carry_and_comes_back_for_the_rest() -> None:
+    cluster = Replicas(2, log_segment_bytes="1048576")
+    cluster.stop(2, power=True)
+    cluster.elect(1, [1])
+    for _ in range(20):
+        cluster.nodes[1].produce(b"x" * 200_000)
+    cluster.start(2)
+    cluster.loop.run_for(600)
+    assert cluster.nodes[2].marks == (20, 20)
+    assert cluster.nodes[2].values() == cluster.nodes[1].values()

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidelog.broker.fetch_sessions import FetchSession, SessionPartition
+from tidelog.broker.leader_hints import STALE_LEADER, addresses, leader_of
+from tidelog.broker.read_replicas import preferred_read_replica
 from tidelog.broker.request import Answer, Deferred, Peer
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
+    FETCH_ADDRESSES_FROM,
     TOPIC_ID_FROM,
     Buffer,
     FetchedPartition,
@@ -54,7 +57,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
         )
     except KafkaError as error:
         return encode_fetch_response(correlation_id, version, error.code, 0, [])
-    fetch = _Fetch(services, request, session, answer_all, version, correlation_id)
+    fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection.listener_name)
     return fetch.start()
 
 
@@ -62,15 +65,17 @@ class _Fetch:
     """One fetch request from its arrival to its answer."""
 
     __slots__ = (
-        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_isolation", "_request", "_services",
-        "_session", "_version", "_warming",
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_isolation", "_listener_name", "_rack",
+        "_request", "_services", "_session", "_version", "_warming",
     )  # fmt: skip
 
     def __init__(
         self, services: Services, request: FetchRequest, session: FetchSession, answer_all: bool, version: int,
-        correlation_id: int,
+        correlation_id: int, listener_name: str,
     ) -> None:  # fmt: skip
         self._services = services
+        self._listener_name = listener_name
+        self._rack = request.rack_id if services.partitions.follower_fetches.tells_high_watermark else ""
         self._request = request
         self._session = session
         self._answer_all = answer_all
@@ -166,7 +171,7 @@ class _Fetch:
             if size_bytes:
                 first = False
                 total_bytes += size_bytes
-            elif fetched.error_code or fetched.diverging:
+            elif fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0:
                 must_answer = True
             answered.append((entry, fetched))
         if not must_answer and total_bytes < request.min_bytes:
@@ -177,7 +182,7 @@ class _Fetch:
         session, dirty = self._session, self._session.dirty
         told: list[FetchedPartition] = []
         for entry, fetched in answered:
-            news = fetched.size_bytes or fetched.error_code or fetched.diverging
+            news = fetched.size_bytes or fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0
             if (
                 news
                 or self._answer_all
@@ -191,7 +196,16 @@ class _Fetch:
                 dirty.pop(entry.key, None)
         if not session.id:
             session.close()
-        return encode_fetch_response(self._correlation_id, self._version, 0, session.id, _neighbours(told))
+        hints = []
+        if self._version >= FETCH_ADDRESSES_FROM:
+            for fetched in told:
+                if fetched.error_code in STALE_LEADER:
+                    fetched.current_leader = leader_of(self._services, fetched.topic, fetched.index)
+                    hints.append(fetched.current_leader)
+        found = addresses(self._services, self._listener_name, hints) if hints else ()
+        return encode_fetch_response(
+            self._correlation_id, self._version, 0, session.id, _neighbours(told), addresses=found
+        )
 
     def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
         asked = entry.asked
@@ -214,6 +228,13 @@ class _Fetch:
                     return FetchedPartition(
                         topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
                         diverging=diverging,
+                    )  # fmt: skip
+            if self._rack and partition.leads and self._version >= ANY_REPLICA_FROM:
+                nearby = preferred_read_replica(self._services, partition, self._rack, offset, self._listener_name)
+                if nearby >= 0:
+                    return FetchedPartition(
+                        topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                        preferred_read_replica=nearby,
                     )  # fmt: skip
             result = partition.read(offset, max_bytes, self._isolation, min_one_batch)
             if self._isolation == Isolation.READ_COMMITTED:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.broker.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.request import Answer, Deferred, Peer
 from tidelog.broker.services import Services
 from tidelog.protocol.compression import ZSTD
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
+    PRODUCE_ADDRESSES_FROM,
     OneProduce,
     ProducedPartition,
     ProduceRequest,
@@ -53,7 +55,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     """Append all batches of a request. Raises MalformedMessage."""
     one = decode_one_produce(body, version)
     if one is not None:
-        return _serve_one(services, one, version, correlation_id)
+        return _serve_one(services, one, version, correlation_id, connection)
     request = decode_produce(body, version)
     acks = request.acks
     partitions = services.partitions
@@ -90,12 +92,34 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
             log.info("closing connection from %s: a produce with acks=0 failed", connection.host)
             connection.close()
         return None
+    to = _Asker(services, connection.listener_name, version, correlation_id)
     if not waiting:
-        return encode_produce_response(correlation_id, version, topics)
-    return _Parked(services, topics, waiting, request.timeout_ms, version, correlation_id)
+        return to.encode(topics)
+    return _Parked(to, topics, waiting, request.timeout_ms)
 
 
-def _serve_one(services: Services, request: OneProduce, version: int, correlation_id: int) -> Answer:
+class _Asker(NamedTuple):
+    """To whom the answer goes, and in which form."""
+
+    services: Services
+    listener_name: str
+    version: int
+    correlation_id: int
+
+    def encode(self, topics: _Topics) -> bytearray:
+        hints = []
+        if self.version >= PRODUCE_ADDRESSES_FROM:
+            for topic, answered in topics:
+                for position, each in enumerate(answered):
+                    if each.error_code in STALE_LEADER:
+                        leader = leader_of(self.services, topic, each.partition_index)
+                        answered[position] = each._replace(current_leader=leader)
+                        hints.append(leader)
+        found = addresses(self.services, self.listener_name, hints) if hints else ()
+        return encode_produce_response(self.correlation_id, self.version, topics, addresses=found)
+
+
+def _serve_one(services: Services, request: OneProduce, version: int, correlation_id: int, connection: Peer) -> Answer:
     """What librdkafka sends: the same as `serve` without its loops."""
     topic, index, records, acks, timeout_ms = request
     partitions = services.partitions
@@ -105,9 +129,11 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
             _refuse_what_the_log_would_take(partition, records, version)
         info = partitions.append(partition, records, services.clock_ms(), acks)
     except KafkaError as error:
-        return encode_produce_response(correlation_id, version, [(topic, [_refused(index, error, version)])])
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        return to.encode([(topic, [_refused(index, error, version)])])
     if not partition.may_answer(info.last_offset, acks):
-        return _ParkedOne(services, partition, info, topic, timeout_ms, version, correlation_id)
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        return _ParkedOne(to, partition, info, topic, timeout_ms)
     return encode_one_produced(
         correlation_id, topic, index, info.first_offset, info.log_append_time_ms, info.log_start_offset
     )
@@ -116,40 +142,30 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
 class _ParkedOne(Deferred):
     """The same as `_Parked` for one partition, as most produces of a busy cluster are."""
 
-    __slots__ = ("_bucket", "_correlation_id", "_deadlines", "_index", "_info", "_topic", "_version")
+    __slots__ = ("_bucket", "_index", "_info", "_to", "_topic")
 
-    def __init__(
-        self,
-        services: Services,
-        partition: Partition,
-        info: AppendInfo,
-        topic: str,
-        timeout_ms: int,
-        version: int,
-        correlation_id: int,
-    ) -> None:
+    def __init__(self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int) -> None:
         self.exclusive = False
         self.response = self.on_abandon = self._on_complete = None
+        self._to = to
         self._topic = topic
         self._index = partition.index
         self._info = info
-        self._version = version
-        self._correlation_id = correlation_id
-        deadlines = self._deadlines = services.partitions.deadlines
-        self._bucket = deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        services.partitions.when_committed(partition, info.last_offset + 1, self._settled, for_client=True)
+        partitions = to.services.partitions
+        self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
+        partitions.when_committed(partition, info.last_offset + 1, self._settled, for_client=True)
 
     def _settled(self, error: Exception | None) -> None:
         if self.response is not None:
             return  # it had timed out
-        self._deadlines.discard(self._bucket, self._expired)
+        self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
         if error is not None:
             self._refuse(error)
             return
         info = self._info
         self.complete(
             encode_one_produced(
-                self._correlation_id, self._topic, self._index, info.first_offset, info.log_append_time_ms,
+                self._to.correlation_id, self._topic, self._index, info.first_offset, info.log_append_time_ms,
                 info.log_start_offset,
             )
         )  # fmt: skip
@@ -159,36 +175,24 @@ class _ParkedOne(Deferred):
 
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
-        answered = [_refused(self._index, error, self._version)]
-        self.complete(encode_produce_response(self._correlation_id, self._version, [(self._topic, answered)]))
+        self.complete(self._to.encode([(self._topic, [_refused(self._index, error, self._to.version)])]))
 
 
 class _Parked(Deferred):
     """A request until every partition's high watermark has passed it, or its time is up."""
 
-    __slots__ = ("_bucket", "_correlation_id", "_deadlines", "_open", "_topics", "_version", "_waiting")
+    __slots__ = ("_bucket", "_open", "_to", "_topics", "_waiting")
 
-    def __init__(
-        self,
-        services: Services,
-        topics: _Topics,
-        waiting: list[_Waiting],
-        timeout_ms: int,
-        version: int,
-        correlation_id: int,
-    ) -> None:
+    def __init__(self, to: _Asker, topics: _Topics, waiting: list[_Waiting], timeout_ms: int) -> None:
         super().__init__()
+        self._to = to
         self._topics = topics
         self._waiting = waiting
-        self._version = version
-        self._correlation_id = correlation_id
         self._open = set(range(len(waiting)))
-        self._deadlines = services.partitions.deadlines
-        self._bucket = self._deadlines.add(max(timeout_ms, 0), self._expired)
+        partitions = to.services.partitions
+        self._bucket = partitions.deadlines.add(max(timeout_ms, 0), self._expired)
         for number, (partition, required_offset, _, _) in enumerate(waiting):
-            services.partitions.when_committed(
-                partition, required_offset, partial(self._settled, number), for_client=True
-            )
+            partitions.when_committed(partition, required_offset, partial(self._settled, number), for_client=True)
 
     def _settled(self, number: int, error: KafkaError | None) -> None:
         if number not in self._open:
@@ -197,7 +201,7 @@ class _Parked(Deferred):
         if error is not None:
             self._fail(number, error)
         if not self._open:
-            self._deadlines.discard(self._bucket, self._expired)
+            self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
             self._finish()
 
     def _expired(self) -> None:
@@ -208,10 +212,10 @@ class _Parked(Deferred):
 
     def _fail(self, number: int, error: KafkaError) -> None:
         _, _, answered, position = self._waiting[number]
-        answered[position] = _refused(answered[position].partition_index, error, self._version)
+        answered[position] = _refused(answered[position].partition_index, error, self._to.version)
 
     def _finish(self) -> None:
-        self.complete(encode_produce_response(self._correlation_id, self._version, self._topics))
+        self.complete(self._to.encode(self._topics))
 
 
 def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int) -> None:
