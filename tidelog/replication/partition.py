@@ -249,7 +249,8 @@ class Partition:
     def _propose(self, proposal: Proposal | None) -> None:
         if proposal is not None:
             self._note_awaited()
-            _log.info("%s-%d: %s", self.topic, self.index, proposal)
+            level = logging.INFO if proposal.removes else logging.DEBUG
+            _log.log(level, "%s-%d: %s", self.topic, self.index, proposal)
             self._ports.propose(self, proposal)
 
     def on_proposal_agreed(

@@ -226,11 +226,11 @@ def _compiled_partition(partition: FetchedPartition) -> Any:
 @pytest.mark.parametrize("rack", [None, "here"])
 def test_addresses_of_leaders_are_encoded_as_the_compiled_message_would(rack: str | None) -> None:
     addresses = [NodeAddress(7, "å.example", 9092, rack), NodeAddress(8, "b", 1, None)]
-    each = [{"node_id": node_id, "host": host, "port": port, "rack": of} for node_id, host, port, of in addresses]
+    each: list[dict[str, Any]] = [address._asdict() for address in addresses]
     for version in PRODUCE_VERSIONS:
-        nodes = [produce_messages.NodeEndpoint(**fields) for fields in each] if version >= 10 else []
+        nodes: list[Any] = [produce_messages.NodeEndpoint(**fields) for fields in each] if version >= 10 else []
         expected = produce_messages.ProduceResponse(responses=[], node_endpoints=nodes).encode(version)
-        frame = encode_produce_response(1, version, [], addresses=addresses)
+        frame = bytes(encode_produce_response(1, version, [], addresses=addresses))
         assert frame[9 if version >= 9 else 8 :] == expected
     for version in FETCH_VERSIONS:
         nodes = [fetch_messages.NodeEndpoint(**fields) for fields in each] if version >= 16 else []
