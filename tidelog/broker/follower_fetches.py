@@ -34,6 +34,7 @@ from tidelog.protocol.hot_replication import (
     encode_one_fetched,
 )
 from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.replication.throttle import Throttle
 from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class FollowerFetches:
         tells_high_watermark: bool = False,
     ) -> None:
         self.tells_high_watermark = tells_high_watermark
+        self.throttle = Throttle()
         self._partitions = partitions
         self._loop = loop
         self._rng = rng
@@ -373,7 +375,9 @@ class FollowerFetches:
         budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
         told: list[tuple[FollowerEntry, FetchedPartition]] = []
         total_bytes = 0
-        for entry in session.dirty:
+        for entry in list(session.dirty):
+            if self._is_held_back(entry) and not is_full:
+                continue
             left_bytes = budget_bytes - total_bytes
             if left_bytes <= 0 and total_bytes and not is_full:
                 break
@@ -391,6 +395,7 @@ class FollowerFetches:
             return None
         for entry, fetched in told:
             self._sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
+            self._count(entry, fetched.size_bytes)
         answers = neighbours([fetched for _, fetched in told])
         return encode_fetch_response(correlation_id, version, 0, session.id, answers)
 
@@ -400,6 +405,8 @@ class FollowerFetches:
         partition = entry.partition
         assert partition is not None
         found = partition.log
+        if partition.throttled_as_leader and self._is_held_back(entry):
+            return None
         try:
             result = partition.watch.read_tail(found, entry.fetch_offset, min(entry.max_bytes, RESPONSE_BYTES_MAX))
         except ColdRead as cold:
@@ -410,11 +417,28 @@ class FollowerFetches:
             return self._frames(session, correlation_id, VERSION, True)
         mark = found.high_watermark
         self._sent(entry, mark, result.size_bytes > 0)
+        if partition.throttled_as_leader:
+            self._count(entry, result.size_bytes)
         topic_id, index = entry.key
         return encode_one_fetched(
             correlation_id, session.id, topic_id, index, mark, found.last_stable_offset, found.log_start_offset,  # type: ignore[arg-type]
             result.regions, result.size_bytes,
         )  # fmt: skip
+
+    def _is_held_back(self, entry: FollowerEntry) -> bool:
+        """A throttled replica that is not in sync waits while the rate is used up; it is woken when it no longer is."""
+        partition, follower = entry.partition, entry.follower
+        if partition is None or not partition.throttled_as_leader or follower is None or follower.in_maximal_isr:
+            return False
+        pause_ms = self.throttle.pause_ms(self._loop.time() * 1000)
+        if pause_ms:
+            self._loop.call_later(pause_ms / 1000, self._answer_parked, entry.session)
+        return pause_ms > 0
+
+    def _count(self, entry: FollowerEntry, size_bytes: int) -> None:
+        partition, follower = entry.partition, entry.follower
+        if partition is not None and partition.throttled_as_leader and not (follower and follower.in_maximal_isr):
+            self.throttle.record(size_bytes, self._loop.time() * 1000)
 
     def _sent(self, entry: FollowerEntry, high_watermark: int, is_news: bool) -> None:
         session, partition = entry.session, entry.partition

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.throttle import UNLIMITED, is_throttled
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Hosting:
             else:
                 log.warning("the metadata does not place %s-%d here: it is kept as %s", topic_name, index, where)
         self._loaded.clear()
+        self._set_throttle_rates()
         self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self._checkpoint)
         self._every(self._config.integer("log.retention.check.interval.ms"), self._look_after)
         self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
@@ -157,7 +159,7 @@ class Hosting:
                 self._partitions.add_unavailable(topic.name, index, topic.topic_id)
                 return None
         partition = self._partitions.add(topic.name, index, topic.topic_id, found)
-        partition.min_insync_replicas = self._min_insync_replicas(topic.name)
+        self._configure(partition)
         self._directory_of[partition] = directory
         return partition
 
@@ -231,6 +233,26 @@ class Hosting:
             own = self._config.topic_default("min.insync.replicas", self._image.broker_config_layers(self._node_id))
         return int(own or 1)
 
+    def _configure(self, partition: Partition) -> None:
+        assert self._image is not None
+        partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
+        own = self._image.topic_config(partition.topic)
+        partition.throttled_as_leader, partition.throttled_as_follower = (
+            is_throttled(own.get(f"{side}.replication.throttled.replicas"), partition.index, self._node_id)
+            for side in ("leader", "follower")
+        )
+
+    def _set_throttle_rates(self) -> None:
+        assert self._image is not None
+        layers = self._image.broker_config_layers(self._node_id)
+        throttles = {"leader": self._partitions.follower_fetches.throttle}
+        if self._fetchers is not None:
+            throttles["follower"] = self._fetchers.throttle
+        for side, throttle in throttles.items():
+            name = f"{side}.replication.throttled.rate"
+            set_to = next((layer[name] for layer in layers if name in layer), None)
+            throttle.bytes_per_s = UNLIMITED if set_to is None else int(set_to)
+
     def _apply_configs(self, changed: set[tuple[int, str]]) -> None:
         names = {name for kind, name in changed if kind == TOPIC_RESOURCE}
         every_topic = any(kind != TOPIC_RESOURCE for kind, _ in changed)
@@ -241,7 +263,9 @@ class Hosting:
         for partition in self._partitions.hosted():
             if every_topic or partition.topic in names:
                 partition.log.set_config(self._log_config(partition.topic))
-                partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
+                self._configure(partition)
+        if every_topic:
+            self._set_throttle_rates()
 
     # ----------------------------------------------------------------------------------------------------------- upkeep
 

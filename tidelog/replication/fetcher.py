@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidelog.replication.leader_link import Followed, LeaderLink
+from tidelog.replication.throttle import Throttle
 
 if TYPE_CHECKING:
     import random
@@ -79,6 +80,7 @@ class ReplicaFetchers:
         self.clock_ms = clock_ms
         self.settings = settings
         self.on_appended = on_appended
+        self.throttle = Throttle()
         self.on_link = on_link
         self._on_failed = on_failed
         self._links: dict[int, LeaderLink] = {}

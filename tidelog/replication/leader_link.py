@@ -16,13 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, RequestTemplate, decode_fetched, decode_one_fetched
-from tidelog.protocol.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
 from tidelog.replication.follower import REACTIONS, Backoff, Reaction, out_of_range, truncation_offset
+from tidelog.replication.leader_bounds import ask_bounds
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -33,10 +28,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tidelog.replication")
 
 FETCH: Final = 1
-LIST_OFFSETS: Final = 2
-LIST_OFFSETS_VERSION: Final = 7
-LATEST: Final = -1
-EARLIEST: Final = -2
 OPEN_MAX: Final = 2
 # A leader may learn later than its follower that it leads; only what lasts is worth a line.
 FAILURES_TO_TELL: Final = 5
@@ -77,6 +68,7 @@ class LeaderLink:
         self._forgotten: dict[_Key, None] = {}  # to be taken out of the session by it
         self._held: dict[Followed, None] = {}  # until the device has them
         self._delayed: dict[Followed, None] = {}  # after a failure
+        self._throttled: dict[Followed, None] = {}
         self._link: Link | None = None
         self._on_answer = partial(self._answered_on, None)
         self._session_id = 0
@@ -109,6 +101,7 @@ class LeaderLink:
         self._set_aside(followed)
         self._held.pop(followed, None)
         self._delayed.pop(followed, None)
+        self._throttled.pop(followed, None)
 
     def resume(self, followed: Followed) -> None:
         if followed in self._held:
@@ -251,7 +244,7 @@ class LeaderLink:
         for followed in self.followed.values():
             followed.in_session = False
             followed.asked = NOT_ASKED
-            if followed not in self._delayed and followed not in self._held:
+            if not any(followed in waiting for waiting in (self._delayed, self._held, self._throttled)):
                 self._changed[followed] = None
 
     # ------------------------------------------------------------------------------------------------------- answers
@@ -321,6 +314,8 @@ class LeaderLink:
                 if log.flush_due:
                     self._fetchers.on_appended(partition)
             partition.adopt(high_watermark, log_start_offset)
+            if partition.throttled_as_follower and records:
+                self._throttle(followed, len(records), high_watermark)
             if followed.failures:
                 followed.failures = 0
         except KafkaError as error:
@@ -331,6 +326,22 @@ class LeaderLink:
             self._delay(followed)
         except (OSError, CorruptLog) as error:
             self._fetchers.failed(partition, error)
+
+    def _throttle(self, followed: Followed, size_bytes: int, high_watermark: int) -> None:
+        """Fetch on only when the rate allows it; who has all that is committed is not held back."""
+        throttle, now_ms = self._fetchers.throttle, self._loop.time() * 1000
+        throttle.record(size_bytes, now_ms)
+        pause_ms = throttle.pause_ms(now_ms)
+        if pause_ms and followed.log.log_end_offset < high_watermark and followed in self._changed:
+            self._set_aside(followed)
+            self._throttled[followed] = None
+            self._loop.call_later(pause_ms / 1000, self._end_throttle, followed)
+
+    def _end_throttle(self, followed: Followed) -> None:
+        if followed in self._throttled and not self._closed:
+            del self._throttled[followed]
+            self._mention(followed)
+            self._pump()
 
     def _overlapped(self, followed: Followed, records: memoryview) -> None:
         """Records that are here already: sent twice, or in a batch that goes on where this log ends."""
@@ -389,38 +400,19 @@ class LeaderLink:
 
     def _ask_bounds(self, followed: Followed) -> None:
         """Ask the leader where its log begins and ends, then cut this one as `follower.out_of_range` says."""
-        link = self._link
+        link, partition = self._link, followed.partition
         if link is None:
             return
-        bounds: dict[int, int] = {}
 
-        def told(timestamp: int, body: memoryview | None) -> None:
-            if body is None or self.followed.get(followed.key) is not followed or link is not self._link:
+        def told(bounds: tuple[int, int] | None) -> None:
+            if self.followed.get(followed.key) is not followed or link is not self._link:
                 return
-            try:
-                answer = ListOffsetsResponse.decode(bytes(body), LIST_OFFSETS_VERSION).topics[0].partitions[0]
-            except (MalformedMessage, IndexError):
-                self._broken()
-                return
-            if answer.error_code:
+            if bounds is None:
                 self._delay(followed)
-                return
-            bounds[timestamp] = answer.offset
-            if len(bounds) == 2:
-                self._reset(followed, bounds[EARLIEST], bounds[LATEST])
+            else:
+                self._reset(followed, *bounds)
 
-        for timestamp in (LATEST, EARLIEST):
-            body = self._bounds_request(followed, timestamp)
-            link.request(LIST_OFFSETS, LIST_OFFSETS_VERSION, body, partial(told, timestamp))
-
-    def _bounds_request(self, followed: Followed, timestamp: int) -> bytes:
-        partition = followed.partition
-        asked = ListOffsetsPartition(
-            partition_index=partition.index, current_leader_epoch=followed.leader_epoch, timestamp=timestamp
-        )
-        topic = ListOffsetsTopic(name=partition.topic, partitions=[asked])
-        request = ListOffsetsRequest(replica_id=self._fetchers.node_id, topics=[topic])
-        return bytes(request.encode(LIST_OFFSETS_VERSION))
+        ask_bounds(link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, told)
 
     def _reset(self, followed: Followed, leader_start: int, leader_end: int) -> None:
         log = followed.log

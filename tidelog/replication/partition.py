@@ -68,7 +68,8 @@ class ReplicaPorts:
 class Partition:
     __slots__ = (
         "_on_advance", "_ports", "awaits_followers", "in_sync", "index", "is_internal", "leader_epoch", "leader_id",
-        "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "topic", "topic_id", "watch",
+        "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "throttled_as_follower",
+        "throttled_as_leader", "topic", "topic_id", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +96,7 @@ class Partition:
         self.awaits_followers = False
         """Whether an append alone cannot move the mark: somebody else is in sync, or the ISR is too small."""
         self.min_insync_replicas = 1
+        self.throttled_as_leader = self.throttled_as_follower = False
         self.watch: Any = None
         """Who waits for this partition; the floor above keeps it here, so that no append has to look it up."""
         self._on_advance = on_advance

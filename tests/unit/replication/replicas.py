@@ -361,6 +361,7 @@ class Replicas:
         ids = tuple(range(1, count + 1))
         self.placed = PartitionImage(replicas=ids, isr=ids, leader=1, leader_epoch=0, partition_epoch=0)
         self.configs: dict[str, str] = {}
+        self.broker_configs: dict[str, str] = {}
         self.image = MetadataImage()
         self._publish()
         self.disks = {each: SimulatedDisk(random.Random(seed * 100 + each)) for each in ids}
@@ -387,7 +388,7 @@ class Replicas:
             },
             topics_by_name={"t": topic},
             topics_by_id={TOPIC_ID: topic},
-            configs={(2, "t"): self.configs},
+            configs={(2, "t"): self.configs, (4, ""): self.broker_configs},
         )
 
     def start(self, node_id: int, *, shown: bool = True) -> ReplicaNode:
@@ -437,6 +438,13 @@ class Replicas:
         self._publish()
         for node in self.nodes.values():
             node.hosting.apply(self.image, MetadataDelta(changed_configs={(2, "t")}))
+
+    def set_rates(self, **configs: str) -> None:
+        """Dynamic configs of every broker."""
+        self.broker_configs = {name.replace("_", "."): value for name, value in configs.items()}
+        self._publish()
+        for node in self.nodes.values():
+            node.hosting.apply(self.image, MetadataDelta(changed_configs={(4, "")}))
 
     def agree(self, node_id: int) -> Proposal:
         """The controller does what the leader proposed and answers; the metadata follows."""

@@ -304,3 +304,25 @@ def test_a_follower_is_sent_as_much_as_a_response_may_carry_and_comes_back_for_t
     cluster.loop.run_for(600)
     assert cluster.nodes[2].marks == (20, 20)
     assert cluster.nodes[2].values() == cluster.nodes[1].values()
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_a_throttled_replica_is_copied_at_the_rate_and_not_held_back_once_in_sync(side: str) -> None:
+    cluster = Replicas(2)
+    cluster.stop(2, power=True)
+    cluster.elect(1, [1])
+    cluster.configure(**{f"{side}_replication_throttled_replicas": "0:1,0:2"})
+    cluster.set_rates(**{f"{side}_replication_throttled_rate": "1000000"})
+    for _ in range(20):
+        cluster.nodes[1].produce(b"x" * 500_000)
+    node = cluster.start(2)
+    cluster.set_rates(**{f"{side}_replication_throttled_rate": "1000000"})
+    cluster.loop.run_for(5000)
+    assert 8 <= node.log.log_end_offset <= 14, "5 s at 1 MB/s, and the answer that went over it"
+    cluster.loop.run_for(10_000)
+    assert node.log.log_end_offset == 20
+    cluster.agree(1)
+    for n in range(10):
+        sent = cluster.nodes[1].produce(b"x" * 500_000)
+        cluster.loop.run_for(1)
+        assert sent.code == 0, n

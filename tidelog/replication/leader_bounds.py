@@ -1,0 +1,47 @@
+"""Where a leader's log begins and ends, asked over the link of a follower that is out of its range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol.errors import MalformedMessage
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+
+if TYPE_CHECKING:
+    from tidelog.replication.ports import Link
+
+VERSION: Final = 7
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+OnBounds = Callable[["tuple[int, int] | None"], None]
+
+
+def ask_bounds(link: Link, node_id: int, topic: str, index: int, leader_epoch: int, on_bounds: OnBounds) -> None:
+    """Call back with (log start, log end), or None where the leader does not say; not at all if the link breaks."""
+    found: dict[int, int] = {}
+
+    def told(timestamp: int, body: memoryview | None) -> None:
+        if body is None:
+            return
+        try:
+            answer = ListOffsetsResponse.decode(bytes(body), VERSION).topics[0].partitions[0]
+        except (MalformedMessage, IndexError):
+            found[timestamp] = -1
+        else:
+            found[timestamp] = -1 if answer.error_code else answer.offset
+        if len(found) == 2:
+            start, end = found[EARLIEST], found[LATEST]
+            on_bounds((start, end) if start >= 0 and end >= 0 else None)
+
+    for timestamp in (LATEST, EARLIEST):
+        asked = ListOffsetsPartition(partition_index=index, current_leader_epoch=leader_epoch, timestamp=timestamp)
+        request = ListOffsetsRequest(replica_id=node_id, topics=[ListOffsetsTopic(name=topic, partitions=[asked])])
+        link.request(ListOffsetsRequest.API_KEY, VERSION, bytes(request.encode(VERSION)), partial(told, timestamp))
