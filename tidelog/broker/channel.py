@@ -34,8 +34,8 @@ class Channel(asyncio.BufferedProtocol):
     """One connection, being made from the start."""
 
     __slots__ = (
-        "_buffer", "_client_id", "_connecting", "_correlation_id", "_end", "_loop", "_on_broken", "_open", "_queued",
-        "_start", "_transport", "broken", "endpoint", "reason", "refused",
+        "_buffer", "_client_id", "_connecting", "_correlation_id", "_end", "_headers", "_loop", "_on_broken", "_open",
+        "_queued", "_start", "_transport", "broken", "endpoint", "reason", "refused",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Channel(asyncio.BufferedProtocol):
         self.reason = ""
         self._loop = loop
         self._client_id = client_id.encode()
+        self._headers: dict[tuple[int, int], tuple[bytes, int]] = {}
         self._on_broken = on_broken
         self._buffer = memoryview(bytearray(BUFFER_INITIAL_BYTES))
         self._start = self._end = 0
@@ -75,18 +76,21 @@ class Channel(asyncio.BufferedProtocol):
             self._loop.call_soon(on_response, None)
             return
         correlation_id = self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        client_id = self._client_id
-        flexible = request_header_version(api_key, version) == 2
-        size_bytes = 10 + len(client_id) + flexible + len(body)
-        frame = b"".join((
-            _FRAME.pack(size_bytes, api_key, version, correlation_id, len(client_id)),
-            client_id, b"\0" if flexible else b"", body,
-        ))  # fmt: skip
-        self._open.append((correlation_id, response_header_version(api_key, version), on_response))
+        header_end, answer_version = self._headers.get((api_key, version)) or self._learn_headers(api_key, version)
+        size_bytes = 10 + len(header_end) + len(body)
+        head = _FRAME.pack(size_bytes, api_key, version, correlation_id, len(self._client_id))
+        frame = b"".join((head, header_end, body))
+        self._open.append((correlation_id, answer_version, on_response))
         if self._transport is not None:
             self._transport.write(frame)
         elif self._queued is not None:
             self._queued.append(frame)
+
+    def _learn_headers(self, api_key: int, version: int) -> tuple[bytes, int]:
+        """What follows the correlation id in a request's header, and the version of the answer's."""
+        tags = b"\0" if request_header_version(api_key, version) == 2 else b""
+        found = self._headers[api_key, version] = self._client_id + tags, response_header_version(api_key, version)
+        return found
 
     def close(self) -> None:
         self.give_up("closed")
@@ -166,7 +170,10 @@ class Channel(asyncio.BufferedProtocol):
         if _FRAME_SIZE.unpack_from(frame, 0)[0] != correlation_id:
             self._open.appendleft((correlation_id, header_version, on_response))
             raise MalformedMessage("it is out of order")
-        on_response(frame[4:] if header_version == 0 else frame[_after_tags(frame) :])
+        if header_version == 0:
+            on_response(frame[4:])
+        else:
+            on_response(frame[5:] if frame[4] == 0 else frame[_after_tags(frame) :])
 
     def _break(self, reason: str) -> None:
         if self.broken:

@@ -48,9 +48,10 @@ class ConnectionOwner(Protocol):
 class _Slot:
     """The place of one answer in the connection's order."""
 
-    __slots__ = ("deferred", "done", "frames", "size_bytes")
+    __slots__ = ("connection", "deferred", "done", "frames", "size_bytes")
 
-    def __init__(self, deferred: Deferred | None = None) -> None:
+    def __init__(self, connection: KafkaConnection, deferred: Deferred | None = None) -> None:
+        self.connection = connection
         self.deferred = deferred
         self.done = False
         self.frames: Any = None
@@ -60,6 +61,17 @@ class _Slot:
         self.done, self.frames = True, frames
         self.size_bytes = sum(map(len, frames)) if type(frames) is list else len(frames)
         return self.size_bytes
+
+    def completed(self, frames: Any) -> None:
+        """The parked request has its answer."""
+        connection = self.connection
+        if connection.answer_head(self, frames):
+            return
+        connection.hold(self.fill(frames))
+
+    def completed_exclusively(self, frames: Any) -> None:
+        self.connection.end_exclusive()
+        self.connection.hold(self.fill(frames))
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
@@ -180,7 +192,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._make_room(size)
         if self._out:
             self._flush()
-        self._update_reading()
+        if self._paused_reading or not self._ready():
+            self._update_reading()
 
     def _ready(self) -> bool:
         return (
@@ -234,7 +247,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 return
             answer = answer.response
         if self._pending:
-            slot = _Slot()
+            slot = _Slot(self)
             self._held_bytes += slot.fill(answer)
             self._pending.append(slot)
         elif type(answer) is list:
@@ -251,19 +264,35 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._flush()
 
     def _park(self, answer: Deferred) -> None:
-        slot = _Slot(answer)
+        slot = _Slot(self, answer)
         self._pending.append(slot)
-        exclusive = answer.exclusive
-        if exclusive:
+        if answer.exclusive:
             self._exclusive = True
+            answer.on_complete(slot.completed_exclusively)
+        else:
+            answer.on_complete(slot.completed)
 
-        def completed(frames: Any) -> None:
-            self._held_bytes += slot.fill(frames)
-            if exclusive:
-                self._exclusive = False
+    def answer_head(self, slot: _Slot, frames: Any) -> bool:
+        """Write what was completed if it is next in order and nothing else is under way: the common case, in short."""
+        pending = self._pending
+        if self._corked or self._paused_reading or not pending or pending[0] is not slot or type(frames) is list:
+            return False
+        transport = self._transport
+        if transport is None or self._closed:
+            return False
+        pending.popleft()
+        transport.write(frames)
+        if pending and pending[0].done:
             self._drain()
+        return True
 
-        answer.on_complete(completed)
+    def end_exclusive(self) -> None:
+        self._exclusive = False
+
+    def hold(self, size_bytes: int) -> None:
+        """So much more waits to be written in its turn."""
+        self._held_bytes += size_bytes
+        self._drain()
 
     def _drain(self) -> None:
         """An answer was completed: send what is now at the head of the order."""

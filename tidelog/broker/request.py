@@ -69,8 +69,10 @@ class Deferred:
     def complete(self, response: Any) -> None:
         assert self.response is None, "a request is answered once"
         self.response = response
-        if self._on_complete is not None:
-            self._on_complete(response)
+        callback = self._on_complete
+        if callback is not None:
+            self._on_complete = None  # it holds the connection's place for this answer, which holds this
+            callback(response)
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Called by dispatch, once; runs the callback at once if the answer is there already."""
