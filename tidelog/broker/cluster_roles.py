@@ -24,6 +24,7 @@ class QuorumRequests(Protocol):
     """`replication.quorum.driver.RaftNode`, as far as others ask it."""
 
     leader_id: int
+    kraft_version: int
 
     def vote(self, request: Any, version: int) -> Awaitable[Any]: ...
     def begin_quorum_epoch(self, request: Any, version: int) -> Awaitable[Any]: ...

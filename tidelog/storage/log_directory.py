@@ -82,10 +82,12 @@ class LogDirectory:
             disk.sync_directory(path)
 
     @classmethod
-    def open(cls, disk: Disk, path: str, *, node_id: int, cluster_id: str | None) -> LogDirectory:
+    def open(
+        cls, disk: Disk, path: str, *, node_id: int, cluster_id: str | None, directory_id: str | None = None
+    ) -> LogDirectory:
         """Lock the directory and check whose it is; an empty or missing one is formatted.
 
-        `cluster_id` None takes what is there, or invents one. Raises ForeignDirectory, DirectoryInUse, OSError.
+        An id of None takes what is there, or invents one. Raises ForeignDirectory, DirectoryInUse, OSError.
         """
         _make_durably(disk, path)
         data = read_if_exists(disk, f"{path}/{META_PROPERTIES_FILE}")
@@ -101,9 +103,11 @@ class LogDirectory:
             raise DirectoryInUse(f"{path} is in use by another node, which holds its {LOCK_FILE} file") from None
         try:
             if data is None:
-                properties = _format(disk, path, node_id, cluster_id)
+                properties = _format(disk, path, node_id, cluster_id, directory_id)
             else:
                 properties = _read_properties(disk, path, data, node_id, cluster_id)
+                if directory_id not in (None, properties["directory.id"]):
+                    raise ForeignDirectory(f"{path} is directory {properties['directory.id']}, not {directory_id}")
             return cls(disk, path, lock, properties, is_new=data is None)
         except BaseException:
             lock.release()
@@ -352,12 +356,12 @@ def _parse_name(name: str) -> TopicPartition | None:
     return (match["topic"], int(match["partition"])) if match else None
 
 
-def _format(disk: Disk, path: str, node_id: int, cluster_id: str | None) -> dict[str, str]:
+def _format(disk: Disk, path: str, node_id: int, cluster_id: str | None, directory_id: str | None) -> dict[str, str]:
     properties = {
         "version": "1",
         "cluster.id": cluster_id or uuid_to_text(_random_id(disk)),
         "node.id": str(node_id),
-        "directory.id": uuid_to_text(_random_id(disk)),
+        "directory.id": directory_id or uuid_to_text(_random_id(disk)),
     }
     replace_file(disk, path, META_PROPERTIES_FILE, encode_properties(properties))
     return properties

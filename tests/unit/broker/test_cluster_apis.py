@@ -31,7 +31,11 @@ async def test_versions_are_what_is_served(services, version):
     }
     if version >= 3:
         # Before version 4 a feature that starts at level 0 cannot be told.
-        supported = [("metadata.version", 7, 30), ("eligible.leader.replicas.version", 0, 1)]
+        supported = [
+            ("metadata.version", 7, 30),
+            ("eligible.leader.replicas.version", 0, 1),
+            ("kraft.version", 0, 1),
+        ]
         assert [(f.name, f.min_version, f.max_version) for f in response.supported_features] == (
             supported if version >= 4 else supported[:1]
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from tidelog.broker.cluster_roles import at_controller
+from tidelog.broker.cluster_roles import at_controller, quorum
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, ApiKey
@@ -38,6 +38,7 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
     ):
         raise KafkaError(ErrorCode.INVALID_REQUEST)
     image = services.image()
+    finalized = {**image.features, "kraft.version": quorum(services).kraft_version}
     return ApiVersionsResponse(
         api_keys=_served(CONTROLLER_SERVED if at_controller(services, context) else SERVED),
         supported_features=[
@@ -48,8 +49,8 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
         finalized_features_epoch=image.offset,
         finalized_features=[
             FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-            for name, level in image.features.items()
-            if level <= SUPPORTED_FEATURES.get(name, (0, 0))[1]
+            for name, level in finalized.items()
+            if 0 < level <= SUPPORTED_FEATURES.get(name, (0, 0))[1]
         ],
     )
 

@@ -133,7 +133,7 @@ def _print_status(cluster_id: str | None, quorum: QuorumDescription) -> None:
 
 def _named(quorum: QuorumDescription, replicas: tuple[QuorumReplica, ...]) -> str:
     names = []
-    for each in replicas:
+    for each in sorted(replicas, key=lambda replica: replica.node_id):
         addresses = [f"{host}:{port}" for _, host, port in quorum.endpoints.get(each.node_id, ())]
         names.append(f"{each.node_id} ({', '.join(addresses)})" if addresses else str(each.node_id))
     return ", ".join(names) or "none"

@@ -10,6 +10,6 @@ from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION,
 SUPPORTED_FEATURES: dict[str, tuple[int, int]] = {
     METADATA_VERSION: (LOWEST_METADATA_VERSION, LATEST_METADATA_VERSION),
     ELR_FEATURE: (0, 1),
-    "kraft.version": (0, 0),
+    "kraft.version": (0, 1),  # the quorum's own: finalized in its control records, not by the controller
 }
 NEW_CLUSTER_FEATURES: dict[str, int] = {METADATA_VERSION: LATEST_METADATA_VERSION, ELR_FEATURE: 1}

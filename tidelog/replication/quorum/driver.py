@@ -132,7 +132,10 @@ class RaftNode:
         self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.fail)
         self._news: deque[Callable[[], None]] = deque()
         self._news_handle: asyncio.Handle | None = None
-        self._effects: dict[type, Callable[[Any], None]] = {
+        self._effects = self._handlers(listener)
+
+    def _handlers(self, listener: MetadataListener) -> dict[type, Callable[[Any], None]]:
+        return {
             Persist: lambda effect: self._vote_writer.write(effect.state),
             Send: self._send,
             AppendLeaderChange: self._append_leader_change,
@@ -229,6 +232,11 @@ class RaftNode:
 
     def voters(self) -> VoterSet:
         return self._history.latest
+
+    @property
+    def kraft_version(self) -> int:
+        """1 where voters can be added and removed."""
+        return self._history.kraft_version
 
     def voter_ids(self) -> list[int]:
         return self._history.latest.ids

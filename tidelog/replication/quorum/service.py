@@ -234,7 +234,7 @@ class QuorumService:
         try:
             await self._change(request, self._add(request), request.timeout_ms, request.ack_when_committed)
         except KafkaError as error:
-            response.error_code, response.error_message = error.code, str(error)
+            response.error_code, response.error_message = error.code, error.message
         return response
 
     async def remove_voter(
@@ -244,7 +244,7 @@ class QuorumService:
         try:
             await self._change(request, self._remove(request), self._node.settings.request_timeout_ms, True)
         except KafkaError as error:
-            response.error_code, response.error_message = error.code, str(error)
+            response.error_code, response.error_message = error.code, error.message
         return response
 
     async def update_voter(
