@@ -123,6 +123,7 @@ class SimulatedNode:
         node = self.node = Node(self.config, NodePorts(host.disk, host.bind, host.clock_ms, host.rng, None))
         await node.start()
         self.ready = True
+        await node.failed()
 
     def kill(self) -> None:
         self.node, self.ready = None, False
@@ -150,23 +151,38 @@ class SimulatedNode:
 
     # Looking inside
 
+    @property
+    def _partitions(self) -> Any:
+        broker = getattr(self.node, "_broker", None)
+        return None if broker is None else broker.partitions
+
     def partitions(self) -> Iterator[Any]:
         """The replicas hosted by the process that runs here."""
-        partitions: Any = getattr(self.node, "_partitions", None)
-        return iter(partitions.hosted()) if partitions is not None else iter(())
+        partitions = self._partitions
+        return iter(()) if partitions is None else iter(partitions.hosted())
 
     def replica(self, topic: str | bytes, index: int) -> Any:
-        partitions: Any = getattr(self.node, "_partitions", None)
+        partitions = self._partitions
         return None if partitions is None else partitions.find(topic, index)
 
     @property
     def raft(self) -> Any:
-        return getattr(self.node, "_raft", None)
+        metadata = getattr(self.node, "_metadata", None)
+        return None if metadata is None else metadata.raft
+
+    @property
+    def metadata_log(self) -> Any:
+        return self.raft._plain_log
+
+    @property
+    def metadata_offset(self) -> Any:
+        metadata = getattr(self.node, "_metadata", None)
+        return None if metadata is None else metadata.tracker.offset
 
     @property
     def image(self) -> Any:
-        tracker = getattr(self.node, "_tracker", None)
-        return None if tracker is None else tracker.image
+        metadata = getattr(self.node, "_metadata", None)
+        return None if metadata is None else metadata.tracker.image
 
 
 class Cluster:
@@ -231,6 +247,8 @@ class Cluster:
         """Every partition has a leader and all its replicas, everywhere the same."""
         images = [node.image for node in self.nodes.values() if node.ready]
         if len(images) < len(self.nodes) or any(image is None for image in images):
+            return False
+        if len({node.metadata_offset for node in self.nodes.values()}) > 1:
             return False
         for topic in images[0].topics_by_name.values():
             for index, placed in topic.partitions.items():

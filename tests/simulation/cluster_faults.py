@@ -109,9 +109,16 @@ class Faults:
 
     def stop(self, node: SimulatedNode, amount: float) -> None:
         if node.ready:
+            loop = node.host.loop
             node.stop()
-            self.world.after(6, self.kill, node, amount)  # if it takes too long
-            self.world.after(1, self._start, node)
+            self.world.after(6, self._end_stop, node, loop)
+            for delay_s in (0.5 + amount, 3, 6.1):
+                self.world.after(delay_s, self._start, node)
+
+    def _end_stop(self, node: SimulatedNode, loop: Any) -> None:
+        """If it takes too long."""
+        if node.host.loop is loop and node.running:
+            node.kill()
 
     def lose_power(self, node: SimulatedNode, amount: float) -> None:
         if node.running:
@@ -210,16 +217,9 @@ class Faults:
                 if loop.paused:
                     loop.resume()
             node.host.disk.fail_at = 1 << 60
-            if not node.running or not node.ready:
-                self._revive(node)
+            self._revive(node)
 
     def _revive(self, node: SimulatedNode) -> None:
-        if node.running and node.node is None:
-            node.kill()
         if not node.running:
             node.start()
-        self.world.after(1.0, self._check_alive, node)
-
-    def _check_alive(self, node: SimulatedNode) -> None:
-        if not node.running:
-            self._revive(node)
+        self.world.after(1.0, self._revive, node)

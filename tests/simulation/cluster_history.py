@@ -131,6 +131,7 @@ class ClusterHistory:
         for consumer in self.consumers:
             consumer.stopping = True
         self._within(HEALED_S, "ConsumersFinish", lambda: all(each.done for each in self.consumers))
+        self._within(HEALED_S, "EveryReplicaReturns", self._at_rest)
         for invariant in self.invariants:
             invariant.at_end()
 

@@ -65,7 +65,7 @@ class OneLeaderPerEpoch(Invariant):
             self._claim("the quorum", raft.epoch, node)
         for replica in node.partitions():
             if replica.leads:
-                key = ("led", replica.topic_id, replica.index)
+                key = ("led", replica)
                 if node.seen.get(key) != replica.leader_epoch:
                     node.seen[key] = replica.leader_epoch
                     self._claim((replica.topic_id, replica.index, replica.topic), replica.leader_epoch, node)
@@ -81,7 +81,7 @@ class HighWatermarkNeverGoesBack(Invariant):
 
     def on_step(self, node: SimulatedNode) -> None:
         for replica in node.partitions():
-            key = ("mark", replica.topic_id, replica.index)
+            key = ("mark", replica)
             mark, before = replica.high_watermark, node.seen.get(key, 0)
             if mark < before:
                 raise self.broken(f"{node} {replica!r} from {before} to {mark}")
@@ -94,7 +94,7 @@ class CommittedRecordsNeverChange(Invariant):
 
     def on_step(self, node: SimulatedNode) -> None:
         for replica in node.partitions():
-            key = ("agreed", replica.topic_id, replica.index)
+            key = ("agreed", replica)
             mark, before = replica.high_watermark, node.seen.get(key, 0)
             if mark <= before or replica.offline:
                 continue
@@ -117,7 +117,7 @@ class CommittedMetadataNeverChanges(Invariant):
             return
         if mark < before:
             raise self.broken(f"{node} takes the high watermark back from {before} to {mark}")
-        self.knowledge.metadata.observe(raft.log, before, mark, str(node), type(self).__name__)
+        self.knowledge.metadata.observe(node.metadata_log, before, mark, str(node), type(self).__name__)
         node.seen["metadata"] = mark
 
 
@@ -128,12 +128,12 @@ class HighWatermarkIsReplicated(Invariant):
         for replica in node.partitions():
             if not replica.leads:
                 continue
-            key = ("replicated", replica.topic_id, replica.index)
+            key = ("replicated", replica)
             mark = replica.high_watermark
             if mark <= node.seen.get(key, 0):
                 continue
             node.seen[key] = mark
-            for member in replica.isr:
+            for member in replica.in_sync.isr:
                 self._check(node, replica, mark, member)
 
     def _check(self, node: SimulatedNode, replica: Any, mark: int, member: int) -> None:
@@ -146,7 +146,7 @@ class HighWatermarkIsReplicated(Invariant):
         if theirs.log.log_end_offset < mark:
             raise self.broken(
                 f"{node} {replica!r} commits up to {mark}, "
-                f"{other} in its ISR {replica.isr} has {theirs.log.log_end_offset}"
+                f"{other} in its ISR {replica.in_sync.isr} has {theirs.log.log_end_offset}"
             )
 
 
@@ -222,7 +222,8 @@ class NoDuplicates(AcknowledgedRecordsAreThere):
                     continue
                 producer = value.partition(b"-")[0]
                 if number <= last.get(producer, -1):
-                    raise self.broken(f"{topic}-{index}: {value!r} at {offset} again, or behind a later one")
+                    around = {each: there[each] for each in sorted(there) if abs(each - offset) < 8}
+                    raise self.broken(f"{topic}-{index}: {value!r} at {offset} again, or behind a later one: {around}")
                 last[producer] = number
 
 

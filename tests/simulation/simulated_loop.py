@@ -61,6 +61,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.paused = False
         self.threads_slow = 1.0
         self._rate = rate
+        self._fired_at = 0.0
         self._ready: deque[SimulatedTimer] = deque()
         self._turn_due = False
         self._is_running = False
@@ -74,7 +75,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # Time and callbacks
 
     def time(self) -> float:
-        return self.world.now * self._rate
+        """Never before a timer that has fired, whatever rounding makes of it."""
+        now = self.world.now * self._rate
+        return now if now > self._fired_at else self._fired_at
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
@@ -104,6 +107,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _fire(self, timer: SimulatedTimer) -> None:
         if not timer._cancelled:
+            if timer._when > self._fired_at:  # type: ignore[attr-defined]
+                self._fired_at = timer._when  # type: ignore[attr-defined]
             self.enter(timer)
 
     def enter(self, handle: SimulatedTimer) -> None:

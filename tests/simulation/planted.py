@@ -1,0 +1,73 @@
+"""The classic mistakes of a replicated log, each planted with one stroke: what the simulation must be able to catch.
+
+Each takes pytest's monkeypatch, or anything with its `setattr`, and leaves the code otherwise as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tidelog.replication import fetcher, leader_link
+from tidelog.replication.fetcher import ReplicaFetchers
+from tidelog.replication.isr import InSyncReplicas
+from tidelog.replication.partition import Partition
+from tidelog.replication.quorum.vote_store import VoteStore
+
+Plant = Callable[[Any], None]
+
+
+def skip_the_fsync_of_a_vote(patch: Any) -> None:
+    """The vote file is written, but not synced before the vote is told."""
+    write = VoteStore.write
+
+    def careless(store: VoteStore, state: Any, *, sync: bool = True) -> None:
+        write(store, state, sync=False)
+
+    patch.setattr(VoteStore, "write", careless)
+
+
+def forget_the_vote(patch: Any) -> None:
+    """Who was voted for is only in memory; the epoch is kept."""
+    write = VoteStore.write
+
+    def forgetful(store: VoteStore, state: Any, *, sync: bool = True) -> None:
+        write(store, replace(state, voted_id=-1), sync=sync)
+
+    patch.setattr(VoteStore, "write", forgetful)
+
+
+def count_the_isr_wrong(patch: Any) -> None:
+    """The slowest in-sync follower is not waited for."""
+
+    def hasty(book: InSyncReplicas, committable: int, leader_end: int, now_ms: float, eligible: Any) -> int:
+        ends = sorted(each.log_end_offset for each in book.followers.values() if each.in_maximal_isr)
+        return min([committable, *ends[1:]])
+
+    patch.setattr(InSyncReplicas, "high_watermark", hasty)
+
+
+def acknowledge_before_the_high_watermark(patch: Any) -> None:
+    """acks=all is answered as soon as the leader has the record."""
+    patch.setattr(Partition, "may_answer", lambda partition, last_offset, required_acks: True)
+
+
+def truncate_too_little(patch: Any) -> None:
+    """A follower that diverges keeps one record more than it may."""
+    exact = leader_link.truncation_offset
+
+    def generous(leader_epoch: int, leader_end: int, own_epoch: int, own_end: int, log_end: int) -> int:
+        return min(exact(leader_epoch, leader_end, own_epoch, own_end, log_end) + 1, log_end)
+
+    patch.setattr(leader_link, "truncation_offset", generous)
+
+
+def truncate_by_high_watermark(patch: Any) -> None:
+    """What followers did before KIP-101."""
+    begin = ReplicaFetchers.__init__
+
+    def old(fetchers: ReplicaFetchers, *, settings: fetcher.FetcherSettings, **others: Any) -> None:
+        begin(fetchers, settings=replace(settings, truncates_by_high_watermark=True), **others)
+
+    patch.setattr(ReplicaFetchers, "__init__", old)

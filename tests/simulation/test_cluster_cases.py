@@ -1,0 +1,248 @@
+"""Replication's named cases, told step by step: what Kafka's documents say must happen, and the two failures that
+leader epochs cure, shown to happen without them.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.simulation.planted import truncate_by_high_watermark
+from tests.simulation.stage import Stage, stage
+from tidelog.protocol.errors import ErrorCode
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def isr_of_0_and_1(play: Stage) -> None:
+    """The three outage cases begin here: three replicas, of which brokers 1 and 2 are in sync."""
+    play.up((1, 2, 3), min_insync_replicas="2")
+    play.node(3).kill()
+    play.until("3 has left", lambda: play.isr == [1, 2])
+    assert play.refused(b"first") == ErrorCode.NONE
+
+
+def test_one_in_sync_replica_dies_and_reads_go_on_while_writes_are_refused():
+    with stage() as play:
+        isr_of_0_and_1(play)
+        play.node(2).kill()
+        play.until("2 has left", lambda: play.isr == [1])
+        assert play.leader == 1
+        assert play.refused() in (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        assert play.replica(1).high_watermark == 1
+
+
+def test_then_the_second_dies_and_only_the_last_one_brings_the_partition_back():
+    with stage() as play:
+        isr_of_0_and_1(play)
+        play.node(2).kill()
+        play.until("2 has left", lambda: play.isr == [1])
+        play.node(1).kill()
+        play.until("nobody leads", lambda: play.leader == -1)
+        play.node(2).start()
+        play.wait(5)
+        play.node(3).start()
+        play.wait(5)
+        assert play.leader == -1 or (play.leader == 2 and 2 in elr(play))
+        play.node(1).start()
+        play.until("all are back", play.cluster.all_in_sync, 60)
+        assert play.values(1)[0] == b"first"
+        assert play.refused(b"second") == ErrorCode.NONE
+
+
+def elr(play: Stage) -> list[int]:
+    """Eligible leader replicas (KIP-966): who left an ISR of min.insync.replicas is as good as in sync."""
+    return list(play.cluster.placed("t").elr)
+
+
+def test_both_die_at_once_and_writes_resume_when_both_are_back():
+    with stage() as play:
+        isr_of_0_and_1(play)
+        play.node(1).kill()
+        play.node(2).kill()
+        play.until("nobody leads", lambda: play.leader == -1)
+        play.node(1).start()
+        play.node(2).start()
+        play.until("somebody leads", lambda: play.leader in (1, 2))
+        play.until("both are in sync", lambda: play.isr == [1, 2])
+        assert play.refused(b"second") == ErrorCode.NONE
+        assert play.values(play.leader) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_a_replica_out_of_sync_leads_only_when_unclean_election_is_on(unclean: bool):
+    with stage((1, 2)) as play:
+        play.invariants.clear()  # what was committed may go
+        play.up((1, 2), unclean_leader_election_enable=str(unclean).lower())
+        play.send(b"both")
+        play.node(2).kill()
+        play.until("2 has left", lambda: play.isr == [1])
+        play.send(b"only 1", acks="1")
+        play.node(1).kill()
+        play.until("nobody leads", lambda: play.leader == -1)
+        play.node(2).start()
+        if unclean:
+            play.until("2 leads", lambda: play.leader == 2)
+            play.send(b"only 2", acks="1")
+            play.node(1).start()
+            play.until("1 follows", play.cluster.all_in_sync, 60)
+            assert play.values(1) == play.values(2) == [b"both", b"only 2"]
+        else:
+            play.wait(10)
+            assert play.leader == -1
+            play.node(1).start()
+            play.until("1 leads again", play.cluster.all_in_sync, 60)
+            assert play.values(1) == play.values(2) == [b"both", b"only 1"]
+
+
+def test_a_follower_that_lags_leaves_the_isr_and_returns_when_it_has_caught_up():
+    with stage() as play:
+        play.up()
+        play.node(3).host.loop.pause()
+        play.until("3 has left", lambda: play.isr == [1, 2])
+        for number in range(5):
+            play.send(b"%d" % number)
+        play.node(3).host.loop.resume()
+        play.until("3 is back", lambda: play.isr == [1, 2, 3])
+        play.until("all the same", play.cluster.all_in_sync)
+        assert play.values(3) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_burst_does_not_make_the_isr_flap():
+    with stage() as play:
+        play.up()
+        for number in range(50):
+            play.send(b"%d" % number, acks="1")
+            assert play.isr == [1, 2, 3]
+
+
+def test_the_high_watermark_follows_the_log_end_in_two_rounds_of_fetching():
+    with stage((1, 2)) as play:
+        play.up((1, 2))
+        play.cluster.network.cut("n1", "n2", one_way=True)  # the leader's answers do not come through
+        play.send(b"m", acks="1")
+        leader, follower = play.replica(1), play.replica(2)
+        assert (leader.log.log_end_offset, leader.high_watermark) == (1, 0)
+        assert (follower.log.log_end_offset, follower.high_watermark) == (0, 0)
+        play.cluster.network.heal()
+        play.until("the first round brings the record", lambda: follower.log.log_end_offset == 1)
+        assert (leader.high_watermark, follower.high_watermark) == (0, 0)
+        play.until("the second tells the leader", lambda: leader.high_watermark == 1)
+        assert follower.high_watermark == 0
+        play.until("whose answer tells the follower", lambda: follower.high_watermark == 1)
+
+
+def test_the_preferred_leader_returns_by_hand():
+    with stage() as play:
+        play.up()
+        play.node(1).kill()
+        play.until("another leads", lambda: play.leader in (2, 3))
+        play.node(1).start()
+        play.until("1 is in sync", lambda: play.isr == [1, 2, 3])
+        assert play.leader != 1
+        play.elect()
+        play.until("1 leads", lambda: play.leader == 1)
+
+
+def test_the_preferred_leader_returns_by_itself():
+    with stage(auto_leader_rebalance_enable="true", leader_imbalance_check_interval_seconds="2") as play:
+        play.up()
+        play.node(1).kill()
+        play.until("another leads", lambda: play.leader in (2, 3))
+        play.node(1).start()
+        play.until("1 leads", lambda: play.leader == 1)
+
+
+def test_a_replica_list_grows_and_shrinks():
+    from tidelog.client.model import TopicPartition
+
+    with stage((1, 2, 3, 4)) as play:
+        play.up((1, 2))
+        play.send(b"before")
+
+        async def grow(admin):
+            await admin.alter_partition_reassignments({TopicPartition("t", 0): [1, 2, 3, 4]})
+
+        async def shrink(admin):
+            await admin.alter_partition_reassignments({TopicPartition("t", 0): [4, 3]})
+
+        play.admin(grow)
+        play.until("four are in sync", lambda: play.isr == [1, 2, 3, 4])
+        assert list(play.cluster.placed("t").replicas) == [1, 2, 3, 4]
+        play.send(b"between")
+        play.admin(shrink)
+        play.until("two are left", lambda: play.isr == [3, 4] and len(play.cluster.placed("t").replicas) == 2)
+        play.until("one of them leads", lambda: play.leader in (3, 4))
+        play.send(b"after")
+        play.until("all the same", play.cluster.all_in_sync)
+        assert play.values(3) == play.values(4) == [b"before", b"between", b"after"]
+        assert play.replica(1) is None
+
+
+def lose_by_high_watermark(play: Stage) -> list[bytes]:
+    """KIP-101, scenario 1: all three have the record, but the followers do not know yet that it is committed. One is
+    elected, the other must not cut the record off before it is asked to lead itself."""
+    play.up((1, 2, 3))
+    assert play.send(b"m") == 0
+    assert play.replica(1).high_watermark == 1
+    assert [play.replica(each).log.log_end_offset for each in (2, 3)] == [1, 1]
+    assert play.replica(3).high_watermark == 0, "it has not heard yet"
+    play.cluster.network.cut("n3", "n2")
+    play.node(1).kill()
+    play.until("2 leads", lambda: play.leader == 2 and play.replica(3).leader_epoch == play.replica(2).leader_epoch)
+    play.wait(0.05)
+    play.node(2).kill()
+    play.until("3 leads", lambda: play.leader == 3 and play.replica(3).leads)
+    return play.values(3)
+
+
+def test_kip_101_loss_does_not_happen():
+    with stage() as play:
+        assert lose_by_high_watermark(play) == [b"m"]
+
+
+def test_kip_101_loss_happens_when_followers_truncate_by_high_watermark(monkeypatch: pytest.MonkeyPatch):
+    truncate_by_high_watermark(monkeypatch)
+    with stage() as play:
+        assert lose_by_high_watermark(play) == []
+
+
+def diverge_by_high_watermark(play: Stage) -> tuple[list[bytes], list[bytes]]:
+    """KIP-101, scenario 2: both lose power, the one that lost the last record comes back first and takes another."""
+    play.invariants.clear()  # with unclean election on, what was committed may go
+    play.up((1, 2), unclean_leader_election_enable="true")
+    play.send(b"1")
+    play.wait(2)
+    play.node(2).host.disk.sync_everything()
+    play.send(b"2")
+    play.wait(2)
+    play.node(1).host.disk.sync_everything()
+    play.node(2).host.disk.forgets = True
+    play.node(1).lose_power()
+    play.node(2).lose_power()
+    play.wait(4)
+    play.node(2).start()
+    play.until("2 leads", lambda: play.leader == 2 and play.node(2).ready and play.replica(2).leads)
+    assert play.values(2) == [b"1"]
+    play.send(b"other 2", acks="1")
+    play.node(1).start()
+    play.until("1 follows", lambda: play.node(1).ready and play.isr == [1, 2], 60)
+    play.wait(2)
+    return play.values(1), play.values(2)
+
+
+def test_kip_101_divergence_does_not_happen():
+    with stage((1, 2)) as play:
+        assert diverge_by_high_watermark(play) == ([b"1", b"other 2"], [b"1", b"other 2"])
+
+
+def test_kip_101_divergence_happens_when_followers_truncate_by_high_watermark(monkeypatch: pytest.MonkeyPatch):
+    truncate_by_high_watermark(monkeypatch)
+    with stage((1, 2)) as play:
+        assert diverge_by_high_watermark(play) == ([b"1", b"2"], [b"1", b"other 2"])
