@@ -22,7 +22,6 @@ from tidelog.replication.quorum.messages import (
     AppendLeaderChange,
     AppendRecords,
     AppendVoters,
-    Effect,
     ElectionState,
     FetchAsk,
     KeepSnapshotPart,
@@ -317,17 +316,14 @@ class RaftNode:
                     effects = self.raft.take_effects()
                     if not effects:
                         break
-                self._carry_out(effects)
+                for effect in effects:
+                    self._effects[type(effect)](effect)
             self._service.check_waiters()
             self._arm()
         except (OSError, CorruptLog, KafkaError, AssertionError) as error:
             self.fail(error)
         finally:
             self._is_driving = False
-
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            self._effects[type(effect)](effect)
 
     def _arm(self) -> None:
         if self._timer is not None:

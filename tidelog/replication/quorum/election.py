@@ -7,12 +7,13 @@ as far as its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from random import Random
 from typing import TYPE_CHECKING
 
 from tidelog.replication.quorum.voters import ReplicaKey, VoterSet
 
 if TYPE_CHECKING:
+    from random import Random
+
     from tidelog.replication.quorum.settings import QuorumSettings
 
 

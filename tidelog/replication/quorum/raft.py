@@ -9,8 +9,7 @@ one leader in an epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import Random
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.ports import Endpoint
@@ -60,6 +59,9 @@ from tidelog.replication.quorum.state import (
     Unattached,
 )
 from tidelog.replication.quorum.voters import ReplicaKey, VoterHistory, VoterSet
+
+if TYPE_CHECKING:
+    from random import Random
 
 NEVER: Final = float("inf")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum import following, leading, raft, reconfiguration
+from tidelog.replication.quorum import following, leading, reconfiguration
 from tidelog.replication.quorum.messages import (
     AppendLeaderChange,
     AppendRecords,
@@ -40,7 +40,7 @@ from tidelog.replication.quorum.messages import (
 from tidelog.replication.quorum.raft import Raft
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.replication.quorum.snapshot import SnapshotId
-from tidelog.replication.quorum.state import Follower, Leader
+from tidelog.replication.quorum.state import Leader
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 
 SETTINGS = QuorumSettings(
@@ -152,6 +152,7 @@ class Node:
         world = self.world
         self.life += 1
         self.is_up = True
+        self.flush_ms = world.rng.choice([4, 4, 4, 60])
         history = VoterHistory(world.static)
         if world.is_dynamic:
             history.add_version(-1, 1)
@@ -187,7 +188,7 @@ class Node:
     def crash(self) -> None:
         self.is_up = False
         self.life += 1
-        if self.log.synced_offset < self.log.end_offset and self.world.rng.random() < 0.7:
+        if self.log.synced_offset < self.log.end_offset and self.world.rng.random() < 0.8:
             self.log.lose_unsynced()
         else:
             self.log.synced_offset = self.log.end_offset
@@ -300,7 +301,7 @@ class Node:
             if self.is_up:
                 self._flush()
 
-        self.later(self.world.rng.random() * 4, flushed)
+        self.later(self.world.rng.random() * self.flush_ms, flushed)
 
     def _install(self, snapshot: SnapshotId) -> None:
         state = self.raft.state
@@ -366,7 +367,7 @@ class Node:
 class World:
     """`history(seed)` is the whole of it."""
 
-    def __init__(self, seed: int, *, dynamic: bool = False) -> None:
+    def __init__(self, seed: int, *, dynamic: bool = False, size: int = 0) -> None:
         self.rng = Random(seed)
         self.seed = seed
         self.is_dynamic = dynamic
@@ -383,7 +384,7 @@ class World:
         self.leader_of: dict[int, int] = {}
         self.votes: dict[tuple[int, int], int] = {}
         self.value = 0
-        size = self.rng.choice([3, 3, 5] if not dynamic else [1, 2, 3])
+        size = size or self.rng.choice([3, 3, 5] if not dynamic else [1, 2, 3])
         self.static = VoterSet(
             Voter(ReplicaKey(i, bytes([i]) * 16 if dynamic else bytes(16)), (("C", Endpoint("node", i)),))
             for i in range(1, size + 1)
@@ -486,7 +487,7 @@ class World:
     def misfortune(self) -> None:
         rng = self.rng
         node = rng.choice(list(self.nodes.values()))
-        kind = rng.randrange(9)
+        kind = rng.randrange(11)
         if kind < 3 and node.is_up:
             self.crash(node)
         elif kind == 3:
@@ -500,6 +501,10 @@ class World:
             node.compact()
         elif kind == 7:
             self.crash_probability = rng.choice([0, 0, 0.0005, 0.003])
+        elif kind > 8:
+            for other in list(self.nodes.values()):
+                if other.is_up and rng.random() < 0.6:
+                    self.crash(other)
         elif kind == 8 and node.is_up and isinstance(node.raft.state, Leader):
             node.raft.resign(self.now)
             node.drive()

@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 
-from tests.unit.replication.quorum import raft_simulation
 from tests.unit.replication.quorum.raft_simulation import Log, Node, Violation, World
-from tidelog.protocol.errors import ErrorCode
-from tidelog.replication.quorum import candidacy, leading, reconfiguration
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.quorum import candidacy, following, leading, raft, reconfiguration
 from tidelog.replication.quorum.commit import Progress
 from tidelog.replication.quorum.messages import ElectionState
-from tidelog.replication.quorum.state import Leader
+from tidelog.replication.quorum.state import Follower, Leader
 
 PLANTED_SEEDS = 1000
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_static_voters_keep_every_promise(seed):
     World(seed).history()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_changing_voters_keep_every_promise(seed):
     World(seed, dynamic=True).history()
 
@@ -64,25 +63,25 @@ def older_epochs_are_committed_by_count(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def followers_report_before_they_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = raft_simulation.following.poll_follower
+    honest = following.poll_follower
 
-    def poll_follower(raft: Any, now_ms: float) -> None:
-        synced, raft.log.synced_offset = raft.log.synced_offset, 1 << 60
-        honest(raft, now_ms)
-        raft.log.synced_offset = synced
+    def poll_follower(replica: Any, now_ms: float) -> None:
+        synced, replica.log.synced_offset = replica.log.synced_offset, 1 << 60
+        honest(replica, now_ms)
+        replica.log.synced_offset = synced
 
-    monkeypatch.setitem(raft_simulation.raft._POLLS, raft_simulation.Follower, poll_follower)
+    monkeypatch.setitem(raft._POLLS, Follower, poll_follower)
 
 
 def leaders_count_what_they_have_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = leading.poll_leader
 
-    def poll_leader(raft: Any, now_ms: float) -> None:
-        synced, raft.log.synced_offset = raft.log.synced_offset, raft.log.end_offset
-        honest(raft, now_ms)
-        raft.log.synced_offset = synced
+    def poll_leader(replica: Any, now_ms: float) -> None:
+        synced, replica.log.synced_offset = replica.log.synced_offset, replica.log.end_offset
+        honest(replica, now_ms)
+        replica.log.synced_offset = synced
 
-    monkeypatch.setitem(raft_simulation.raft._POLLS, Leader, poll_leader)
+    monkeypatch.setitem(raft._POLLS, Leader, poll_leader)
 
 
 def anybody_is_elected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +93,10 @@ def logs_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def voters_change_before_the_last_change_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def require_change(raft: Any) -> Any:
-        if not isinstance(raft.state, Leader):
-            raise raft_simulation.KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        return raft.voters.latest
+    def require_change(replica: Any) -> Any:
+        if not isinstance(replica.state, Leader):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return replica.voters.latest
 
     monkeypatch.setattr(reconfiguration, "require_change", require_change)
     monkeypatch.setattr(Progress, "is_caught_up", lambda self, key, now_ms: True)
@@ -122,7 +121,6 @@ def truncation_leaves_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PLANTED = [
     (vote_is_not_persisted, False),
-    (older_epochs_are_committed_by_count, False),
     (followers_report_before_they_sync, False),
     (leaders_count_what_they_have_not_synced, False),
     (anybody_is_elected, False),
@@ -144,3 +142,42 @@ def test_a_planted_bug_is_found(plant, dynamic, monkeypatch):
         except (KeyError, IndexError):
             continue
     pytest.fail(f"not found in {PLANTED_SEEDS} histories")
+
+
+def figure_8(seed: int) -> World:
+    """Raft's own example (section 5.4.2): a record of an older epoch reaches a majority, and is overwritten."""
+    world = World(seed, size=5)
+    epochs = {1: [1, 2], 2: [1, 2], 3: [1], 4: [1], 5: [1, 3]}
+    for node_id, entries in epochs.items():
+        node = world.nodes[node_id]
+        node.log.entries = [(epoch, f"of {epoch}") for epoch in entries]
+        node.log.synced_offset = len(entries)
+        node.file = ElectionState(3)
+    for node_id in (1, 2, 3, 4):
+        world.nodes[node_id].start()
+    world.cut = {(4, leader) for leader in (1, 2)}  # it may vote, but does not fetch
+    while world.now < 400:
+        world.run_until(world.now + 0.2)
+        if world.nodes[3].log.end_offset == 2:
+            break
+    world.cut |= {(1, 3), (2, 3)}  # it still tells that it has the record, and hears nothing more
+    world.run_until(world.now + 60)
+    for node_id in (1, 2):
+        world.nodes[node_id].crash()
+    world.cut.clear()
+    world.nodes[5].start()
+    world.run_until(world.now + 1000)
+    for node_id in (1, 2):
+        world.nodes[node_id].start()
+    world.run_until(world.now + 1000)
+    return world
+
+
+def test_a_record_of_an_older_epoch_is_not_committed_by_counting(monkeypatch):
+    overwritten = 0
+    for seed in range(25):
+        overwritten += any(entry[1] == "of 3" for entry in figure_8(seed).truth)
+    assert overwritten, "the case is not met"
+    older_epochs_are_committed_by_count(monkeypatch)
+    with pytest.raises(Violation):
+        [figure_8(seed) for seed in range(25)]
