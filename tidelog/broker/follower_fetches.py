@@ -13,6 +13,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.broker.follower_answers import FollowerAnswers, Frames
 from tidelog.broker.follower_sessions import (
     EPOCH_FINAL,
     FollowerEntry,
@@ -20,21 +21,18 @@ from tidelog.broker.follower_sessions import (
     Key,
     as_follower_request,
     forgotten_in,
-    neighbours,
     nothing,
 )
 from tidelog.broker.request import Answer
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, FetchedPartition, encode_fetch_response
+from tidelog.protocol.hot import TOPIC_ID_FROM, encode_fetch_response
 from tidelog.protocol.hot_replication import (
     VERSION,
     FollowerRequest,
     decode_follower_request,
     decode_one,
-    encode_one_fetched,
 )
 from tidelog.protocol.messages.fetch import FetchRequest
-from tidelog.replication.throttle import Throttle
 from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidelog.followers")
 
-RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 WAIT_MS_MAX = 300_000
 SESSIONS_MAX = 1000
 EPOCH_INITIAL = 0
@@ -64,7 +61,7 @@ class FollowerFetches:
         tells_high_watermark: bool = False,
     ) -> None:
         self.tells_high_watermark = tells_high_watermark
-        self.throttle = Throttle()
+        self.answers = FollowerAnswers(partitions, loop, self._answer_parked)
         self._partitions = partitions
         self._loop = loop
         self._rng = rng
@@ -362,111 +359,15 @@ class FollowerFetches:
 
         self._partitions.run_cold(cold.warm, warmed)
 
-    # -------------------------------------------------------------------------------------------------------- answer
-
     def _frames(
         self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool = False
-    ) -> bytes | list[Buffer] | None:
-        """What the dirty partitions have to say; None when that is not enough yet or the disk is waited for."""
-        if len(session.dirty) == 1 and version == VERSION and session.min_bytes <= 1 and session.id:
-            (entry,) = session.dirty
-            if entry.problem is None and entry.partition is not None:
-                return self._frame_of_one(session, entry, correlation_id)
-        budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
-        told: list[tuple[FollowerEntry, FetchedPartition]] = []
-        total_bytes = 0
-        for entry in list(session.dirty):
-            if self._is_held_back(entry) and not is_full:
-                continue
-            left_bytes = budget_bytes - total_bytes
-            if left_bytes <= 0 and total_bytes and not is_full:
-                break
-            try:
-                fetched = self._fetched(entry, min(max(left_bytes, 0), entry.max_bytes), not total_bytes)
-            except ColdRead as cold:
-                if total_bytes and not is_full:
-                    break
-                self._warm(session, cold)
-                return None
-            total_bytes += fetched.size_bytes
-            must_answer = must_answer or bool(fetched.error_code or fetched.diverging)
-            told.append((entry, fetched))
-        if not must_answer and total_bytes < session.min_bytes:
-            return None
-        for entry, fetched in told:
-            self._sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
-            self._count(entry, fetched.size_bytes)
-        answers = neighbours([fetched for _, fetched in told])
-        return encode_fetch_response(correlation_id, version, 0, session.id, answers)
-
-    def _frame_of_one(
-        self, session: FollowerSession, entry: FollowerEntry, correlation_id: int
-    ) -> bytes | list[Buffer] | None:
-        partition = entry.partition
-        assert partition is not None
-        found = partition.log
-        if partition.throttled_as_leader and self._is_held_back(entry):
-            return None
+    ) -> Frames | None:
+        """The answer; None when there is not enough for one yet, or the disk is waited for."""
         try:
-            result = partition.watch.read_tail(found, entry.fetch_offset, min(entry.max_bytes, RESPONSE_BYTES_MAX))
+            return self.answers.frames(session, correlation_id, version, must_answer, is_full)
         except ColdRead as cold:
             self._warm(session, cold)
             return None
-        except Exception as error:
-            entry.problem = self._partitions.refusal(partition, error).code
-            return self._frames(session, correlation_id, VERSION, True)
-        mark = found.high_watermark
-        self._sent(entry, mark, result.size_bytes > 0)
-        if partition.throttled_as_leader:
-            self._count(entry, result.size_bytes)
-        topic_id, index = entry.key
-        return encode_one_fetched(
-            correlation_id, session.id, topic_id, index, mark, found.last_stable_offset, found.log_start_offset,  # type: ignore[arg-type]
-            result.regions, result.size_bytes,
-        )  # fmt: skip
-
-    def _is_held_back(self, entry: FollowerEntry) -> bool:
-        """A throttled replica that is not in sync waits while the rate is used up; it is woken when it no longer is."""
-        partition, follower = entry.partition, entry.follower
-        if partition is None or not partition.throttled_as_leader or follower is None or follower.in_maximal_isr:
-            return False
-        pause_ms = self.throttle.pause_ms(self._loop.time() * 1000)
-        if pause_ms:
-            self._loop.call_later(pause_ms / 1000, self._answer_parked, entry.session)
-        return pause_ms > 0
-
-    def _count(self, entry: FollowerEntry, size_bytes: int) -> None:
-        partition, follower = entry.partition, entry.follower
-        if partition is not None and partition.throttled_as_leader and not (follower and follower.in_maximal_isr):
-            self.throttle.record(size_bytes, self._loop.time() * 1000)
-
-    def _sent(self, entry: FollowerEntry, high_watermark: int, is_news: bool) -> None:
-        session, partition = entry.session, entry.partition
-        session.dirty.pop(entry, None)
-        entry.sent_high_watermark = high_watermark
-        if is_news:
-            entry.in_flight = True
-            session.in_flight[entry] = None
-        elif partition is None or high_watermark == partition.log.log_end_offset:
-            session.unsettled.pop(entry, None)
-
-    def _fetched(self, entry: FollowerEntry, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
-        topic, index = entry.key
-        partition, problem = entry.partition, entry.problem
-        if isinstance(problem, int) or partition is None:
-            return FetchedPartition(topic, index, problem if isinstance(problem, int) else 0)
-        found = partition.log
-        marks = (found.high_watermark, found.last_stable_offset, found.log_start_offset)
-        if problem is not None:
-            return FetchedPartition(topic, index, 0, *marks, diverging=problem)
-        try:
-            result = found.read(entry.fetch_offset, max_bytes, found.log_end_offset, min_one_batch=min_one_batch)
-        except ColdRead:
-            raise
-        except Exception as error:
-            entry.problem = self._partitions.refusal(partition, error).code
-            return FetchedPartition(topic, index, entry.problem)
-        return FetchedPartition(topic, index, 0, *marks, result.regions, result.size_bytes)
 
     def close(self) -> None:
         for session_id in list(self._sessions):

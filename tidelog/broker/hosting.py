@@ -245,7 +245,7 @@ class Hosting:
     def _set_throttle_rates(self) -> None:
         assert self._image is not None
         layers = self._image.broker_config_layers(self._node_id)
-        throttles = {"leader": self._partitions.follower_fetches.throttle}
+        throttles = {"leader": self._partitions.follower_fetches.answers.throttle}
         if self._fetchers is not None:
             throttles["follower"] = self._fetchers.throttle
         for side, throttle in throttles.items():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
+from tidelog.broker.follower_answers import Tail
 from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_sessions import FollowerEntry
 from tidelog.broker.purgatory import OffsetWaiters
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
-    from tidelog.storage.log import AppendInfo, PartitionLog, ReadResult
+    from tidelog.storage.log import AppendInfo, PartitionLog
 
 log = logging.getLogger("tidelog.partitions")
 
-# The last records that one follower was given are kept for the next one, up to this size.
-TAIL_BYTES_MAX = 64 * 1024
+# The last records appended are kept for the followers that wait for them, up to this size.
+TAIL_BYTES_MAX = 16 * 1024
 
 Committed = Callable[[Exception | None], None]
 
@@ -38,25 +39,14 @@ Committed = Callable[[Exception | None], None]
 class _Watch:
     """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
 
-    __slots__ = ("_tail", "_tail_key", "fetches", "followers", "produces", "writes")
+    __slots__ = ("fetches", "followers", "produces", "tail", "writes")
 
     def __init__(self) -> None:
         self.fetches: dict[SessionPartition, None] = {}
         self.followers: dict[FollowerEntry, None] = {}
         self.produces = OffsetWaiters()
         self.writes = OffsetWaiters()  # of coordinators
-        self._tail_key: tuple[int, int, int] | None = None
-        self._tail: ReadResult | None = None
-
-    def read_tail(self, found: PartitionLog, offset: int, max_bytes: int) -> ReadResult:
-        """To the log end, for a follower; what several of them want one after the other is read once."""
-        key = (offset, found.log_end_offset, max_bytes)
-        if key == self._tail_key:
-            assert self._tail is not None
-            return self._tail
-        result = found.read(offset, max_bytes, key[1])
-        self._tail_key, self._tail = (key, result) if result.size_bytes <= TAIL_BYTES_MAX else (None, None)
-        return result
+        self.tail = Tail()
 
     def watch(self, entry: SessionPartition) -> None:
         self.fetches[entry] = None
@@ -144,9 +134,12 @@ class Partitions:
             raise
         except Exception as error:
             raise self.refusal(partition, error) from None
-        followers = partition.watch.followers
-        if followers:
-            for entry in followers:
+        watch = partition.watch
+        if watch.followers:
+            written = info.written
+            if written is not None and len(written) <= TAIL_BYTES_MAX:
+                watch.tail.appended(info.first_offset, info.last_offset + 1, bytes(written))
+            for entry in watch.followers:
                 entry.appended()
         if partition.log.flush_due:
             self.flush(partition)
@@ -310,9 +303,11 @@ class Partitions:
 
     def role_changed(self, partition: Partition) -> None:
         """It leads in another epoch, or other replicas follow it: whoever fetches is to know at once."""
-        for entry in self._watches[partition].fetches:
+        watch = self._watches[partition]
+        watch.tail.clear()
+        for entry in watch.fetches:
             entry.changed()
-        for follower in list(self._watches[partition].followers):
+        for follower in list(watch.followers):
             self.follower_fetches.look_again(follower)
 
     def give_up_acks_all(self, partition: Partition) -> None:

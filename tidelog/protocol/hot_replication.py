@@ -35,6 +35,7 @@ _FETCHED = Struct(">ihqqqBi")
 _ONE_RESPONSE = Struct(">ihi B16sB ihqqqBi".replace(" ", ""))
 _ONE_RESPONSE_FRAME = Struct(">iiB ihi B16sB ihqqqBi".replace(" ", ""))
 _EMPTY_RESPONSE_FRAME = Struct(">iiBihiBB")
+_INT32 = Struct(">i")
 _TWO_BYTES = Struct("BB").pack
 _NO_TAGS = b"\0\0\0"  # of the partition, the topic, the response
 _DIVERGING = Struct(">iq")
@@ -191,6 +192,14 @@ def encode_one_fetched(
     if size_bytes <= INLINE_REGION_BYTES_MAX:
         return b"".join((head, length, *regions, _NO_TAGS))
     return [head + length, *regions, _NO_TAGS]
+
+
+def readdress(frame: Buffer, correlation_id: int, session_id: int) -> bytearray:
+    """The same answer, of one piece, to the same request of another follower."""
+    out = bytearray(frame)
+    _INT32.pack_into(out, 4, correlation_id)
+    _INT32.pack_into(out, 15, session_id)
+    return out
 
 
 def encode_nothing_fetched(correlation_id: int, session_id: int) -> bytes:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidelog.replication.leader_link import Followed, LeaderLink
+from tidelog.replication.followed import Followed
+from tidelog.replication.leader_link import LeaderLink
 from tidelog.replication.throttle import Throttle
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, RequestTemplate, decode_fetched, decode_one_fetched
+from tidelog.replication.followed import NOT_ASKED, Followed, Key
 from tidelog.replication.follower import REACTIONS, Backoff, Reaction, out_of_range, truncation_offset
 from tidelog.replication.leader_bounds import ask_bounds
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
     from tidelog.replication.fetcher import ReplicaFetchers
-    from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Link
 
 _log = logging.getLogger("tidelog.replication")
@@ -32,40 +32,21 @@ OPEN_MAX: Final = 2
 # A leader may learn later than its follower that it leads; only what lasts is worth a line.
 FAILURES_TO_TELL: Final = 5
 EPOCH_MAX: Final = 2**31 - 1
-NOT_ASKED: Final = 1 << 62
 _OFFSET = Struct(">q")
-
-_Key = tuple[bytes, int]
-
-
-class Followed:
-    """One partition as this link fetches it. `asked`: the number of the request that last mentioned it."""
-
-    __slots__ = ("asked", "asked_offset", "failures", "in_session", "key", "leader_epoch", "log", "partition")
-
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
-        self.log = partition.log
-        self.key: _Key = (partition.topic_id, partition.index)
-        self.leader_epoch = partition.leader_epoch
-        self.asked = NOT_ASKED
-        self.asked_offset = -1
-        self.in_session = False
-        self.failures = 0
 
 
 class LeaderLink:
     def __init__(self, fetchers: ReplicaFetchers, leader_id: int) -> None:
         settings = fetchers.settings
         self.leader_id = leader_id
-        self.followed: dict[_Key, Followed] = {}
+        self.followed: dict[Key, Followed] = {}
         self._fetchers = fetchers
         self._loop = fetchers.loop
         self._clock_ms = fetchers.clock_ms
         self._by_epochs = not settings.truncates_by_high_watermark
         self._template = self._make_template()
         self._changed: dict[Followed, None] = {}  # to be mentioned in the next request
-        self._forgotten: dict[_Key, None] = {}  # to be taken out of the session by it
+        self._forgotten: dict[Key, None] = {}  # to be taken out of the session by it
         self._held: dict[Followed, None] = {}  # until the device has them
         self._delayed: dict[Followed, None] = {}  # after a failure
         self._throttled: dict[Followed, None] = {}
@@ -195,6 +176,30 @@ class LeaderLink:
             self._session_epoch = self._session_epoch + 1 if self._session_epoch < EPOCH_MAX else 1
         link.request(FETCH, VERSION, body, self._on_answer)
 
+    def _ask_on(self, followed: Followed) -> None:
+        """`_pump`, where all that has changed is what the last answer brought."""
+        if self._changed.pop(followed, self) is self:
+            self._pump()
+            return
+        link, log = self._link, followed.log
+        assert link is not None
+        if self._template.broker_epoch != self._fetchers.broker_epoch():
+            self._template = self._make_template()
+        self._sent = followed.asked = self._sent + 1
+        offset = followed.asked_offset = log.log_end_offset
+        epoch = self._session_epoch
+        self._session_epoch = epoch + 1 if epoch < EPOCH_MAX else 1
+        topic_id, index = followed.key
+        body = self._template.one(
+            self._session_id, epoch, topic_id, index, followed.leader_epoch, offset,
+            log.leader_epochs.latest if self._by_epochs else -1, log.log_start_offset,
+        )  # fmt: skip
+        link.request(FETCH, VERSION, body, self._on_answer)
+
+    @property
+    def _is_steady(self) -> bool:
+        return not (self._forgotten or self._held or self._retry_timer or self._closed)
+
     def _request_for_many(self) -> bytearray:
         asked = []
         for followed in self._changed:
@@ -262,6 +267,9 @@ class LeaderLink:
                 followed = self.followed.get((one[1], one[2]))
                 if followed is not None and self._answered >= followed.asked:
                     self._take(followed, one[3], one[4], one[5])
+                    if self._is_steady and len(self._changed) == 1 and self._answered == self._sent:
+                        self._ask_on(followed)
+                        return
             else:
                 self._take_all(body)
         except MalformedMessage as error:

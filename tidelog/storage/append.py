@@ -53,13 +53,18 @@ producer id, producer epoch, base sequence, leader epoch. A plain tuple, because
 
 
 class AppendInfo:
-    """Where an append landed. `duplicate`: it repeats a batch, and these are the first one's offsets."""
+    """Where an append landed. `duplicate`: it repeats a batch, and these are the first one's offsets.
 
-    __slots__ = ("duplicate", "first_offset", "last_offset", "log_append_time_ms", "log_start_offset")
+    `written`: the bytes as they are in the log, valid as long as the buffer they came in; None where nothing was.
+    """
+
+    __slots__ = ("duplicate", "first_offset", "last_offset", "log_append_time_ms", "log_start_offset", "written")
 
     def __init__(
-        self, first_offset: int, last_offset: int, log_append_time_ms: int, log_start_offset: int, duplicate: bool
-    ) -> None:
+        self, first_offset: int, last_offset: int, log_append_time_ms: int, log_start_offset: int, duplicate: bool,
+        written: bytearray | memoryview | None = None,
+    ) -> None:  # fmt: skip
+        self.written = written
         self.first_offset = first_offset
         self.last_offset = last_offset
         self.log_append_time_ms = log_append_time_ms

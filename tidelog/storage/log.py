@@ -165,7 +165,7 @@ class PartitionLog:
             self.leader_epochs.assign(leader_epoch, first_offset)
         self._append(data, admitted, now_ms, markers)
         append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
-        return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False)
+        return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
     def append_as_follower(self, batches: memoryview, now_ms: int) -> AppendInfo | None:
         """Append what the leader sent, offsets and all; None when there is no whole batch in it."""
