@@ -18,7 +18,6 @@ from tidelog.protocol.messages.control_records import (
 )
 from tidelog.protocol.record_batch import BatchHeader, iter_headers
 from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch, encode_batch
-from tidelog.protocol.uuids import ZERO_UUID
 from tidelog.replication.quorum.messages import AppendLeaderChange, Bytes, OffsetAndEpoch
 from tidelog.replication.quorum.snapshot import (
     BOOTSTRAP_NAME,
@@ -175,14 +174,14 @@ class MetadataLog:
         return self._append(encode_batch([(now_ms, None, value, ()) for value in values]), epoch, now_ms)
 
     def append_leader_change(self, change: AppendLeaderChange, leader_id: int, now_ms: int) -> int:
-        version = 1 if self._voters.kraft_version > 0 else 0
+        # Version 1 would name directories, but Kafka 4.3 writes 0 and takes whatever it finds for 0.
         message = LeaderChangeMessage(
-            version=version,
+            version=0,
             leader_id=leader_id,
-            voters=[_voter(one.key.id, one.key.directory_id, version) for one in change.voters],
-            granting_voters=[_voter(key.id, key.directory_id, version) for key in change.granting],
+            voters=[LeaderChangeMessageVoter(voter_id=one.key.id) for one in change.voters],
+            granting_voters=[LeaderChangeMessageVoter(voter_id=key.id) for key in change.granting],
         )
-        records = [(ControlRecordType.LEADER_CHANGE, message.encode(version))]
+        records = [(ControlRecordType.LEADER_CHANGE, message.encode(0))]
         if change.voters_now is not None:
             records += _voters_records(self._voters.kraft_version, change.voters_now)
         return self._append_control(records, change.epoch, now_ms)
@@ -292,10 +291,6 @@ class MetadataLog:
             log.segments.rename_condemned(log.log_start_offset, now_ms + log.config.file_delete_delay_ms)
         log.segments.remove_doomed(now_ms)
         self._voters.forget_before(identity.end_offset)
-
-
-def _voter(voter_id: int, directory_id: bytes, version: int) -> LeaderChangeMessageVoter:
-    return LeaderChangeMessageVoter(voter_id=voter_id, voter_directory_id=directory_id if version else ZERO_UUID)
 
 
 def _voters_records(kraft_version: int, voters: VoterSet) -> list[tuple[ControlRecordType, bytes]]:

@@ -230,7 +230,7 @@ class QuorumService:
     async def add_voter(
         self, request: add_raft_voter.AddRaftVoterRequest, version: int
     ) -> add_raft_voter.AddRaftVoterResponse:
-        response = add_raft_voter.AddRaftVoterResponse()
+        response = add_raft_voter.AddRaftVoterResponse(error_message=None)
         try:
             await self._change(request, self._add(request), request.timeout_ms, request.ack_when_committed)
         except KafkaError as error:
@@ -240,7 +240,7 @@ class QuorumService:
     async def remove_voter(
         self, request: remove_raft_voter.RemoveRaftVoterRequest, version: int
     ) -> remove_raft_voter.RemoveRaftVoterResponse:
-        response = remove_raft_voter.RemoveRaftVoterResponse()
+        response = remove_raft_voter.RemoveRaftVoterResponse(error_message=None)
         try:
             await self._change(request, self._remove(request), self._node.settings.request_timeout_ms, True)
         except KafkaError as error:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
+from tidelog.replication.quorum.formatting import format_dynamic_quorum
 from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
 from tidelog.storage.disk import OsDisk
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.log_directory import LogDirectory
@@ -46,6 +49,9 @@ class Listener:
         self.values: list[bytes] = []
         self.next_offset = 0
 
+    async def has(self, values: list[bytes]) -> None:
+        await until(lambda: self.values == values)
+
     def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
         self.told.append(("snapshot", identity))
         self.values = list(values)
@@ -76,15 +82,13 @@ class Member:
         self.node_id = node_id
         self.can_vote = can_vote
         self.settings = settings
-        self.raft: RaftNode | None = None
+        self.raft: RaftNode
         self.listener = Listener()
-        self.directory: LogDirectory | None = None
+        self.directory: LogDirectory
 
     async def start(self) -> Member:
         quorum = self.quorum
-        self.directory = LogDirectory.open(
-            OsDisk(), str(quorum.path / str(self.node_id)), node_id=self.node_id, cluster_id=quorum.cluster_id
-        )
+        self.directory = quorum.directory(self.node_id)
         config = LogConfig(max_message_bytes=1 << 23, segment_bytes=quorum.segment_bytes)
         log = self.directory.open_metadata_log(config, 0)
         loop = asyncio.get_running_loop()
@@ -117,16 +121,12 @@ class Member:
         return self
 
     async def stop(self) -> None:
-        assert self.raft is not None
-        assert self.directory is not None
         await self.raft.close()
         self.quorum.up.pop(self.node_id, None)
         self.directory.close()
 
     async def crash(self) -> None:
         """Gone without a word; what it wrote stays."""
-        assert self.raft is not None
-        assert self.directory is not None
         self.quorum.up.pop(self.node_id, None)
         self.raft.resign = lambda: None  # type: ignore[method-assign]
         await self.raft.close()
@@ -143,6 +143,21 @@ class Quorum:
         self.hung: set[int] = set()
         self.asked: list[str] = []
 
+    def directory(self, node_id: int) -> LogDirectory:
+        path = str(self.path / str(node_id))
+        return LogDirectory.open(OsDisk(), path, node_id=node_id, cluster_id=self.cluster_id)
+
+    def format_dynamic(self, *node_ids: int) -> None:
+        """These nodes begin a quorum that may change."""
+        keys = {}
+        for node_id in node_ids:
+            directory = self.directory(node_id)
+            keys[node_id] = ReplicaKey(node_id, directory.directory_id)
+            directory.close()
+        voters = VoterSet(Voter(key, (("CONTROLLER", endpoint(node_id)),)) for node_id, key in keys.items())
+        for node_id in node_ids:
+            format_dynamic_quorum(OsDisk(), str(self.path / str(node_id)), voters, 0)
+
     async def exchange(
         self, source: int, target: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
     ) -> Any:
@@ -157,7 +172,8 @@ class Quorum:
         member = self.up.get(target.port - 9000)
         if member is None:
             raise PeerUnreachable("refused", refused=True)
-        assert member.raft is not None
+        if kind is ApiVersionsRequest:
+            return ApiVersionsResponse()
         serve = getattr(member.raft, HANDLERS[kind.__name__])
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -171,7 +187,7 @@ class Quorum:
 
     @property
     def leaders(self) -> list[Member]:
-        return [one for one in self.up.values() if one.raft is not None and one.raft.is_leader]
+        return [one for one in self.up.values() if one.raft.is_leader]
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:

@@ -2,22 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.add_raft_voter import AddRaftVoterRequest, Listener
 from tidelog.protocol.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
 )
-from tidelog.replication.quorum.driver import NotLeader
+from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
+from tidelog.replication.quorum.driver import InconsistentVoters, NotLeader
 from tidelog.replication.quorum.snapshot import SnapshotId
 
 THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
 
 
-async def three(path) -> tuple[Quorum, list[Member]]:
+async def three(path: Path) -> tuple[Quorum, list[Member]]:
     quorum = Quorum(path, THREE)
     members = [await Member(quorum, node_id).start() for node_id in THREE]
     return quorum, members
@@ -174,12 +180,97 @@ def test_who_was_away_too_long_loads_a_snapshot(tmp_path):
         back = await Member(quorum, away.node_id).start()
         fresh = await Member(quorum, 9, can_vote=False, snapshot_part_bytes=5000).start()
         for member in (back, fresh):
-            await until(lambda one=member: one.listener.values == [*values, b"behind"])
+            await member.listener.has([*values, b"behind"])
             assert ("snapshot", identity) in member.listener.told
             assert member.raft.log.start_offset == identity.end_offset
         await back.stop()
         again = await Member(quorum, away.node_id).start()
         await until(lambda: again.listener.values == [*values, b"behind"])
         await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def same_mark(one: Member, other: Member) -> bool:
+    return one.raft.high_watermark == other.raft.high_watermark
+
+
+def add(member: Member) -> AddRaftVoterRequest:
+    at = endpoint(member.node_id)
+    return AddRaftVoterRequest(
+        cluster_id=None,
+        timeout_ms=5000,
+        voter_id=member.node_id,
+        voter_directory_id=member.directory.directory_id,
+        listeners=[Listener(name="CONTROLLER", host=at.host, port=at.port)],
+    )
+
+
+def remove(member: Member) -> RemoveRaftVoterRequest:
+    return RemoveRaftVoterRequest(
+        cluster_id=None, voter_id=member.node_id, voter_directory_id=member.directory.directory_id
+    )
+
+
+async def until_done(request, call):
+    """As an operator would: again until it is not refused for being early."""
+    for _ in range(100):
+        response = await call(request, 0)
+        if response.error_code != ErrorCode.REQUEST_TIMED_OUT:
+            return response
+        await asyncio.sleep(0.01)
+    return response
+
+
+def test_voters_come_and_go(tmp_path):
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1)
+        first = await Member(quorum, 1).start()
+        await until(lambda: first.raft.is_leader)
+        joining: dict[str, Any] = {"bootstrap_servers": [endpoint(1)]}
+        second, third = [await Member(quorum, node_id, **joining).start() for node_id in (2, 3)]
+        for member in (second, third):
+            await until(partial(same_mark, member, first))
+            response = await until_done(add(member), first.raft.add_voter)
+            assert (response.error_code, response.error_message) == (0, None)
+        assert (await first.raft.add_voter(add(second), 0)).error_code == ErrorCode.DUPLICATE_VOTER
+        first.raft.append([b"of three"], 0)
+        await until(lambda: all(m.listener.values == [b"of three"] for m in quorum.up.values()))
+        assert all(member.raft.voter_ids() == [1, 2, 3] for member in quorum.up.values())
+
+        # A leader that is removed commits its own leave, and is an observer from then on.
+        response = await until_done(remove(first), first.raft.remove_voter)
+        assert response.error_code == 0
+        (leader,) = await until(lambda: [one for one in (second, third) if one.raft.is_leader])
+        leader.raft.append([b"of two"], 0)
+        await until(lambda: all(m.listener.values == [b"of three", b"of two"] for m in quorum.up.values()))
+        assert first.raft.voter_ids() == [2, 3]
+        assert (await leader.raft.remove_voter(remove(first), 0)).error_code == ErrorCode.VOTER_NOT_FOUND
+
+        # All of it is in the log: whoever starts again knows it.
+        for member in (first, second, third):
+            await member.stop()
+        second, third = [await Member(quorum, node_id, **joining).start() for node_id in (2, 3)]
+        (leader,) = await until(lambda: quorum.leaders)
+        assert leader.raft.voter_ids() == [2, 3]
+        await until(lambda: leader.listener.values == [b"of three", b"of two"])
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_static_voters_do_not_change(tmp_path):
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        observer = await Member(quorum, 4).start()
+        assert (await leader.raft.add_voter(add(observer), 0)).error_code == ErrorCode.UNSUPPORTED_VERSION
+        follower = next(member for member in members if member is not leader)
+        assert (await follower.raft.remove_voter(remove(leader), 0)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await stop_all(quorum)
+        quorum.voters = {1: endpoint(1), 2: endpoint(2), 4: endpoint(4)}
+        with pytest.raises(InconsistentVoters):
+            await Member(quorum, 1).start()
 
     asyncio.run(run())
