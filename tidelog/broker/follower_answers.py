@@ -48,7 +48,7 @@ class Tail:
         self._frame_key = (-1, -1, -1, -1)
 
     def frame(
-        self, partition: Partition, topic_id: bytes, offset: int, max_bytes: int, session_id: int, correlation_id: int
+        self, partition: Partition, offset: int, max_bytes: int, session_id: int, correlation_id: int
     ) -> tuple[Frames, int]:
         """The answer with all from `offset` on, and the bytes of records in it. Raises what reading raises."""
         log = partition.log
@@ -62,7 +62,7 @@ class Tail:
         else:
             regions, size_bytes, _ = log.read(offset, max_bytes, end_offset)  # type: ignore[assignment]
         frame = encode_one_fetched(
-            correlation_id, session_id, topic_id, partition.index, mark, log.last_stable_offset, log.log_start_offset,
+            correlation_id, session_id, partition.topic_id, partition.index, mark, log.last_stable_offset, log.log_start_offset,
             regions, size_bytes,
         )  # fmt: skip
         if size_bytes and type(frame) is bytes:
@@ -123,9 +123,7 @@ class FollowerAnswers:
         try:
             max_bytes = entry.max_bytes if entry.max_bytes < RESPONSE_BYTES_MAX else RESPONSE_BYTES_MAX
             tail: Tail = partition.watch.tail
-            frame, size_bytes = tail.frame(
-                partition, entry.key[0], entry.fetch_offset, max_bytes, session.id, correlation_id
-            )
+            frame, size_bytes = tail.frame(partition, entry.fetch_offset, max_bytes, session.id, correlation_id)
         except ColdRead:
             raise
         except Exception as error:

@@ -13,6 +13,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.hot import INLINE_REGION_BYTES_MAX, Buffer
 from tidelog.protocol.primitives import continue_uvarint, read_uvarint, write_uvarint
 
@@ -143,7 +144,7 @@ def decode_follower_request(body: memoryview) -> FollowerRequest | None:
     """A request of version 18 without forgotten topics, rack or tags but the replica's; None for any other."""
     try:
         return _follower_request(body)
-    except (IndexError, StructError):
+    except (IndexError, StructError, MalformedMessage):
         return None
 
 
@@ -231,7 +232,7 @@ def decode_one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, mem
     if length >= 0x80:
         length, position = continue_uvarint(body, position, length)
     end = position + length - 1
-    if end + 3 != size or body[end] or body[end + 1] or body[end + 2]:
+    if end < position or end + 3 != size or body[end] or body[end + 1] or body[end + 2]:
         return None
     return session_id, topic_id, index, high_watermark, log_start, body[position:end]
 
@@ -240,7 +241,7 @@ def decode_fetched(body: memoryview) -> tuple[int, int, list[FetchedRecords]] | 
     """(error, session id, partitions) of a Fetch response of version 18; None when it is not understood."""
     try:
         return _fetched(body)
-    except (IndexError, StructError):
+    except (IndexError, StructError, MalformedMessage):
         return None
 
 
