@@ -13,7 +13,10 @@ import pytest
 
 from tidelog.bench.metadata import ClusterState, PartitionState, ask, await_leaders, await_state
 from tidelog.bench.processes import TidelogCluster
-from tidelog.bench.raw import BenchError
+from tidelog.bench.raw import BenchError, RawConnection
+from tidelog.protocol.api import request_header_version, response_header_version
+from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
+from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
 
 confluent = pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"
@@ -21,6 +24,7 @@ confluent = pytest.importorskip(
 admin = pytest.importorskip("confluent_kafka.admin")
 
 QUIET = {"log_level": 0}
+UPGRADE, SAFE_DOWNGRADE = 1, 2
 
 
 def admin_client(cluster: TidelogCluster) -> Any:
@@ -36,6 +40,25 @@ def create_topic(
     client.create_topics([topic])[name].result(20)
     port = cluster.nodes[assignment[0][0]].port
     await_leaders(port, name, len(assignment), len(assignment[0]))
+
+
+def set_feature(cluster: TidelogCluster, name: str, level: int) -> None:
+    """Finalize this level of a feature, above or below the present one."""
+    kind = UPGRADE if level else SAFE_DOWNGRADE
+    request = UpdateFeaturesRequest(
+        feature_updates=[FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=kind)]
+    )
+    version = max(request.VERSIONS)
+    header = RequestHeader(
+        request_api_key=request.API_KEY, request_api_version=version, correlation_id=1, client_id="test"
+    )
+    body = header.encode(request_header_version(request.API_KEY, version)) + request.encode(version)
+    with RawConnection(asked_port(cluster)) as connection:
+        connection.send(len(body).to_bytes(4, "big") + body)
+        answer = bytes(connection.receive())[4:]
+    _, position = ResponseHeader.read(answer, 0, response_header_version(request.API_KEY, version))
+    response = UpdateFeaturesResponse.decode(answer[position:], version)
+    assert response.error_code == 0, response.error_message
 
 
 def rotated(brokers: Sequence[int], partitions: int, replicas: int) -> list[list[int]]:

@@ -197,7 +197,7 @@ async def _show(file: ClusterFile, told: _Told, every_s: float = 1.0) -> None:
     from tidelog.broker.cli.cluster_view import live_table, look
 
     console = Console()
-    seen = {node.id: node.now for node in file.read().nodes}
+    seen = {node.id: RUNNING for node in file.read().nodes}
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     if live is not None:
         live.start()
