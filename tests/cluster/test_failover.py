@@ -76,7 +76,53 @@ class Pulse:
         self._producer.flush(30)
 
     def _reporter(self, number: int) -> Any:
-        def report(what: str, pauses_s: list[float]) -> tuple[float, float]:
+        def reporter(error: Any, message: Any) -> None:
+            if error is not None:
+                self.failures.append(error)
+                return
+            with self._lock:
+                self.acknowledged[number] = (time.monotonic(), message.offset())
+
+        return reporter
+
+    def pause_after(self, moment: float, timeout_s: float = 60.0) -> float:
+        """Seconds from a moment to the first acknowledgement of a record handed over after it."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                after = [at for number, (at, _) in self.acknowledged.items() if self.handed_over[number] > moment]
+            if after:
+                return min(after) - moment
+            time.sleep(0.002)
+        raise AssertionError(f"nothing was acknowledged within {timeout_s} s")
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def value(self, number: int) -> bytes:
+        return b"%d of %d" % (number, self.name)
+
+    def __enter__(self) -> Pulse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def check(cluster: TidelogCluster, pulses: list[Pulse]) -> None:
+    """Everything was acknowledged, everything is there once and in order."""
+    expected = []
+    for pulse in pulses:
+        assert pulse.failures == []
+        assert len(pulse.acknowledged) == len(pulse.handed_over)
+        expected += [pulse.value(number) for number in range(len(pulse.handed_over))]
+    count = end_offset(cluster, TOPIC)
+    assert count == len(expected)
+    assert read(cluster, TOPIC, count) == expected
+
+
+def report(what: str, pauses_s: list[float]) -> tuple[float, float]:
     """Median and worst in milliseconds, printed."""
     median_ms, worst_ms = statistics.median(pauses_s) * 1000, max(pauses_s) * 1000
     print(f"{what}: {len(pauses_s)} times, median {median_ms:.0f} ms, worst {worst_ms:.0f} ms")
