@@ -37,6 +37,7 @@ from tidelog.replication.controller.leaders import (
 from tidelog.replication.controller.liveness import BrokerSessions, BrokerState
 from tidelog.replication.controller.record_codec import DIRECTORIES_VERSION
 from tidelog.replication.controller.state import ControllerState
+from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
 
 Records = list[Any]
 
@@ -116,7 +117,8 @@ def _broker_record(state: ControllerState, request: BrokerRegistrationRequest) -
     for name, (low, high) in supported.items():
         _check_feature(state, name, low, high)
     for name in state.image.features:
-        if name not in supported:
+        # What this controller does not know itself, from a cluster that was Kafka's, it cannot ask of a broker.
+        if name not in supported and name in SUPPORTED_FEATURES:
             _check_feature(state, name, 0, 0)
     return RegisterBrokerRecord(
         broker_id=request.broker_id,

@@ -13,7 +13,7 @@ from typing import Any
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
-from tidelog.replication.quorum.formatting import format_dynamic_quorum
+from tidelog.replication.quorum.initial_voters import write_initial_voters
 from tidelog.replication.quorum.snapshot import SnapshotId
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
 from tidelog.storage.disk import OsDisk
@@ -156,7 +156,7 @@ class Quorum:
             directory.close()
         voters = VoterSet(Voter(key, (("CONTROLLER", endpoint(node_id)),)) for node_id, key in keys.items())
         for node_id in node_ids:
-            format_dynamic_quorum(OsDisk(), str(self.path / str(node_id)), voters, 0)
+            write_initial_voters(OsDisk(), str(self.path / str(node_id)), voters, 0)
 
     async def exchange(
         self, source: int, target: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
