@@ -105,14 +105,16 @@ def forget_incarnation(state: ControllerState, broker_id: int, *, clean: bool) -
     """A new incarnation registers: what the old one led or was in sync with is no longer so.
 
     After a clean stop its logs are whole. Then it stays eligible, and where it alone was in sync it goes on leading in
-    the same epoch: nobody else can have led meanwhile, and it has all that it ever had.
+    the same epoch: nobody else can have led meanwhile, and it has all that it ever had. An ISR without a leader died as
+    a whole, and whoever of it returns first is to lead: it stays as it is, unless its members may have lost something
+    and eligible leader replicas are kept to know who has not.
     """
     in_isr = state.index.in_isr(broker_id)
     if clean or not state.elr_enabled:
         topics = state.image.topics_by_id
-        if clean:
-            in_isr = [key for key in in_isr if topics[key[0]].partitions[key[1]].isr != (broker_id,)]
-        return update_leaders_and_isrs(state, in_isr, gone=(broker_id,))
+        led = [(key, topics[key[0]].partitions[key[1]]) for key in in_isr if key not in state.index.leaderless]
+        leaving = [key for key, partition in led if not clean or partition.isr != (broker_id,)]
+        return update_leaders_and_isrs(state, leaving, gone=(broker_id,))
     affected = dict.fromkeys((*in_isr, *state.index.in_elr(broker_id)))
     return update_leaders_and_isrs(state, affected, unclean_shutdown=(broker_id,))
 
