@@ -18,6 +18,7 @@ from tidelog.broker.request import Answer, Deferred
 from tidelog.protocol.errors import MalformedMessage
 
 if TYPE_CHECKING:
+    from tidelog.broker.wakes import Wakes
     from tidelog.protocol.hot import Buffer
 
 log = logging.getLogger("tidelog.connection")
@@ -38,6 +39,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs of the server that accepted it."""
 
     frame_bytes_max: int
+    wakes: Wakes
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
     def connected(self, connection: KafkaConnection) -> bool: ...
@@ -140,7 +142,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self.active = True
-        self._process()
+        wakes = self._owner.wakes
+        wakes.collecting = True
+        try:
+            self._process()
+        finally:
+            wakes.collecting = False
+            if wakes.waiting:
+                wakes.run()
 
     def pause_writing(self) -> None:
         self._writable = False

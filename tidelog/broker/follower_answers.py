@@ -62,7 +62,8 @@ class Tail:
         else:
             regions, size_bytes, _ = log.read(offset, max_bytes, end_offset)  # type: ignore[assignment]
         frame = encode_one_fetched(
-            correlation_id, session_id, partition.topic_id, partition.index, mark, log.last_stable_offset, log.log_start_offset,
+            correlation_id, session_id, partition.topic_id, partition.index, mark, log.last_stable_offset,
+            log.log_start_offset,
             regions, size_bytes,
         )  # fmt: skip
         if size_bytes and type(frame) is bytes:

@@ -152,7 +152,7 @@ class FollowerFetches:
                 self._close(next(iter(self._sessions)))
             while not session_id or session_id in self._sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
-        wake_soon = self._partitions.wake_soon
+        wake_soon = self._partitions.wakes.soon
         session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, wake_soon, self._answer_parked)
         session.waiting.on_abandon = partial(self._abandoned, session)
         session.uses_topic_ids = uses_topic_ids

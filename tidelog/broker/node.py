@@ -27,6 +27,7 @@ from tidelog.broker.node_ports import NodePorts, os_ports
 from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.server import Server, ServerLimits
 from tidelog.broker.services import Services
+from tidelog.broker.wakes import Wakes
 from tidelog.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
@@ -162,15 +163,16 @@ class Node:
             broker_epoch=lambda: broker.lifecycle.epoch if broker else -1,
             **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
+        wakes = broker.partitions.wakes if broker else Wakes(loop)
         if config.is_controller:
             dispatcher = self._controller_dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
             services.embedded = dispatcher.embedded
             self._dispatchers.append(dispatcher)
-            self._controller_server = Server(self._limits(), dispatcher.dispatch_cold, loop.time)
+            self._controller_server = Server(self._limits(), dispatcher.dispatch_cold, loop.time, wakes)
         if config.is_broker:
             dispatcher = Dispatcher(services, BROKER_APIS, FORWARDED)
             self._dispatchers.append(dispatcher)
-            self._broker_server = Server(self._limits(), dispatcher.dispatch, loop.time)
+            self._broker_server = Server(self._limits(), dispatcher.dispatch, loop.time, wakes)
 
     async def _call_own_controller(self, request: Any, version: int) -> Any:
         return await self._controller_dispatcher.call(request, version)

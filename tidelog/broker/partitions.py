@@ -18,6 +18,7 @@ from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_sessions import FollowerEntry
 from tidelog.broker.purgatory import OffsetWaiters
 from tidelog.broker.timers import DeadlineTimer
+from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.partition import Partition, ReplicaPorts
 from tidelog.storage.log import CorruptLog
@@ -71,6 +72,7 @@ class Partitions:
     ) -> None:
         """`replica`: what replicas ask of the node; None for a node that is alone."""
         self.deadlines = DeadlineTimer(loop)
+        self.wakes = Wakes(loop)
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_flushed: Callable[[Partition], None] | None = None
         """Told when records of a follower's log, held back for it, are on the device."""
@@ -85,7 +87,6 @@ class Partitions:
         self._unavailable: set[tuple[str | bytes, int]] = set()
         self._watches: dict[Partition, _Watch] = {}  # also kept by the partition, for whoever is in a hurry
         self._known_elsewhere = known_elsewhere
-        self._woken: dict[Callable[[], None], None] = {}
         self._flushes: set[asyncio.Future[None]] = set()
         self._closing = False
 
@@ -226,20 +227,6 @@ class Partitions:
             partition.watch.followers[entry] = None
             entry.partition = partition
         return partition
-
-    def wake_soon(self, callback: Callable[[], None]) -> None:
-        """Run once at the next turn of the loop, however many partitions ask for it in this one."""
-        if not self._woken:
-            self._loop.call_soon(self._wake)
-        self._woken[callback] = None
-
-    def _wake(self) -> None:
-        woken, self._woken = self._woken, {}
-        for callback in woken:
-            try:
-                callback()
-            except Exception:
-                log.exception("a waiting request failed")  # the others are not to wait on
 
     def _advanced(self, partition: Partition) -> None:
         """The high watermark, the log start or the leader of a partition has changed."""

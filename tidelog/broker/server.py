@@ -19,6 +19,7 @@ from tidelog.broker.connection import KafkaConnection
 
 if TYPE_CHECKING:
     from tidelog.broker.request import Answer
+    from tidelog.broker.wakes import Wakes
 
 log = logging.getLogger("tidelog.server")
 
@@ -66,8 +67,10 @@ class Server:
         limits: ServerLimits,
         dispatch: Callable[[memoryview, KafkaConnection], Answer],
         loop_time: Callable[[], float],
+        wakes: Wakes,
     ) -> None:
         self.dispatch = dispatch
+        self.wakes = wakes
         self.frame_bytes_max = limits.frame_bytes_max
         self.connections: dict[KafkaConnection, None] = {}
         self._limits = limits

@@ -17,6 +17,7 @@ from tidelog.protocol.messages.list_offsets import (
 if TYPE_CHECKING:
     from tidelog.replication.ports import Link
 
+API_KEY: Final = 2
 VERSION: Final = 7
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -44,4 +45,4 @@ def ask_bounds(link: Link, node_id: int, topic: str, index: int, leader_epoch: i
     for timestamp in (LATEST, EARLIEST):
         asked = ListOffsetsPartition(partition_index=index, current_leader_epoch=leader_epoch, timestamp=timestamp)
         request = ListOffsetsRequest(replica_id=node_id, topics=[ListOffsetsTopic(name=topic, partitions=[asked])])
-        link.request(ListOffsetsRequest.API_KEY, VERSION, bytes(request.encode(VERSION)), partial(told, timestamp))
+        link.request(API_KEY, VERSION, bytes(request.encode(VERSION)), partial(told, timestamp))

@@ -130,6 +130,8 @@ class PartitionLog:
     @property
     def last_stable_offset(self) -> int:
         """What read_committed may read up to: no open transaction, no unreplicated end of one, lies below it."""
+        if not self.producers.has_transactions:
+            return self.high_watermark
         unstable = self.producers.first_unstable_offset
         if unstable < 0 or unstable >= self.high_watermark:
             return self.high_watermark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from tidelog.broker.connection import (
     KafkaConnection,
 )
 from tidelog.broker.request import Deferred
+from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import MalformedMessage
 
 
@@ -70,6 +71,7 @@ class Owner:
         self.frames: list[bytes] = []
         self.parked: dict[bytes, Deferred] = {}
         self.reserved_bytes = 0
+        self.wakes = Wakes(cast(Any, None))
         self.receive_bytes_max = receive_bytes_max
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:

@@ -113,7 +113,7 @@ class _Fetch:
     # ------------------------------------------------------------------------------------------------------ waiting
 
     def _touched(self) -> None:
-        self._services.partitions.wake_soon(self._retry)
+        self._services.partitions.wakes.soon(self._retry)
 
     def _wait_is_over(self) -> None:
         self._expired = True
