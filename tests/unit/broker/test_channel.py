@@ -34,6 +34,7 @@ async def peer(serve: Serve) -> AsyncIterator[Endpoint]:
     server.close()
     for writer in writers:
         writer.close()
+    await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -67,6 +68,11 @@ async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         await read_request(reader)
 
 
+def kept(answers: list[bytes | None]) -> Callable[[memoryview | None], None]:
+    """Takes answers in; they are valid only during the call."""
+    return lambda body: answers.append(None if body is None else bytes(body))
+
+
 async def settled(answers: list[bytes | None], count: int) -> None:
     async with asyncio.timeout(5):
         while len(answers) < count:  # noqa: ASYNC110
@@ -78,9 +84,9 @@ async def test_answers_come_in_order_also_those_asked_before_the_connection_was_
         channel = Channel(asyncio.get_running_loop(), endpoint, "tidelog-1")
         answers: list[bytes | None] = []
         for number in range(5):
-            channel.request(HEARTBEAT, 1, b"%d" % number, lambda body: answers.append(body and bytes(body)))
+            channel.request(HEARTBEAT, 1, b"%d" % number, kept(answers))
         await settled(answers, 5)
-        channel.request(HEARTBEAT, 1, b"later", lambda body: answers.append(body and bytes(body)))
+        channel.request(HEARTBEAT, 1, b"later", kept(answers))
         await settled(answers, 6)
         assert answers == [b"0", b"1", b"2", b"3", b"4", b"later"]
         channel.close()
@@ -94,7 +100,7 @@ async def test_an_answer_larger_than_the_buffer_arrives_whole(size_bytes: int) -
         channel = Channel(asyncio.get_running_loop(), endpoint, "tidelog-1")
         answers: list[bytes | None] = []
         for sent in (b"small", body, b"small again"):
-            channel.request(HEARTBEAT, 1, sent, lambda received: answers.append(received and bytes(received)))
+            channel.request(HEARTBEAT, 1, sent, kept(answers))
         await settled(answers, 3)
         assert answers == [b"small", body, b"small again"]
         channel.close()
@@ -112,12 +118,12 @@ async def test_who_waits_is_told_once_when_the_connection_breaks() -> None:
         channel = Channel(asyncio.get_running_loop(), endpoint, "tidelog-1")
         answers: list[bytes | None] = []
         for number in range(3):
-            channel.request(HEARTBEAT, 1, b"%d" % number, lambda body: answers.append(body and bytes(body)))
+            channel.request(HEARTBEAT, 1, b"%d" % number, kept(answers))
         await settled(answers, 3)
         assert answers == [b"0", None, None]
         assert channel.broken
         assert not channel.refused
-        channel.request(HEARTBEAT, 1, b"too late", lambda body: answers.append(body))
+        channel.request(HEARTBEAT, 1, b"too late", kept(answers))
         await settled(answers, 4)
         assert answers[3] is None
 
@@ -184,8 +190,8 @@ async def test_a_link_is_its_owners_alone_and_ends_with_the_node() -> None:
         channels = Channels(asyncio.get_running_loop(), "tidelog-1")
         one, other = channels.connect(endpoint), channels.connect(endpoint)
         assert one is not other
-        answers: list[memoryview | None] = []
-        one.request(HEARTBEAT, 1, b"", answers.append)
+        answers: list[bytes | None] = []
+        one.request(HEARTBEAT, 1, b"", kept(answers))
         await channels.close()
         assert answers == [None]
         assert one.broken
