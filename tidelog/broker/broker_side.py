@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+from tidelog.broker.directory_assignments import DirectoryAssignments
 from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
@@ -73,6 +74,9 @@ class BrokerSide:
             loop=loop,
             rng=ports.rng,
         )
+        self._assignments = DirectoryAssignments(
+            broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
+        )
         self._isr_changes = IsrChanges(
             broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
         )
@@ -93,6 +97,7 @@ class BrokerSide:
         self._hosting = Hosting(
             config.node_id, config, self._directories, self.partitions, loop, ports.clock_ms, self._on_role,
             lambda work: loop.run_in_executor(ports.executor, work), fetchers=self._fetchers,
+            assignments=self._assignments,
         )  # fmt: skip
         self.groups = GroupCoordinatorService(
             GroupCoordinatorConfig.from_node(config.integer),
@@ -210,6 +215,7 @@ class BrokerSide:
         self.lost_brokers.close()
         self._fetchers.close()
         self._isr_changes.close()
+        self._assignments.close()
         await self.lifecycle.close()
         self._hosting.close()
         await self.partitions.close()

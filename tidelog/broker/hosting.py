@@ -18,6 +18,7 @@ from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
+    from tidelog.broker.directory_assignments import DirectoryAssignments
     from tidelog.broker.partitions import Partitions
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
     from tidelog.replication.fetcher import ReplicaFetchers
@@ -49,6 +50,7 @@ class Hosting:
         run_in_executor: RunInExecutor,
         *,
         fetchers: ReplicaFetchers | None = None,
+        assignments: DirectoryAssignments | None = None,
     ) -> None:
         self._node_id = node_id
         self._config = config
@@ -62,6 +64,7 @@ class Hosting:
         self._on_role = on_role
         self._run_in_executor = run_in_executor
         self._fetchers = fetchers
+        self._assignments = assignments
         if fetchers is not None:
             partitions.on_flushed = fetchers.resume
         self._checkpointing: set[LogDirectory] = set()
@@ -135,6 +138,7 @@ class Hosting:
                 partition = self._host(topic, index, placed)
             if partition is not None:
                 self._take_role(partition, placed)
+                self._tell_directory(partition, placed)
 
     def _host(self, topic: TopicImage, index: int, placed: PartitionImage) -> Partition | None:
         now_ms = self._clock_ms()
@@ -173,6 +177,13 @@ class Hosting:
             return self._homes[0]
         return min(self._homes, key=lambda directory: len(directory.logs))
 
+    def _tell_directory(self, partition: Partition, placed: PartitionImage) -> None:
+        """With one directory there is nothing to tell: the controller has assigned it already."""
+        if self._assignments is not None and len(self._homes) > 1:
+            lies_in = self._directory_of[partition].directory_id
+            if placed.directory_of(self._node_id) != lies_in:
+                self._assignments.lies_in(partition.topic_id, partition.index, lies_in)
+
     def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
         led = partition.leads
         if placed.leader == self._node_id:
@@ -201,6 +212,8 @@ class Hosting:
                 self._on_role(partition, False)
             if self._fetchers is not None:
                 self._fetchers.unfollow(partition)
+            if self._assignments is not None:
+                self._assignments.forget(topic.topic_id, index)
             self._partitions.remove(partition)
             directory = self._directory_of.pop(partition)
         elif self._partitions.remove_unavailable(topic.name, index, topic.topic_id):

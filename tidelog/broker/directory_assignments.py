@@ -1,0 +1,132 @@
+"""Tells the controller in which log directory a replica lies, where a broker has several (KIP-858).
+
+The broker chooses the directory of a new replica; the controller wants to know, so that it can tell which replicas go
+when a directory does. Gathered, one request at a time, repeated until accepted; as Kafka's AssignmentsManager. Invariant:
+of each replica the directory last told to us is the one that is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.assign_replicas_to_dirs import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsRequestDirectoryData,
+    AssignReplicasToDirsRequestPartitionData,
+    AssignReplicasToDirsRequestTopicData,
+)
+from tidelog.replication.follower import Backoff
+from tidelog.replication.ports import PeerUnreachable
+
+if TYPE_CHECKING:
+    import random
+
+log = logging.getLogger("tidelog.hosting")
+
+VERSION = 0
+REPLICAS_MAX = 2000  # in one request (AssignReplicasToDirsRequest.MAX_ASSIGNMENTS_PER_REQUEST)
+BACKOFF_MS_INITIAL = 100
+BACKOFF_MS_MAX = 10_000
+_GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+_Replica = tuple[bytes, int]
+
+
+class DirectoryAssignments:
+    """`call(request, version)` reaches the active controller; what it raises is tried again later."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        call: Callable[[Any, int], Awaitable[Any]],
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+    ) -> None:
+        self._broker_id = broker_id
+        self._broker_epoch = broker_epoch
+        self._call = call
+        self._loop = loop
+        self._rng = rng
+        self._open: dict[_Replica, bytes] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def lies_in(self, topic_id: bytes, index: int, directory_id: bytes) -> None:
+        """The metadata says otherwise, or nothing."""
+        self._open[topic_id, index] = directory_id
+        if self._task is None and not self._closed:
+            self._task = self._loop.create_task(self._run())
+
+    def forget(self, topic_id: bytes, index: int) -> None:
+        self._open.pop((topic_id, index), None)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        backoff = Backoff(BACKOFF_MS_INITIAL, BACKOFF_MS_MAX)
+        await asyncio.sleep(0)  # all replicas of one image in one request
+        while self._open:
+            sent = dict(list(self._open.items())[:REPLICAS_MAX])
+            if await self._send(sent):
+                backoff.reset()
+            else:
+                await asyncio.sleep(backoff.next_ms(self._rng) / 1000)
+        self._task = None
+
+    async def _send(self, sent: dict[_Replica, bytes]) -> bool:
+        """Whether the controller knows of all of these now."""
+        if self._broker_epoch() < 0:
+            return False
+        try:
+            response = await self._call(self._request(sent), VERSION)
+        except (KafkaError, PeerUnreachable, TimeoutError, OSError) as error:
+            log.info("the controller was not told where %d replicas lie: %s", len(sent), error)
+            return False
+        if response.error_code:
+            log.info("the controller refused to hear where replicas lie: %s", ErrorCode(response.error_code).name)
+            return False
+        settled = 0
+        for directory in response.directories:
+            for topic in directory.topics:
+                for answer in topic.partitions:
+                    key = (topic.topic_id, answer.partition_index)
+                    if answer.error_code and answer.error_code not in _GONE:
+                        continue
+                    settled += 1
+                    if self._open.get(key) == sent.get(key):
+                        self._open.pop(key, None)
+        return settled >= len(sent)
+
+    def _request(self, sent: dict[_Replica, bytes]) -> AssignReplicasToDirsRequest:
+        places: dict[bytes, dict[bytes, list[int]]] = {}
+        for (topic_id, index), directory_id in sent.items():
+            places.setdefault(directory_id, {}).setdefault(topic_id, []).append(index)
+        return AssignReplicasToDirsRequest(
+            broker_id=self._broker_id,
+            broker_epoch=self._broker_epoch(),
+            directories=[
+                AssignReplicasToDirsRequestDirectoryData(
+                    id=directory_id,
+                    topics=[
+                        AssignReplicasToDirsRequestTopicData(
+                            topic_id=topic_id,
+                            partitions=[
+                                AssignReplicasToDirsRequestPartitionData(partition_index=index) for index in indexes
+                            ],
+                        )
+                        for topic_id, indexes in topics.items()
+                    ],
+                )
+                for directory_id, topics in places.items()
+            ],
+        )
