@@ -20,7 +20,7 @@ from tidelog.bench.processes import free_port
 
 Way = tuple[int, int]
 _CHUNK_BYTES = 1 << 16
-_RESET = struct.pack("ii", 1, 0)  # linger for no time: the other end is told at once, and of no orderly end
+_NO_TIME = struct.pack("ii", 1, 0)
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Door:
     destination: int
     port: int
     target_port: int
-    server: asyncio.Server | None = None
+    listener: socket.socket | None = None
     connections: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -138,36 +138,48 @@ class Links:
         for doors in self._doors.values():
             for door in doors:
                 is_open = door.destination in self._up or self._is_held(door)
-                if is_open and door.server is None:
-                    door.server = await self._open(door)
-                elif not is_open and door.server is not None:
-                    door.server.close()
-                    door.server = None
+                if is_open and door.listener is None:
+                    self._open(door)
+                elif not is_open and door.listener is not None:
+                    self._loop.remove_reader(door.listener)
+                    door.listener.close()
+                    door.listener = None
         self._changed.set()
         self._changed = asyncio.Event()
 
     def _is_held(self, door: _Door) -> bool:
         return bool(self._silent & {(door.source, door.destination), (door.destination, door.source)})
 
-    async def _open(self, door: _Door) -> asyncio.Server:
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self._loop.create_task(self._carry(door, reader, writer))
-            door.connections.add(task)
-            task.add_done_callback(door.connections.discard)
-            # Also when it is cancelled before it has begun.
-            task.add_done_callback(lambda _: writer.close())
+    def _open(self, door: _Door) -> None:
+        # By hand: an asyncio server that is closed while it accepts leaves the connection behind.
+        door.listener = listener = socket.create_server(("127.0.0.1", door.port), backlog=128)
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept, door, listener)
 
-        return await asyncio.start_server(accepted, "127.0.0.1", door.port, limit=_CHUNK_BYTES, backlog=128)
+    def _accept(self, door: _Door, listener: socket.socket) -> None:
+        try:
+            accepted, _ = listener.accept()
+        except OSError:
+            return
+        task = self._loop.create_task(self._carry(door, accepted))
+        door.connections.add(task)
+        task.add_done_callback(door.connections.discard)
+        # Also when it is cancelled before it has begun.
+        task.add_done_callback(lambda _: accepted.close())
 
-    async def _carry(self, door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(self, door: _Door, accepted: socket.socket) -> None:
         """One connection, until either end is gone or it is reset."""
-        target: asyncio.StreamWriter | None = None
+        ends: list[asyncio.StreamWriter] = []
         is_ended = False
         try:
+            accepted.setblocking(False)
             while self._is_held(door):
                 await self._changed.wait()
+            reader, writer = await asyncio.open_connection(sock=accepted.dup(), limit=_CHUNK_BYTES)
+            ends.append(writer)
             answers, target = await asyncio.open_connection("127.0.0.1", door.target_port, limit=_CHUNK_BYTES)
-            for each in (writer, target):
+            ends.append(target)
+            for each in ends:
                 each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             there = asyncio.create_task(self._pump(door.source, door.destination, reader, target))
             back = asyncio.create_task(self._pump(door.destination, door.source, answers, writer))
@@ -181,12 +193,11 @@ class Links:
         except OSError:
             pass
         finally:
-            for end in (writer, target):
-                if end is not None and is_ended:
+            for end in ends:
+                if is_ended:
                     end.close()  # what was written before still goes out
-                elif end is not None:
-                    end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                    end.transport.abort()
+                else:
+                    _reset(end)
 
     async def _pump(
         self, sender: int, receiver: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -203,3 +214,12 @@ class Links:
                 return
             writer.write(data)
             await writer.drain()
+
+
+def _reset(end: asyncio.StreamWriter) -> None:
+    """End a connection with a RST: lingering for no time, the kernel tells the other end of no orderly end."""
+    try:
+        end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_TIME)
+    except OSError:
+        pass  # it is closed already
+    end.transport.abort()
