@@ -1,8 +1,8 @@
 """Tells the controller in which log directory a replica lies, where a broker has several (KIP-858).
 
 The broker chooses the directory of a new replica; the controller wants to know, so that it can tell which replicas go
-when a directory does. Gathered, one request at a time, repeated until accepted; as Kafka's AssignmentsManager. Invariant:
-of each replica the directory last told to us is the one that is sent.
+when a directory does. Gathered, one request at a time, repeated until accepted; as Kafka's AssignmentsManager.
+Invariant: of each replica the directory last told to us is the one that is sent.
 """
 
 from __future__ import annotations

@@ -45,6 +45,8 @@ log = logging.getLogger("tidelog.followers")
 
 WAIT_MS_MAX = 300_000
 SESSIONS_MAX = 1000
+# A follower that is alive fetches all the time; beyond this its session makes place when another begins.
+SILENT_MS_MAX = 10_000
 EPOCH_INITIAL = 0
 EPOCH_MAX = 2**31 - 1
 
@@ -143,9 +145,11 @@ class FollowerFetches:
         return session
 
     def _begin(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
-        for old in [each for each in self._sessions.values() if each.replica_id == asked.replica_id]:
-            if old.replica_epoch != asked.replica_epoch:
-                self._close(old.id)  # of a process that is no more
+        now_ms = self._loop.time() * 1000
+        for old in list(self._sessions.values()):
+            replaced = old.replica_id == asked.replica_id and old.replica_epoch != asked.replica_epoch
+            if replaced or now_ms - old.last_fetch_ms > max(SILENT_MS_MAX, 2 * old.max_wait_ms):
+                self._close(old.id)  # of a process that is no more, or of a connection
         session_id = 0
         if asked.session_epoch == EPOCH_INITIAL and asked.partitions:
             if len(self._sessions) >= SESSIONS_MAX:

@@ -181,7 +181,12 @@ class PartitionLog:
             if batch[9] > self.leader_epochs.latest:
                 self.leader_epochs.assign(batch[9], batch[2])
             has_markers = has_markers or bool(batch[5] & CONTROL_FLAG)
-        self._append(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
+        if len(data) <= self._segment_bytes:
+            self._append(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
+        else:  # the leader's segments, or what it may send at once, are larger
+            for batch in admitted:
+                piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
+                self._append(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
         return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
 
     def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:

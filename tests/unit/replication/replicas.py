@@ -23,7 +23,12 @@ from tidelog.broker.partitions import Partitions
 from tidelog.broker.request import Deferred, RequestContext
 from tidelog.protocol.batch_builder import encode_batch
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
-from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 from tidelog.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -47,6 +52,7 @@ from tidelog.replication.ports import Endpoint, Link, OnResponse
 from tidelog.storage.log_directory import LogDirectory
 
 TOPIC_ID = b"T" * 16
+LIST_OFFSETS = 2
 
 
 class Done:
@@ -259,7 +265,7 @@ class ReplicaNode:
             return fetch.serve(self.services, body, version, 1, peer)
         if api_key == produce.API_KEY:
             return produce.serve(self.services, body, version, 1, peer)
-        assert api_key == ListOffsetsRequest.API_KEY
+        assert api_key == LIST_OFFSETS
         context = RequestContext(api_key, version, 1, None, "test", "PLAINTEXT")
         return b"\0" * 9 + list_offsets.handle(self.services, context, ListOffsetsRequest.decode(body, version)).encode(
             version
@@ -313,6 +319,14 @@ class ReplicaNode:
         frame = b"".join(answer) if isinstance(answer, list) else answer
         self.fetched = FetchResponse.decode(frame[9 if version >= 12 else 8 :], version)
         return self.fetched.responses[0].partitions[0]
+
+    def latest(self, replica_id: int = -1) -> tuple[int, int]:
+        """ListOffsets: (error, offset)"""
+        asked = ListOffsetsPartition(partition_index=0, timestamp=-1)
+        request = ListOffsetsRequest(replica_id=replica_id, topics=[ListOffsetsTopic(name="t", partitions=[asked])])
+        answer = self.serve(LIST_OFFSETS, 7, memoryview(request.encode(7)))
+        told = ListOffsetsResponse.decode(answer[9:], 7).topics[0].partitions[0]
+        return told.error_code, told.offset
 
     def checkpoint(self) -> None:
         self.directory.write_checkpoints()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.replication.replicas import Replicas
@@ -326,3 +328,59 @@ def test_a_throttled_replica_is_copied_at_the_rate_and_not_held_back_once_in_syn
         sent = cluster.nodes[1].produce(b"x" * 500_000)
         cluster.loop.run_for(1)
         assert sent.code == 0, n
+
+
+def test_the_end_is_not_told_while_it_may_lie_behind_what_was_shown_before() -> None:
+    """KIP-207: the new leader does not know yet how much of its log is committed."""
+    cluster = Replicas(3)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    cluster.cut |= {(1, 2), (3, 2)}
+    cluster.elect(2, [1, 2, 3])
+    assert cluster.nodes[2].marks == (0, 1)
+    assert cluster.nodes[2].latest() == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+    assert cluster.nodes[2].latest(replica_id=3) == (0, 1)
+    cluster.heal()
+    cluster.loop.run_for(1000)
+    assert cluster.nodes[2].latest() == (0, 1)
+
+
+def test_a_follower_whose_segments_are_smaller_than_an_answer_takes_it_in_pieces() -> None:
+    cluster = Replicas(2)
+    cluster.stop(2, power=True)
+    cluster.elect(1, [1])
+    for _ in range(10):
+        cluster.nodes[1].produce(b"x" * 30_000)
+    cluster.start(2).log._segment_bytes = 40_000
+    cluster.loop.run_for(600)
+    assert cluster.nodes[2].marks == (10, 10)
+    assert cluster.nodes[2].log.segment_count == 10
+
+
+def test_sessions_of_followers_that_came_back_another_way_do_not_pile_up() -> None:
+    cluster = Replicas(2)
+    for _ in range(30):
+        for link in cluster.links:
+            if not link.closed:
+                link.served.clear()  # broken without the leader noticing
+                link._break()
+        cluster.loop.run_for(2000)
+    assert len(cluster.nodes[1].partitions.follower_fetches) < 8
+
+
+def test_the_controller_is_not_believed_twice() -> None:
+    """The answer to a proposal and the metadata that follows say the same; what began in between goes on."""
+    cluster = Replicas(3)
+    cluster.elect(1, [1])
+    cluster.loop.run_for(1)
+    partition = cluster.nodes[1].partition
+    first = cluster.nodes[1].proposals.pop()[1]
+    partition.on_proposal_agreed(first, (1, 2), 1, 2)
+    cluster.loop.run_for(600)
+    second = partition.in_sync.pending
+    assert second is not None
+    cluster.placed = replace(cluster.placed, isr=(1, 2), partition_epoch=2)
+    cluster._publish()
+    cluster.tell()
+    assert partition.in_sync.pending is second
+    assert partition.in_sync.followers[3].in_maximal_isr

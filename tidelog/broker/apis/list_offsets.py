@@ -31,6 +31,8 @@ EARLIEST_PENDING_UPLOAD = -6
 # The first version in which each may be asked for; before it Kafka answers UNSUPPORTED_VERSION for the partition.
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
+_OFFSET_NOT_AVAILABLE_FROM = 5  # KIP-207
+
 _Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NOTHING: _Found = (-1, -1, -1)
 
@@ -91,17 +93,27 @@ def _find(
         isolation = Isolation.LOG_END
     else:
         isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+    bound = partition.read_bound(isolation)
     try:
-        return _lookup(partition, timestamp, partition.read_bound(isolation))
+        found = (-1, bound, partition.leader_epoch) if timestamp == LATEST else _lookup(partition, timestamp, bound)
     except Exception as error:
         raise partitions.refusal(partition, error) from None
+    by_time = timestamp >= 0 or timestamp == MAX_TIMESTAMP
+    if (timestamp == LATEST or (by_time and found == _NOTHING)) and isolation != Isolation.LOG_END:
+        _refuse_what_may_go_back(partition, version)
+    return found
+
+
+def _refuse_what_may_go_back(partition: Partition, version: int) -> None:
+    """A new leader's mark may be behind what the one before it has shown: no end is told until it has caught up."""
+    if partition.in_sync.epoch_start_offset > partition.high_watermark:
+        known = version >= _OFFSET_NOT_AVAILABLE_FROM
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def _lookup(partition: Partition, timestamp: int, bound: int) -> _Found:
     """`bound`: the offset before which the reader may read; nothing at or above it is found."""
     log = partition.log
-    if timestamp == LATEST:
-        return -1, bound, partition.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.log_start_offset, log.leader_epochs.epoch_for_offset(log.log_start_offset)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):

@@ -1,0 +1,154 @@
+"""The leader's book by itself: random histories against the plain definitions, and the rules one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.replication.isr import InSyncReplicas
+
+LAG_MS = 1000
+
+
+def book(isr: tuple[int, ...] = (1, 2, 3), *, leader_end: int = 10) -> InSyncReplicas:
+    found = InSyncReplicas(1, LAG_MS)
+    found.assign((1, 2, 3), isr, 5, 7, leader_end, 0.0, is_new_leader=True)
+    return found
+
+
+def anyone(broker_id: int, broker_epoch: int) -> bool:
+    return True
+
+
+def nobody(broker_id: int, broker_epoch: int) -> bool:
+    return False
+
+
+def test_the_mark_is_the_least_end_of_those_in_sync() -> None:
+    found = book((1, 2), leader_end=0)
+    found.followers[2].fetched(4, 9, 2000.0)
+    assert found.high_watermark(9, lambda: 5000.0, anyone) == 4
+    found.followers[2].fetched(9, 9, 2000.0)
+    assert found.high_watermark(9, lambda: 5000.0, anyone) == 9, "replica 3 is far away and not waited for"
+
+
+def test_caught_up_is_who_reached_the_end_of_its_last_fetch() -> None:
+    found = book((1, 2), leader_end=0)
+    follower = found.followers[2]
+    follower.fetched(0, 10, 100.0)
+    follower.fetched(10, 25, 200.0)
+    assert follower.last_caught_up_ms == 100.0, "always behind, and never by more than a round"
+    follower.fetched(20, 30, 300.0)
+    assert follower.last_caught_up_ms == 100.0, "it fetches, but it does not reach the end"
+    assert found.shrinkage(40, 1099.0, 1) is None
+    proposal = found.shrinkage(40, 1101.0, 1)
+    assert proposal is not None
+    assert proposal.removes == (2,)
+
+
+def test_a_burst_does_not_throw_anybody_out() -> None:
+    """Why replica.lag.max.messages is no more."""
+    found = book(leader_end=0)
+    for follower in found.followers.values():
+        follower.fetched(0, 0, 1000.0)
+    assert found.shrinkage(1_000_000, 1500.0, 1) is None
+
+
+def test_nobody_joins_below_the_mark_or_the_start_of_the_epoch() -> None:
+    found = book((1, 2), leader_end=10)
+    follower = found.followers[3]
+    for end, mark, joins in ((9, 5, False), (10, 11, False), (10, 10, True)):
+        follower.fetched(end, 20, 0.0)
+        proposal = found.expansion(follower, mark, 1, anyone)
+        assert (proposal is not None) == joins
+    assert found.followers[3].in_maximal_isr
+    assert found.pending is not None
+    assert [broker_id for broker_id, _ in found.pending.isr] == [1, 2, 3]
+
+
+def test_who_may_not_join_is_neither_proposed_nor_waited_for() -> None:
+    found = book((1,), leader_end=0)
+    found.followers[2].fetched(5, 5, 100.0)
+    assert found.expansion(found.followers[2], 5, 1, nobody) is None
+    assert found.high_watermark(9, lambda: 100.0, nobody) == 9
+    assert found.high_watermark(9, lambda: 100.0, anyone) == 5
+
+
+def test_a_member_that_was_proposed_away_still_counts_until_the_controller_agrees() -> None:
+    found = book(leader_end=0)
+    found.followers[2].fetched(9, 9, 3000.0)
+    proposal = found.shrinkage(9, 3000.0, 1)
+    assert proposal is not None
+    assert proposal.removes == (3,)
+    assert found.high_watermark(9, lambda: 3000.0, nobody) == -1
+    assert found.shrinkage(9, 9000.0, 1) is None, "one at a time"
+    assert found.agreed(proposal, (1, 2), 5, 8)
+    assert found.high_watermark(9, lambda: 3000.0, nobody) == 9
+
+
+def test_an_answer_of_the_past_changes_nothing() -> None:
+    found = book(leader_end=0)
+    proposal = found.shrinkage(9, 3000.0, 1)
+    assert proposal is not None
+    assert not found.agreed(proposal, (1,), 4, 9), "another leader epoch"
+    assert not found.agreed(proposal, (1,), 5, 6), "an older state"
+    found.assign((1, 2, 3), (1, 2), 5, 9, 9, 3000.0, is_new_leader=False)
+    assert not found.agreed(proposal, (1,), 5, 10), "overtaken by the metadata"
+    assert found.isr == (1, 2)
+
+
+def test_a_new_epoch_gives_members_the_whole_time_and_others_none() -> None:
+    found = book((1, 2), leader_end=0)
+    found.assign((1, 2, 3), (1, 2), 6, 8, 50, 7000.0, is_new_leader=False)
+    assert found.epoch_start_offset == 50
+    assert found.shrinkage(60, 7999.0, 1) is None
+    assert found.followers[3].last_caught_up_ms < 0
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.just("fetch"), st.sampled_from((2, 3)), st.integers(0, 100)),
+        st.tuples(st.just("pass"), st.integers(1, 700)),
+        st.tuples(st.just("check")),
+        st.tuples(st.just("agree")),
+        st.tuples(st.just("reject")),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_no_history_lets_the_mark_pass_a_member(history: list[tuple[Any, ...]]) -> None:
+    found = book(leader_end=0)
+    end, mark, now_ms, partition_epoch = 0, 0, 0.0, 7
+    sure = {1, 2, 3}  # what the controller may believe, whatever became of the open proposal
+    for kind, *values in history:
+        if kind == "append":
+            end += values[0]
+        elif kind == "pass":
+            now_ms += values[0]
+        elif kind == "fetch":
+            follower = found.followers[values[0]]
+            offset = max(follower.log_end_offset, 0) + (end - max(follower.log_end_offset, 0)) * values[1] // 100
+            follower.fetched(offset, end, now_ms)
+            found.expansion(follower, mark, 1, anyone)
+        elif kind == "check":
+            found.shrinkage(end, now_ms, 1)
+        elif found.pending is not None:
+            if kind == "agree":
+                partition_epoch += 1
+                members = tuple(broker_id for broker_id, _ in found.pending.isr)
+                assert found.agreed(found.pending, members, 5, partition_epoch)
+            else:
+                found.rejected(found.pending)
+        sure = set(found.isr)
+        if found.pending is not None:
+            sure |= {broker_id for broker_id, _ in found.pending.isr}
+        before, mark = mark, max(mark, found.high_watermark(end, partial(float, now_ms), anyone))
+        if mark > before:
+            for each in sure - {1}:
+                assert found.followers[each].log_end_offset >= mark, (each, found.followers, mark)
