@@ -141,9 +141,15 @@ class FollowerAnswers:
         if partition is None or not partition.throttled_as_leader or follower is None or follower.in_maximal_isr:
             return False
         pause_ms = self.throttle.pause_ms(self._loop.time() * 1000)
-        if pause_ms:
-            self._loop.call_later(pause_ms / 1000, self._wake, entry.session)
+        session = entry.session
+        if pause_ms and not session.throttled:
+            session.throttled = True
+            self._loop.call_later(pause_ms / 1000, self._unthrottle, session)
         return pause_ms > 0
+
+    def _unthrottle(self, session: FollowerSession) -> None:
+        session.throttled = False
+        self._wake(session)
 
     def _count(self, entry: FollowerEntry, size_bytes: int) -> None:
         partition, follower = entry.partition, entry.follower

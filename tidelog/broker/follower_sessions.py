@@ -66,7 +66,8 @@ class FollowerSession:
 
     __slots__ = (
         "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "max_bytes",
-        "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id", "timer", "unsettled",
+        "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id", "throttled", "timer",
+        "unsettled",
         "uses_topic_ids", "waiting", "warming",
     )  # fmt: skip
 
@@ -92,6 +93,7 @@ class FollowerSession:
         self.waiting = ParkedFetch(self)
         self.timer: asyncio.TimerHandle | None = None
         self.warming = False
+        self.throttled = False
 
     def wake(self) -> None:
         self._wake_soon(self._answer)
