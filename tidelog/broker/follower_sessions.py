@@ -67,8 +67,7 @@ class FollowerSession:
     __slots__ = (
         "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "max_bytes",
         "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id", "throttled", "timer",
-        "unsettled",
-        "uses_topic_ids", "waiting", "warming",
+        "unsettled", "uses_topic_ids", "waiting", "warming",
     )  # fmt: skip
 
     def __init__(
