@@ -243,7 +243,7 @@ class Cluster:
                 best = placed
         return best
 
-    def all_in_sync(self) -> bool:
+    def all_in_sync(self, *, internal: bool = True) -> bool:
         """Every partition has a leader and all its replicas, everywhere the same."""
         images = [node.image for node in self.nodes.values() if node.ready]
         if len(images) < len(self.nodes) or any(image is None for image in images):
@@ -251,6 +251,8 @@ class Cluster:
         if len({node.metadata_offset for node in self.nodes.values()}) > 1:
             return False
         for topic in images[0].topics_by_name.values():
+            if not internal and topic.name.startswith("__"):
+                continue
             for index, placed in topic.partitions.items():
                 if placed.leader < 0 or len(placed.isr) != len(placed.replicas):
                     return False

@@ -14,7 +14,14 @@ from typing import Any
 from tests.simulation.cluster import Cluster, Layout
 from tests.simulation.cluster_clients import Administrator, RecordingConsumer, RecordingProducer
 from tests.simulation.cluster_faults import CACHE_ONLY, WEIGHTS, Fault, Faults, schedule
-from tests.simulation.cluster_invariants import END_INVARIANTS, STEP_INVARIANTS, Invariant, Knowledge, OneLeaderPerEpoch
+from tests.simulation.cluster_invariants import (
+    END_INVARIANTS,
+    STEP_INVARIANTS,
+    Invariant,
+    Knowledge,
+    OneLeaderPerEpoch,
+    check_step,
+)
 from tests.simulation.simulated_client import simulated_client
 from tests.simulation.simulated_loop import SimulatedLoop
 from tests.simulation.simulated_network import Weather
@@ -52,7 +59,7 @@ class ClusterHistory:
             node.host.rate = 1 + (rng.random() - 0.5) * 0.02
         self.administrator = Administrator(self.cluster, self.knowledge)
         self.faults = Faults(self.cluster, self.administrator, TOPICS, Random(seed * 104729 + 3))
-        duration_s = options.get("duration_s", rng.choice((3.0, 6.0, 10.0)))
+        duration_s = options.get("duration_s", rng.choice((3.0, 5.0, 8.0)))
         weights = dict(options.get("weights") or WEIGHTS)
         if not self.syncs:
             for name in CACHE_ONLY:
@@ -126,18 +133,19 @@ class ClusterHistory:
         for producer in self.producers:
             producer.stopping = True
         self._within(HEALED_S, "ProducersFinish", lambda: all(each.done for each in self.producers))
-        self._within(HEALED_S, "EveryReplicaReturns", self._at_rest)
+        self._within(HEALED_S, "EveryReplicaReturns", lambda: cluster.all_in_sync(internal=False))
         self._within(HEALED_S, "ConsumersCatchUp", self._all_read)
         for consumer in self.consumers:
             consumer.stopping = True
         self._within(HEALED_S, "ConsumersFinish", lambda: all(each.done for each in self.consumers))
-        self._within(HEALED_S, "EveryReplicaReturns", self._at_rest)
+        self._within(HEALED_S, "EveryReplicaReturns", cluster.all_in_sync)
         for invariant in self.invariants:
             invariant.at_end()
 
     def _start_clients(self) -> None:
         cluster, knowledge = self.cluster, self.knowledge
-        self.producers = [RecordingProducer(cluster, knowledge, name, TOPICS) for name in ("a", "b")]
+        gap_s = self.rng.choice((0.04, 0.08, 0.15))
+        self.producers = [RecordingProducer(cluster, knowledge, name, TOPICS, gap_s=gap_s) for name in ("a", "b")]
         if self.rng.random() < 0.3:
             self.producers.append(RecordingProducer(cluster, knowledge, "l", TOPICS, acks="1"))
         self.consumers = [RecordingConsumer(cluster, knowledge, TOPICS)]
@@ -149,15 +157,11 @@ class ClusterHistory:
     def _check(self, loop: SimulatedLoop) -> None:
         node = self.cluster.by_loop.get(loop)
         if node is not None and node.node is not None:
-            for invariant in self.steppers:
-                invariant.on_step(node)
+            check_step(node, self.steppers)
 
     def _within(self, seconds: float, name: str, done: Callable[[], bool]) -> None:
         if not done() and not self.world.run_for(seconds, _now_and_then(self.world, done)):
             raise Broken(f"{name}: not within {seconds:.0f} s; {self._state()}")
-
-    def _at_rest(self) -> bool:
-        return self.cluster.all_in_sync()
 
     def _all_read(self) -> bool:
         for topic, count in TOPICS.items():

@@ -1,11 +1,13 @@
 """What must hold of a cluster at every moment and at the end: one named class per promise.
 
-`on_step` is called for the node that has just run, so it only looks at what has changed there; `at_end` when all faults
-are over and the cluster has come to rest. Each raises `Broken` with its own name first.
+`on_replica` is called when a replica of the node that has just run has another role, epoch or high watermark, `on_step`
+for the node as a whole; `at_end` when all faults are over and the cluster has come to rest. Each raises `Broken` with
+its own name first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.committed import CommittedLog, batches
@@ -25,6 +27,9 @@ class Invariant:
 
     def on_step(self, node: SimulatedNode) -> None:
         """`node` has just run."""
+
+    def on_replica(self, node: SimulatedNode, replica: Any) -> None:
+        """Something has changed there."""
 
     def at_end(self) -> None:
         """Nothing is broken any more and nobody sends."""
@@ -63,12 +68,10 @@ class OneLeaderPerEpoch(Invariant):
         if raft is not None and raft.is_leader and node.seen.get("led") != raft.epoch:
             node.seen["led"] = raft.epoch
             self._claim("the quorum", raft.epoch, node)
-        for replica in node.partitions():
-            if replica.leads:
-                key = ("led", replica)
-                if node.seen.get(key) != replica.leader_epoch:
-                    node.seen[key] = replica.leader_epoch
-                    self._claim((replica.topic_id, replica.index, replica.topic), replica.leader_epoch, node)
+
+    def on_replica(self, node: SimulatedNode, replica: Any) -> None:
+        if replica.leads:
+            self._claim((replica.topic_id, replica.index, replica.topic), replica.leader_epoch, node)
 
     def _claim(self, what: Any, epoch: int, node: SimulatedNode) -> None:
         before = self.leaders.setdefault((what, epoch), node.node_id)
@@ -79,32 +82,29 @@ class OneLeaderPerEpoch(Invariant):
 class HighWatermarkNeverGoesBack(Invariant):
     """Not while a process lives, whatever role its replica takes."""
 
-    def on_step(self, node: SimulatedNode) -> None:
-        for replica in node.partitions():
-            key = ("mark", replica)
-            mark, before = replica.high_watermark, node.seen.get(key, 0)
-            if mark < before:
-                raise self.broken(f"{node} {replica!r} from {before} to {mark}")
-            if mark > before:
-                node.seen[key] = mark
+    def on_replica(self, node: SimulatedNode, replica: Any) -> None:
+        key = ("mark", replica)
+        mark, before = replica.high_watermark, node.seen.get(key, 0)
+        if mark < before:
+            raise self.broken(f"{node} {replica!r} from {before} to {mark}")
+        node.seen[key] = mark
 
 
 class CommittedRecordsNeverChange(Invariant):
     """Below its high watermark every replica has what every other replica ever had there."""
 
-    def on_step(self, node: SimulatedNode) -> None:
-        for replica in node.partitions():
-            key = ("agreed", replica)
-            mark, before = replica.high_watermark, node.seen.get(key, 0)
-            if mark <= before or replica.offline:
-                continue
-            where = replica.topic_id, replica.index
-            committed = self.knowledge.committed.get(where)
-            if committed is None:
-                committed = self.knowledge.committed[where] = CommittedLog(f"{replica.topic}-{replica.index}")
-                self.knowledge.topic_ids[replica.topic] = replica.topic_id
-            committed.observe(replica.log, before, mark, f"{node} {replica!r}", type(self).__name__)
-            node.seen[key] = mark
+    def on_replica(self, node: SimulatedNode, replica: Any) -> None:
+        key = ("agreed", replica)
+        mark, before = replica.high_watermark, node.seen.get(key, 0)
+        if mark <= before or replica.offline:
+            return
+        where = replica.topic_id, replica.index
+        committed = self.knowledge.committed.get(where)
+        if committed is None:
+            committed = self.knowledge.committed[where] = CommittedLog(f"{replica.topic}-{replica.index}")
+            self.knowledge.topic_ids[replica.topic] = replica.topic_id
+        committed.observe(replica.log, before, mark, f"{node} {replica!r}", type(self).__name__)
+        node.seen[key] = mark
 
 
 class CommittedMetadataNeverChanges(Invariant):
@@ -124,14 +124,10 @@ class CommittedMetadataNeverChanges(Invariant):
 class HighWatermarkIsReplicated(Invariant):
     """What a leader calls committed is in the logs of all who are in sync with it."""
 
-    def on_step(self, node: SimulatedNode) -> None:
-        for replica in node.partitions():
-            if not replica.leads:
-                continue
-            key = ("replicated", replica)
-            mark = replica.high_watermark
-            if mark <= node.seen.get(key, 0):
-                continue
+    def on_replica(self, node: SimulatedNode, replica: Any) -> None:
+        key = ("replicated", replica)
+        mark = replica.high_watermark
+        if replica.leads and mark > node.seen.get(key, 0):
             node.seen[key] = mark
             for member in replica.in_sync.isr:
                 self._check(node, replica, mark, member)
@@ -160,6 +156,19 @@ class ImagesAgree(Invariant):
             other = picture(node.image)
             if other != first:
                 raise self.broken(f"{nodes[0]} has {first}, {node} has {other}")
+
+
+def check_step(node: SimulatedNode, invariants: Sequence[Invariant]) -> None:
+    """What is to be checked after a node has run."""
+    for invariant in invariants:
+        invariant.on_step(node)
+    seen = node.seen
+    for replica in node.partitions():
+        state = replica.leads, replica.leader_epoch, replica.high_watermark
+        if seen.get(replica) != state:
+            seen[replica] = state
+            for invariant in invariants:
+                invariant.on_replica(node, replica)
 
 
 def picture(image: Any) -> Any:

@@ -41,7 +41,7 @@ def forget_the_vote(patch: Any) -> None:
 def count_the_isr_wrong(patch: Any) -> None:
     """The slowest in-sync follower is not waited for."""
 
-    def hasty(book: InSyncReplicas, committable: int, leader_end: int, now_ms: float, eligible: Any) -> int:
+    def hasty(book: InSyncReplicas, committable: int, *others: Any) -> int:
         ends = sorted(each.log_end_offset for each in book.followers.values() if each.in_maximal_isr)
         return min([committable, *ends[1:]])
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CALLBACKS_PER_TURN_MAX = 2_000
 TURN_S = 100e-6
+TICK_S = 1e-6
 
 
 class SimulatedTimer(asyncio.TimerHandle):
@@ -102,7 +103,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         timer = SimulatedTimer(when, callback, args, self, context)
         if self.alive:
-            self.world.at(when / self._rate, self._fire, timer)
+            # Time passes while a process runs: who sets a timer for now again and again must get past it.
+            self.world.at(max(when / self._rate, self.world.now + TICK_S), self._fire, timer)
         return timer
 
     def _fire(self, timer: SimulatedTimer) -> None:

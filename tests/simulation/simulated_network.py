@@ -315,7 +315,8 @@ class SimulatedTransport(asyncio.Transport):
         if not self._lost:
             self._lost = True
             self._network.transports.pop(self, None)
-            self._protocol.connection_lost(error)
+            if self._protocol is not None:
+                self._protocol.connection_lost(error)
 
     def end_process(self, *, silently: bool) -> None:
         """The process of this end is gone: its system closes what it had, unless that is gone as well."""
@@ -408,6 +409,8 @@ class Network:
         if waiter.done():
             self.transports.pop(near, None)
             near.abandon()
+        elif near.is_closing():
+            waiter.set_exception(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
         else:
             near.begin(factory)
             waiter.set_result((near, near.get_protocol()))

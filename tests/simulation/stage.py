@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.simulation.cluster import Cluster, Layout, SimulatedNode
 from tests.simulation.cluster_clients import OPTIONS
-from tests.simulation.cluster_invariants import STEP_INVARIANTS, Knowledge, contents
+from tests.simulation.cluster_invariants import STEP_INVARIANTS, Knowledge, check_step, contents
 from tests.simulation.simulated_client import simulated_client
 from tests.simulation.world import World, without_collector
 from tidelog.client.admin import Admin
@@ -41,8 +41,7 @@ class Stage:
     def _check(self, loop: Any) -> None:
         node = self.cluster.by_loop.get(loop)
         if node is not None and node.node is not None:
-            for invariant in self.invariants:
-                invariant.on_step(node)
+            check_step(node, self.invariants)
 
     def node(self, node_id: int) -> SimulatedNode:
         return self.cluster.nodes[node_id]

@@ -16,7 +16,8 @@ from random import Random
 from typing import Any
 
 START_S = 1_000.0
-EVENTS_MAX = 3_000_000
+EVENTS_MAX = 300_000
+HISTORIES_PER_COLLECTION = 4
 
 
 class Broken(AssertionError):
@@ -85,14 +86,20 @@ class World:
         self.graveyard.clear()
 
 
+_histories = 0
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """When garbage is collected must not depend on anything but the seed, as finalizers may be seen."""
+    global _histories
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.collect()
+        _histories += 1
+        if _histories % HISTORIES_PER_COLLECTION == 0:
+            gc.collect()
         if was_enabled:
             gc.enable()
