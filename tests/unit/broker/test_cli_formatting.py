@@ -15,7 +15,7 @@ OTHER = "AgICAgICQkKCAgICAgICAg"
 SNAPSHOT = "__cluster_metadata-0/00000000000000000000-0000000000.checkpoint"
 
 
-def options(home: Path, node_id: int = 3, roles: str = "controller", **more: str) -> list[str]:
+def options(home: Path, node_id: int = 3, *, roles: str = "controller", **more: str) -> list[str]:
     config = {
         "node.id": str(node_id),
         "process.roles": roles,
@@ -107,7 +107,7 @@ def test_what_makes_no_sense_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], changes: dict[str, str], problem: str
 ):
     home = tmp_path / "data"
-    assert main(["format", *options(home, **changes), *words]) == 1
+    assert main(["format", *options(home, 3, **changes), *words]) == 1
     shown = capsys.readouterr()
     assert problem in shown.err
     assert shown.err.count("\n") == 1
