@@ -88,8 +88,11 @@ class FollowerAnswers:
         """What the dirty partitions have to say; None when that is not enough yet. Raises ColdRead."""
         if len(session.dirty) == 1 and version == VERSION and session.min_bytes <= 1 and session.id:
             (entry,) = session.dirty
-            if entry.problem is None and entry.partition is not None:
-                return self._frame_of_one(session, entry, entry.partition, correlation_id)
+            partition = entry.partition
+            if entry.problem is None and partition is not None and not partition.throttled_as_leader:
+                frame = self._frame_of_one(session, entry, partition, correlation_id)
+                if frame is not None:
+                    return frame
         budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
         told: list[tuple[FollowerEntry, FetchedPartition]] = []
         total_bytes = 0
@@ -119,8 +122,7 @@ class FollowerAnswers:
     def _frame_of_one(
         self, session: FollowerSession, entry: FollowerEntry, partition: Partition, correlation_id: int
     ) -> Frames | None:
-        if partition.throttled_as_leader and self._is_held_back(entry):
-            return None
+        """The steady state; None where the log refuses, which is now the entry's problem. Raises ColdRead."""
         try:
             max_bytes = entry.max_bytes if entry.max_bytes < RESPONSE_BYTES_MAX else RESPONSE_BYTES_MAX
             tail: Tail = partition.watch.tail
@@ -129,10 +131,14 @@ class FollowerAnswers:
             raise
         except Exception as error:
             entry.problem = self._partitions.refusal(partition, error).code
-            return self.frames(session, correlation_id, VERSION, True)
-        self._sent(entry, partition.log.high_watermark, size_bytes > 0)
-        if partition.throttled_as_leader:
-            self._count(entry, len(frame) if isinstance(frame, bytes | bytearray) else sum(map(len, frame)))
+            return None
+        if size_bytes:
+            del session.dirty[entry]
+            entry.sent_high_watermark = partition.log.high_watermark
+            entry.in_flight = True
+            session.in_flight[entry] = None
+        else:
+            self._sent(entry, partition.log.high_watermark, False)
         return frame
 
     def _is_held_back(self, entry: FollowerEntry) -> bool:

@@ -67,10 +67,10 @@ class FollowerFetches:
         self._partitions = partitions
         self._loop = loop
         self._rng = rng
-        self._sessions: dict[int, FollowerSession] = {}
+        self.sessions: dict[int, FollowerSession] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.sessions)
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -79,7 +79,7 @@ class FollowerFetches:
         fields = decode_one(body)
         if fields is None:
             return None
-        session = self._sessions.get(fields[4])
+        session = self.sessions.get(fields[4])
         if (
             session is None
             or session.epoch != fields[5]
@@ -132,7 +132,7 @@ class FollowerFetches:
             if asked.session_id:
                 self._close(asked.session_id)
             return self._begin(asked, uses_topic_ids)
-        session = self._sessions.get(asked.session_id)
+        session = self.sessions.get(asked.session_id)
         if session is None or (session.replica_id, session.replica_epoch) != (asked.replica_id, asked.replica_epoch):
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != asked.session_epoch:
@@ -146,22 +146,22 @@ class FollowerFetches:
 
     def _begin(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
         now_ms = self._loop.time() * 1000
-        for old in list(self._sessions.values()):
+        for old in list(self.sessions.values()):
             replaced = old.replica_id == asked.replica_id and old.replica_epoch != asked.replica_epoch
             if replaced or now_ms - old.last_fetch_ms > max(SILENT_MS_MAX, 2 * old.max_wait_ms):
                 self._close(old.id)  # of a process that is no more, or of a connection
         session_id = 0
         if asked.session_epoch == EPOCH_INITIAL and asked.partitions:
-            if len(self._sessions) >= SESSIONS_MAX:
-                self._close(next(iter(self._sessions)))
-            while not session_id or session_id in self._sessions:
+            if len(self.sessions) >= SESSIONS_MAX:
+                self._close(next(iter(self.sessions)))
+            while not session_id or session_id in self.sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
         wake_soon = self._partitions.wakes.soon
         session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, wake_soon, self._answer_parked)
         session.waiting.on_abandon = partial(self._abandoned, session)
         session.uses_topic_ids = uses_topic_ids
         if session_id:
-            self._sessions[session_id] = session
+            self.sessions[session_id] = session
         return session
 
     def _take(
@@ -273,7 +273,7 @@ class FollowerFetches:
                 entry.partition = None
 
     def _close(self, session_id: int) -> None:
-        session = self._sessions.pop(session_id, None)
+        session = self.sessions.pop(session_id, None)
         if session is not None:
             if session.timer is not None:
                 session.timer.cancel()
@@ -300,7 +300,8 @@ class FollowerFetches:
                 if not session.id:
                     self._empty(session)
                 return frames
-        due_ms = session.last_fetch_ms + min(session.max_wait_ms, WAIT_MS_MAX)
+        wait_ms = session.max_wait_ms
+        due_ms = session.last_fetch_ms + (wait_ms if wait_ms < WAIT_MS_MAX else WAIT_MS_MAX)
         parked = session.parked = session.waiting.begin(correlation_id, version, due_ms)
         if session.timer is None:
             session.timer = self._loop.call_at(due_ms / 1000, self._wait_is_over, session)
@@ -310,7 +311,11 @@ class FollowerFetches:
         parked = session.parked
         if parked is None or session.warming or not session.dirty:
             return
-        frames = self._frames(session, parked.correlation_id, parked.version, False)
+        try:
+            frames = self.answers.frames(session, parked.correlation_id, parked.version, False)
+        except ColdRead as cold:
+            self._warm(session, cold)
+            return
         if frames is not None:
             session.parked = None
             parked.complete(frames)
@@ -374,5 +379,5 @@ class FollowerFetches:
             return None
 
     def close(self) -> None:
-        for session_id in list(self._sessions):
+        for session_id in list(self.sessions):
             self._close(session_id)

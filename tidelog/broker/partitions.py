@@ -20,6 +20,7 @@ from tidelog.broker.purgatory import OffsetWaiters
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
 from tidelog.replication.partition import Partition, ReplicaPorts
 from tidelog.storage.log import CorruptLog
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.partitions")
 
 # The last records appended are kept for the followers that wait for them, up to this size.
-TAIL_BYTES_MAX = 16 * 1024
+TAIL_BYTES_MAX = INLINE_BYTES_MAX
 
 Committed = Callable[[Exception | None], None]
 
@@ -142,8 +143,9 @@ class Partitions:
                 watch.tail.appended(info.first_offset, info.last_offset + 1, bytes(written))
             for entry in watch.followers:
                 entry.appended()
-        if partition.log.flush_due:
-            self.flush(partition)
+        durability = partition.log.durability
+        if durability.is_wanted or durability.blocked_from >= 0:
+            self.flush_if_due(partition)
         return info
 
     def flush_if_due(self, partition: Partition) -> None:

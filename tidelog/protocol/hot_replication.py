@@ -14,10 +14,12 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from tidelog.protocol.errors import MalformedMessage
-from tidelog.protocol.hot import INLINE_REGION_BYTES_MAX, Buffer
+from tidelog.protocol.hot import Buffer
 from tidelog.protocol.primitives import continue_uvarint, read_uvarint, write_uvarint
 
 VERSION = 18
+# An answer with records up to this size is of one piece: it is copied for every follower, and never read twice.
+INLINE_BYTES_MAX = 32 * 1024
 
 # max wait, min bytes, max bytes, isolation level, session id, session epoch
 _REQUEST_HEAD = Struct(">iiibii")
@@ -190,7 +192,7 @@ def encode_one_fetched(
         _ONE_RESPONSE_FRAME.size - 4 + len(length) + size_bytes + 3, correlation_id, 0, 0, 0, session_id, 2, topic_id,
         2, index, 0, high_watermark, last_stable_offset, log_start_offset, 0, -1,
     )  # fmt: skip
-    if size_bytes <= INLINE_REGION_BYTES_MAX:
+    if size_bytes <= INLINE_BYTES_MAX:
         return b"".join((head, length, *regions, _NO_TAGS))
     return [head + length, *regions, _NO_TAGS]
 

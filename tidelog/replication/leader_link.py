@@ -196,10 +196,6 @@ class LeaderLink:
         )  # fmt: skip
         link.request(FETCH, VERSION, body, self._on_answer)
 
-    @property
-    def _is_steady(self) -> bool:
-        return not (self._forgotten or self._held or self._retry_timer or self._closed)
-
     def _request_for_many(self) -> bytearray:
         asked = []
         for followed in self._changed:
@@ -267,7 +263,11 @@ class LeaderLink:
                 followed = self.followed.get((one[1], one[2]))
                 if followed is not None and self._answered >= followed.asked:
                     self._take(followed, one[3], one[4], one[5])
-                    if self._is_steady and len(self._changed) == 1 and self._answered == self._sent:
+                    if (
+                        len(self._changed) == 1
+                        and self._answered == self._sent
+                        and not (self._forgotten or self._held or self._retry_timer or self._closed)
+                    ):
                         self._ask_on(followed)
                         return
             else:
@@ -315,11 +315,12 @@ class LeaderLink:
                     return
                 log.append_as_follower(records, self._clock_ms())
                 followed.asked = NOT_ASKED
-                if log.durability.blocked_from < 0:
+                durability = log.durability
+                if durability.blocked_from < 0:
                     self._changed[followed] = None
                 else:
                     self._held[followed] = None
-                if log.flush_due:
+                if durability.is_wanted or durability.blocked_from >= 0:
                     self._fetchers.on_appended(partition)
             partition.adopt(high_watermark, log_start_offset)
             if partition.throttled_as_follower and records:

@@ -227,7 +227,8 @@ class Partition:
     def advance_high_watermark(self) -> None:
         """Move the mark to what every in-sync replica holds: alone in the ISR, to what the flush rule lets go."""
         log = self.log
-        mark = log.committable_offset
+        blocked_from = log.durability.blocked_from
+        mark = log.log_end_offset if blocked_from < 0 else blocked_from
         if not self.leads or mark <= log.high_watermark:
             return
         book = self.in_sync

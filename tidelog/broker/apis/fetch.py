@@ -41,7 +41,7 @@ WAIT_MS_MAX = 300_000
 def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
     """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
     followers = services.partitions.follower_fetches
-    if version == FOLLOWER_VERSION and len(followers):
+    if version == FOLLOWER_VERSION and followers.sessions:
         # Nearly all fetches of a busy cluster are one of these.
         answer = followers.serve_one(body, correlation_id) if len(body) == ONE_REQUEST_BYTES else None
         answer = answer or followers.serve_many(body, correlation_id)
