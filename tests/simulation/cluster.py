@@ -120,7 +120,8 @@ class SimulatedNode:
 
     async def _main(self) -> None:
         host = self.host
-        node = self.node = Node(self.config, NodePorts(host.disk, host.bind, host.clock_ms, host.rng, None))
+        ports = NodePorts(host.disk, host.bind, host.clock_ms, host.rng, None, host.boot_id)
+        node = self.node = Node(self.config, ports)
         await node.start()
         self.ready = True
         await node.failed()

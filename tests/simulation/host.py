@@ -61,6 +61,7 @@ class Host:
         self.rate = 1.0
         self.loop: SimulatedLoop | None = None
         self.starts = 0
+        self.boots = 1
         network.hosts[name] = self
 
     # What a process is given
@@ -103,8 +104,17 @@ class Host:
     def lose_power(self) -> None:
         """Off until the next start; nobody is told."""
         self._end(silently=True)
-        self.powered = False
+        self._switch_off()
         self.disk.lose_power()
+
+    @property
+    def boot_id(self) -> str:
+        """Another one whenever what was not on the device may be lost."""
+        return f"{self.name}/{self.boots}"
+
+    def _switch_off(self) -> None:
+        self.powered = False
+        self.boots += 1
 
     def _end(self, *, silently: bool) -> None:
         loop = self.loop
@@ -118,7 +128,7 @@ class Host:
     def _stopped_by_disk(self) -> None:
         """In the middle of a write. What it does to the files is decided when the stack has unwound."""
         self._end(silently=True)
-        self.powered = False
+        self._switch_off()
         self.world.after(0.0, self.disk.lose_power)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tidelog.replication import fetcher, leader_link
+from tidelog.replication import fetcher, follower, leader_link
 from tidelog.replication.fetcher import ReplicaFetchers
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.replication.partition import Partition
@@ -55,7 +55,7 @@ def acknowledge_before_the_high_watermark(patch: Any) -> None:
 
 def truncate_too_little(patch: Any) -> None:
     """A follower that diverges keeps one record more than it may."""
-    exact = leader_link.truncation_offset
+    exact = follower.truncation_offset
 
     def generous(leader_epoch: int, leader_end: int, own_epoch: int, own_end: int, log_end: int) -> int:
         return min(exact(leader_epoch, leader_end, own_epoch, own_end, log_end) + 1, log_end)

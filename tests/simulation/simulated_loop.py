@@ -109,8 +109,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _fire(self, timer: SimulatedTimer) -> None:
         if not timer._cancelled:
-            if timer._when > self._fired_at:  # type: ignore[attr-defined]
-                self._fired_at = timer._when  # type: ignore[attr-defined]
+            if timer._when > self._fired_at:
+                self._fired_at = timer._when
             self.enter(timer)
 
     def enter(self, handle: SimulatedTimer) -> None:

@@ -27,7 +27,7 @@ RECORDS = 50
 
 
 def run(seed: int) -> str:
-    """Produce, kill the node now and then, consume; returns the trace."""
+    """Produce, end the node now and then, consume; returns the trace."""
     with without_collector(), simulated_client():
         return _run(World(seed))
 
@@ -41,7 +41,7 @@ def _run(world: World) -> str:
     consumed: list[bytes] = []
 
     async def serve() -> None:
-        ports = NodePorts(host.disk, host.bind, host.clock_ms, host.rng, None)
+        ports = NodePorts(host.disk, host.bind, host.clock_ms, host.rng, None, host.boot_id)
         await Node(config, ports).start()
         await asyncio.get_running_loop().create_future()
 
@@ -63,7 +63,10 @@ def _run(world: World) -> str:
     client.start(use)
     for _ in range(2):
         world.run_for(0.2 + 0.2 * world.rng.random())
-        host.kill()
+        if world.rng.random() < 0.5:
+            host.lose_power()
+        else:
+            host.kill()
         world.run_for(0.1 + 2 * world.rng.random())
         host.start(serve)
     world.run_for(120, lambda: len(consumed) >= RECORDS)

@@ -138,6 +138,16 @@ class Stage:
 
         return self.admin(work)
 
+    def pause(self, node_id: int) -> None:
+        loop = self.node(node_id).host.loop
+        assert loop is not None
+        loop.pause()
+
+    def resume(self, node_id: int) -> None:
+        loop = self.node(node_id).host.loop
+        assert loop is not None
+        loop.resume()
+
     def until(self, what: str, done: Callable[[], bool], seconds: float = 30) -> None:
         self.cluster.wait(what, seconds, done)
 

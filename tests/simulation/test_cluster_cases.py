@@ -104,11 +104,11 @@ def test_a_replica_out_of_sync_leads_only_when_unclean_election_is_on(unclean: b
 def test_a_follower_that_lags_leaves_the_isr_and_returns_when_it_has_caught_up():
     with stage() as play:
         play.up()
-        play.node(3).host.loop.pause()
+        play.pause(3)
         play.until("3 has left", lambda: play.isr == [1, 2])
         for number in range(5):
             play.send(b"%d" % number)
-        play.node(3).host.loop.resume()
+        play.resume(3)
         play.until("3 is back", lambda: play.isr == [1, 2, 3])
         play.until("all the same", play.cluster.all_in_sync)
         assert play.values(3) == [b"0", b"1", b"2", b"3", b"4"]
