@@ -80,7 +80,10 @@ class LeaderLink:
             del self.followed[followed.key]
         followed.asked = NOT_ASKED
         self._set_aside(followed)
-        self._held.pop(followed, None)
+        if followed in self._held:
+            # The others waited for it, and nobody will resume it any more.
+            del self._held[followed]
+            self._pump_soon()
         self._delayed.pop(followed, None)
         self._throttled.pop(followed, None)
 
