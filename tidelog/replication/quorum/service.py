@@ -17,6 +17,7 @@ from tidelog.protocol.messages.end_quorum_epoch import EndQuorumEpochRequest, En
 from tidelog.protocol.messages.fetch import FetchRequest, FetchResponse
 from tidelog.protocol.messages.fetch_snapshot import FetchSnapshotRequest, FetchSnapshotResponse
 from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
+from tidelog.protocol.uuids import ZERO_UUID
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum import leading, reconfiguration, wire
 from tidelog.replication.quorum.commit import ReplicaProgress
@@ -189,8 +190,8 @@ class QuorumService:
         elif isinstance(raft.state, Leader):
             data.error_code = ErrorCode.NONE
             data.high_watermark = raft.state.progress.high_watermark
-            data.current_voters = [self._described(replica) for replica in raft.state.progress.voters]
-            data.observers = [self._described(replica) for replica in raft.state.progress.observers]
+            data.current_voters = [self._described(replica, version) for replica in raft.state.progress.voters]
+            data.observers = [self._described(replica, version) for replica in raft.state.progress.observers]
         topic = describe.DescribeQuorumResponseTopicData(topic_name=wire.TOPIC, partitions=[data])
         response = describe.DescribeQuorumResponse(topics=[topic])
         if version >= 2 and data.error_code == ErrorCode.NONE:
@@ -205,7 +206,7 @@ class QuorumService:
             ]
         return response
 
-    def _described(self, replica: ReplicaProgress) -> describe.ReplicaState:
+    def _described(self, replica: ReplicaProgress, version: int) -> describe.ReplicaState:
         """Times of the loop's clock told in the wall's."""
         node = self._node
         now_ms, wall_ms = node.now_ms(), node.clock_ms()
@@ -219,7 +220,7 @@ class QuorumService:
             times, end_offset = (told(replica.last_fetch_ms), told(replica.last_caught_up_ms)), replica.end_offset
         return describe.ReplicaState(
             replica_id=replica.key.id,
-            replica_directory_id=replica.key.directory_id,
+            replica_directory_id=replica.key.directory_id if version >= 2 else ZERO_UUID,
             log_end_offset=end_offset,
             last_fetch_timestamp=times[0],
             last_caught_up_timestamp=times[1],
