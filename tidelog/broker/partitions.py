@@ -170,7 +170,8 @@ class Partitions:
             if partition.offline or partition not in self._watches:
                 return
             partition.advance_high_watermark()
-            if not partition.leads and self.on_flushed is not None:
+            is_synced = partition.log.durability.blocked_from < 0
+            if is_synced and not partition.leads and self.on_flushed is not None:
                 self.on_flushed(partition)
             if partition.log.flush_due:
                 self.flush(partition)

@@ -384,3 +384,21 @@ def test_the_controller_is_not_believed_twice() -> None:
     cluster.tell()
     assert partition.in_sync.pending is second
     assert partition.in_sync.followers[3].in_maximal_isr
+
+
+def test_a_flush_that_began_before_the_records_came_does_not_let_them_be_told() -> None:
+    cluster = Replicas(2, log_flush_interval_messages="1")
+    follower = cluster.nodes[2]
+    follower.log.durability.is_wanted = True
+    cluster.nodes[1].produce(b"a", acks=1)
+    while follower.log.log_end_offset == 0:
+        if not follower.log.durability.is_running:
+            follower.partitions.flush(follower.partition)
+        cluster.loop.turn()
+    for _ in range(1000):
+        told = cluster.nodes[1].partition.in_sync.followers[2].log_end_offset
+        if told == 1:
+            break
+        cluster.loop.turn()
+    assert follower.log.durability.recovery_point == 1
+    assert told == 1
