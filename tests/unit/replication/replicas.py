@@ -81,6 +81,9 @@ class ManualLoop:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self.device_waits = False
+        self.waiting: list[Callable[[], None]] = []
+        """What would run on the executor, if the device did not make it wait."""
         self._ready: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Any]] = []
         self._count = 0
@@ -112,7 +115,10 @@ class ManualLoop:
             for callback in future.callbacks:
                 callback(future)
 
-        self.call_soon(run)
+        if self.device_waits:
+            self.waiting.append(run)
+        else:
+            self.call_soon(run)
         return future
 
     def turn(self) -> bool:

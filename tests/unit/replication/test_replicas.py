@@ -388,17 +388,17 @@ def test_the_controller_is_not_believed_twice() -> None:
 
 def test_a_flush_that_began_before_the_records_came_does_not_let_them_be_told() -> None:
     cluster = Replicas(2, log_flush_interval_messages="1")
-    follower = cluster.nodes[2]
-    follower.log.durability.is_wanted = True
+    follower, booked = cluster.nodes[2], cluster.nodes[1].partition.in_sync.followers[2]
+    cluster.loop.device_waits = True
+    follower.partitions.flush(follower.partition)
     cluster.nodes[1].produce(b"a", acks=1)
-    while follower.log.log_end_offset == 0:
-        if not follower.log.durability.is_running:
-            follower.partitions.flush(follower.partition)
-        cluster.loop.turn()
-    for _ in range(1000):
-        told = cluster.nodes[1].partition.in_sync.followers[2].log_end_offset
-        if told == 1:
-            break
-        cluster.loop.turn()
-    assert follower.log.durability.recovery_point == 1
-    assert told == 1
+    cluster.loop.settle()
+    assert follower.log.log_end_offset == 1
+    cluster.loop.waiting.pop(0)()  # the flush that began before
+    cluster.loop.settle()
+    assert booked.log_end_offset == 0
+    cluster.loop.device_waits = False
+    while cluster.loop.waiting:
+        cluster.loop.waiting.pop()()
+    cluster.loop.settle()
+    assert booked.log_end_offset == 1
