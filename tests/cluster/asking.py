@@ -48,15 +48,14 @@ def set_feature(cluster: TidelogCluster, name: str, level: int) -> None:
     request = UpdateFeaturesRequest(
         feature_updates=[FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=kind)]
     )
-    version = max(request.VERSIONS)
-    header = RequestHeader(
-        request_api_key=request.API_KEY, request_api_version=version, correlation_id=1, client_id="test"
-    )
-    body = header.encode(request_header_version(request.API_KEY, version)) + request.encode(version)
+    version, key = max(request.VERSIONS), request.API_KEY
+    assert key is not None
+    header = RequestHeader(request_api_key=key, request_api_version=version, correlation_id=1, client_id="test")
+    body = header.encode(request_header_version(key, version)) + request.encode(version)
     with RawConnection(asked_port(cluster)) as connection:
         connection.send(len(body).to_bytes(4, "big") + body)
         answer = bytes(connection.receive())[4:]
-    _, position = ResponseHeader.read(answer, 0, response_header_version(request.API_KEY, version))
+    _, position = ResponseHeader.read(answer, 0, response_header_version(key, version))
     response = UpdateFeaturesResponse.decode(answer[position:], version)
     assert response.error_code == 0, response.error_message
 

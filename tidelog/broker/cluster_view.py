@@ -29,12 +29,15 @@ def broker_endpoint(image: MetadataImage, node_id: int, listener_name: str) -> E
     return None if broker is None or broker.fenced else broker.endpoints.get(listener_name)
 
 
-def cluster_controller(image: MetadataImage, own_id: int) -> int:
+def cluster_controller(image: MetadataImage, own_id: int, leader_id: int | None = None) -> int:
     """The id clients are told to send administrative requests to: a broker, never a lone controller (KIP-631).
 
     Kafka names any living broker, which forwards; naming the controller's own, where it is one, saves that step.
+    `leader_id`: whom the quorum follows now. While that is not the image's controller, which may be dead, this broker
+    names itself: librdkafka waits long for a controller that does not answer.
     """
-    for node_id in (image.controller_id, own_id, *sorted(image.brokers)):
+    is_current = leader_id is None or leader_id == image.controller_id
+    for node_id in (image.controller_id if is_current else own_id, own_id, *sorted(image.brokers)):
         broker = image.brokers.get(node_id)
         if broker is not None and not broker.fenced:
             return node_id

@@ -57,6 +57,10 @@ class Services:
         self.topic_creation = TopicCreation(self.config, self.controller_channel)
         self.heartbeats = Heartbeats(self._broker_connection_lost)
 
+    def quorum_leader_id(self) -> int:
+        """Whom this node's quorum follows now, -1 nobody."""
+        return self.raft.leader_id
+
     def _broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
         if self.controller is not None:
             self.controller.broker_connection_lost(broker_id, broker_epoch)

@@ -34,7 +34,7 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
     image = services.image()
     if here == BROKERS:
         nodes = _brokers(image, context, request)
-        controller_id = cluster_controller(image, services.node_id)
+        controller_id = cluster_controller(image, services.node_id, services.quorum_leader_id())
     else:
         nodes = _controllers(image, context.listener_name)
         leader_id = quorum(services).leader_id

@@ -87,7 +87,7 @@ def _answer(services: Services, context: RequestContext, request: MetadataReques
             )
         ],
         cluster_id=services.cluster_id,
-        controller_id=cluster_controller(image, services.node_id),
+        controller_id=cluster_controller(image, services.node_id, services.quorum_leader_id()),
         topics=topics,
     )
     if OPERATIONS_FROM <= version <= CLUSTER_OPERATIONS_TO and request.include_cluster_authorized_operations:
