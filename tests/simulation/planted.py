@@ -28,16 +28,6 @@ def skip_the_fsync_of_a_vote(patch: Any) -> None:
     patch.setattr(VoteStore, "write", careless)
 
 
-def forget_the_vote(patch: Any) -> None:
-    """Who was voted for is only in memory; the epoch is kept."""
-    write = VoteStore.write
-
-    def forgetful(store: VoteStore, state: Any, *, sync: bool = True) -> None:
-        write(store, replace(state, voted_id=-1), sync=sync)
-
-    patch.setattr(VoteStore, "write", forgetful)
-
-
 def count_the_isr_wrong(patch: Any) -> None:
     """The slowest in-sync follower is not waited for."""
 

@@ -142,6 +142,8 @@ class Cluster:
             if self._closed or node is None:
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"node {node_id} is not in the cluster")
             connection = await self._open(node.host, node.port)
+            if connection.closed:  # in the moment between its last answer and now: nobody has been told
+                raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"node {node_id} closed the connection")
         except KafkaError:
             link.failures += 1
             link.retry_at = loop.time() + self._reconnect_backoff.wait_ms(link.failures) / 1000

@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tidelog.client.cluster import Cluster
+from tidelog.client.config import AdminConfig
 from tidelog.client.connection import MAX_IN_FLIGHT, Connection, connect
+from tidelog.client.model import Node
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
@@ -241,3 +244,20 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up():
     async with Server(script, negotiate=False) as server:
         with pytest.raises(KafkaError):
             await server.connect(timeout_ms=50)
+
+
+async def test_a_connection_that_closes_before_it_is_used_is_made_anew():
+    cluster = Cluster(AdminConfig(reconnect_backoff_ms=0, reconnect_backoff_max_ms=0))
+    cluster.metadata = cluster.metadata._replace(nodes={1: Node(1, "host", 9092)})
+    dead, alive = Connection("host:9092", "test", 1000), Connection("host:9092", "test", 1000)
+    dead.close()
+    made = [dead, alive]
+
+    async def opened(host: str, port: int) -> Connection:
+        return made.pop(0)
+
+    cluster._open = opened  # type: ignore[method-assign]
+    with pytest.raises(KafkaError, match="closed the connection"):
+        await cluster.connection(1)
+    assert await cluster.connection(1) is alive
+    await cluster.close()

@@ -348,3 +348,24 @@ def test_with_a_flush_policy_what_was_read_back_is_committed_at_once(logs: MakeL
     assert made.log.committable_offset == 0
     log = made.kill_and_open()
     assert (log.committable_offset, log.flush_due) == (3, False)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "truncated"])
+def test_the_last_five_batches_of_a_producer_are_known_again(logs, how: str):
+    home = logs()
+    sizes = [1, 4, 1, 3, 1]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    home.append(*(idempotent(start, size) for start, size in zip(starts, sizes)))
+    if how == "truncated":
+        home.close()
+        home.open()  # with a snapshot at the log end, which alone names only the last batch
+        home.append(batch())
+        home.log.truncate_to(sum(sizes))
+    elif how == "closed":
+        home.close()
+        home.open()
+    else:
+        home.kill_and_open()
+    for start, size in zip(starts, sizes):
+        info = home.log.append_as_leader(idempotent(start, size), 0, NOW)
+        assert (info.duplicate, info.first_offset) == (True, start)
