@@ -21,7 +21,7 @@ from tidelog.broker.timers import DeadlineTimer
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
-from tidelog.replication.partition import Partition, ReplicaPorts
+from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ Committed = Callable[[Exception | None], None]
 class _Watch:
     """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
 
-    __slots__ = ("fetches", "followers", "produces", "tail", "writes")
+    __slots__ = ("fetches", "followers", "produces", "syncs", "tail", "writes")
 
     def __init__(self) -> None:
         self.fetches: dict[SessionPartition, None] = {}
         self.followers: dict[FollowerEntry, None] = {}
         self.produces = OffsetWaiters()
+        self.syncs = OffsetWaiters()  # produces with acks=1
         self.writes = OffsetWaiters()  # of coordinators
         self.tail = Tail()
 
@@ -170,6 +171,8 @@ class Partitions:
             if partition.offline or partition not in self._watches:
                 return
             partition.advance_high_watermark()
+            for callback in partition.watch.syncs.reached(partition.log.committable_offset):
+                callback(None)
             is_synced = partition.log.durability.blocked_from < 0
             if is_synced and not partition.leads and self.on_flushed is not None:
                 self.on_flushed(partition)
@@ -213,6 +216,15 @@ class Partitions:
         else:
             watch = partition.watch
             (watch.produces if for_client else watch.writes).add(required_offset, callback)
+
+    def when_acknowledged(self, partition: Partition, required_offset: int, acks: int, callback: Committed) -> None:
+        """The same for a client: with acks=1 it waits for the device alone (flush.messages), not for other replicas."""
+        if acks == ACKS_ALL or partition.offline or not partition.leads:
+            self.when_committed(partition, required_offset, callback, for_client=True)
+        elif partition.log.committable_offset >= required_offset:
+            callback(None)
+        else:
+            partition.watch.syncs.add(required_offset, callback)
 
     def watch(self, entry: SessionPartition) -> None:
         """Tell this entry's session when its partition changes; nothing to tell where it is not hosted."""
@@ -309,7 +321,7 @@ class Partitions:
         """This replica no longer leads: waiting fetches look again, waiting produces fail with `code`."""
         watch = self._watches[partition]
         self.role_changed(partition)
-        for callback in [*watch.produces.take_all(), *watch.writes.take_all()]:
+        for callback in [*watch.produces.take_all(), *watch.syncs.take_all(), *watch.writes.take_all()]:
             callback(KafkaError(code))
 
     def refusal(self, partition: Partition | None, error: Exception) -> KafkaError:

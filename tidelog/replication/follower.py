@@ -63,6 +63,14 @@ REACTIONS = {
 }
 
 
+# The fetch session is begun anew; anything else said of a whole request is worth a pause first.
+SESSION_ERRORS = (
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+)
+
+
 class Backoff:
     """Pauses that double from `initial_ms` to `max_ms`, each between half and all of itself."""
 

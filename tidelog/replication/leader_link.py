@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Final
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, RequestTemplate, decode_fetched, decode_one_fetched
 from tidelog.replication.followed import NOT_ASKED, Followed, Key
-from tidelog.replication.follower import REACTIONS, Backoff, Reaction, out_of_range, truncation_offset
+from tidelog.replication.follower import (
+    REACTIONS,
+    SESSION_ERRORS,
+    Backoff,
+    Reaction,
+    out_of_range,
+    truncation_offset,
+)
 from tidelog.replication.leader_bounds import ask_bounds
 from tidelog.storage.log import CorruptLog
 
@@ -289,7 +296,7 @@ class LeaderLink:
         if code:
             _log.info("broker %d refuses the fetch session: %s", self.leader_id, ErrorCode(code).name)
             self._begin_anew(0 if code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND else self._session_id)
-            if code not in _SESSION_ERRORS and self._retry_timer is None:
+            if code not in SESSION_ERRORS and self._retry_timer is None:
                 self._retry_later()
             return
         self._backoff.reset()
@@ -442,10 +449,3 @@ class LeaderLink:
             return
         self._mention(followed)
         self._pump_soon()
-
-
-_SESSION_ERRORS = (
-    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-)

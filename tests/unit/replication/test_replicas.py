@@ -402,3 +402,18 @@ def test_a_flush_that_began_before_the_records_came_does_not_let_them_be_told() 
         cluster.loop.waiting.pop()()
     cluster.loop.settle()
     assert booked.log_end_offset == 1
+
+
+def test_with_flush_messages_acks_1_waits_for_the_leaders_device_alone() -> None:
+    cluster = Replicas(2, log_flush_interval_messages="1")
+    cluster.loop.run_for(1)
+    cluster.cut.add((2, 1))
+    cluster.loop.device_waits = True
+    one, every = cluster.nodes[1].produce(b"a", acks=1), cluster.nodes[1].produce(b"b")
+    cluster.loop.settle()
+    assert (one.code, every.code) == (None, None)
+    cluster.loop.device_waits = False
+    while cluster.loop.waiting:
+        cluster.loop.waiting.pop(0)()
+    cluster.loop.settle()
+    assert (one.code, every.code) == (0, None)

@@ -95,7 +95,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     to = _Asker(services, connection.listener_name, version, correlation_id)
     if not waiting:
         return to.encode(topics)
-    return _Parked(to, topics, waiting, request.timeout_ms)
+    return _Parked(to, topics, waiting, request.timeout_ms, acks)
 
 
 class _Asker(NamedTuple):
@@ -133,7 +133,7 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
         return to.encode([(topic, [_refused(index, error, version)])])
     if not partition.may_answer(info.last_offset, acks):
         to = _Asker(services, connection.listener_name, version, correlation_id)
-        return _ParkedOne(to, partition, info, topic, timeout_ms)
+        return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
     return encode_one_produced(
         correlation_id, topic, index, info.first_offset, info.log_append_time_ms, info.log_start_offset
     )
@@ -144,7 +144,9 @@ class _ParkedOne(Deferred):
 
     __slots__ = ("_bucket", "_index", "_info", "_to", "_topic")
 
-    def __init__(self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int) -> None:
+    def __init__(
+        self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
+    ) -> None:
         self.exclusive = False
         self.response = self.on_abandon = self._on_complete = None
         self._to = to
@@ -153,7 +155,7 @@ class _ParkedOne(Deferred):
         self._info = info
         partitions = to.services.partitions
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        partitions.when_committed(partition, info.last_offset + 1, self._settled, for_client=True)
+        partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
 
     def _settled(self, error: Exception | None) -> None:
         if self.response is not None:
@@ -183,7 +185,7 @@ class _Parked(Deferred):
 
     __slots__ = ("_bucket", "_open", "_to", "_topics", "_waiting")
 
-    def __init__(self, to: _Asker, topics: _Topics, waiting: list[_Waiting], timeout_ms: int) -> None:
+    def __init__(self, to: _Asker, topics: _Topics, waiting: list[_Waiting], timeout_ms: int, acks: int) -> None:
         super().__init__()
         self._to = to
         self._topics = topics
@@ -192,7 +194,7 @@ class _Parked(Deferred):
         partitions = to.services.partitions
         self._bucket = partitions.deadlines.add(max(timeout_ms, 0), self._expired)
         for number, (partition, required_offset, _, _) in enumerate(waiting):
-            partitions.when_committed(partition, required_offset, partial(self._settled, number), for_client=True)
+            partitions.when_acknowledged(partition, required_offset, acks, partial(self._settled, number))
 
     def _settled(self, number: int, error: KafkaError | None) -> None:
         if number not in self._open:
