@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidelog.protocol.hot_replication import RequestTemplate
 from tidelog.replication.followed import Followed
 from tidelog.replication.leader_link import LeaderLink
 from tidelog.replication.throttle import Throttle
@@ -88,6 +89,14 @@ class ReplicaFetchers:
         self._followed: dict[Partition, tuple[LeaderLink, Followed]] = {}
         self._watchdog: asyncio.TimerHandle | None = None
         self._closed = False
+
+    def template(self) -> RequestTemplate:
+        """What every request of this node says, as long as it is registered as it is now."""
+        settings = self.settings
+        return RequestTemplate(
+            self.node_id, self.broker_epoch(), settings.fetch_wait_ms, settings.min_bytes,
+            settings.response_bytes_max, settings.partition_bytes_max,
+        )  # fmt: skip
 
     def follow(self, partition: Partition) -> None:
         """Fetch from the leader the partition names, at its epoch; what was followed before is let go."""

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.hot_replication import VERSION, RequestTemplate, decode_fetched, decode_one_fetched
+from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched
 from tidelog.replication.followed import NOT_ASKED, Followed, Key
 from tidelog.replication.follower import (
     REACTIONS,
@@ -51,7 +51,7 @@ class LeaderLink:
         self._loop = fetchers.loop
         self._clock_ms = fetchers.clock_ms
         self._by_epochs = not settings.truncates_by_high_watermark
-        self._template = self._make_template()
+        self._template = self._fetchers.template()
         self._changed: dict[Followed, None] = {}  # to be mentioned in the next request
         self._forgotten: dict[Key, None] = {}  # to be taken out of the session by it
         self._held: dict[Followed, None] = {}  # until the device has them
@@ -67,13 +67,6 @@ class LeaderLink:
         self._retry_timer: asyncio.TimerHandle | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
         self._closed = False
-
-    def _make_template(self) -> RequestTemplate:
-        fetchers, settings = self._fetchers, self._fetchers.settings
-        return RequestTemplate(
-            fetchers.node_id, fetchers.broker_epoch(), settings.fetch_wait_ms, settings.min_bytes,
-            settings.response_bytes_max, settings.partition_bytes_max,
-        )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------- what is followed
 
@@ -165,7 +158,7 @@ class LeaderLink:
         if link is None:
             return
         if self._template.broker_epoch != self._fetchers.broker_epoch():
-            self._template = self._make_template()
+            self._template = self._fetchers.template()
         for followed in self._held:
             self._set_aside(followed)
         changed = self._changed
@@ -194,7 +187,7 @@ class LeaderLink:
         link, log = self._link, followed.log
         assert link is not None
         if self._template.broker_epoch != self._fetchers.broker_epoch():
-            self._template = self._make_template()
+            self._template = self._fetchers.template()
         self._sent = followed.asked = self._sent + 1
         offset = followed.asked_offset = log.log_end_offset
         epoch = self._session_epoch
