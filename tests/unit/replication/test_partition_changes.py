@@ -90,6 +90,15 @@ def test_an_eligible_replica_leads_when_nobody_is_in_sync():
     assert two.leader_recovery_state == RECOVERED
 
 
+def test_where_one_replica_is_enough_the_one_elected_ends_the_eligibility_of_the_others():
+    # It commits alone from now on; what the others have is no longer all of it.
+    after = applied(before := partition(isr=(), elr=(3, 2), leader=-1), change_of(before, live=(3,), minimum=1))
+    assert (after.leader, after.isr, after.elr) == (3, (3,), ())
+    assert without(after, 3, live=(2, 3), minimum=1).leader == -1
+    after = applied(before, change_of(before, live=(3,), minimum=2))
+    assert (after.leader, after.isr, after.elr) == (3, (3,), (2,))
+
+
 def test_an_eligible_replica_does_not_lead_over_those_in_sync():
     after = without(partition(isr=(1,), elr=(2,)), 3, minimum=2)
     assert after.leader == 1

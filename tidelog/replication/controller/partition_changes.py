@@ -147,7 +147,9 @@ class PartitionChange:
             return
         if leader != NO_LEADER and leader in self.elr:
             self.isr = [leader]
-            self.elr = [replica for replica in self.elr if replica != leader]
+            # Where one replica is enough it commits alone from now on, and nobody else is eligible any more.
+            is_enough = self._topic.min_insync_replicas <= 1
+            self.elr = () if is_enough else [replica for replica in self.elr if replica != leader]
         record.leader = leader
         if unclean:
             record.isr = [leader]
