@@ -51,9 +51,21 @@ def _problem(resource: Any) -> str | None:
         return f"Null value not supported for : {', '.join(without_value)}"
     if resource.resource_type == BROKER_LOGGER_RESOURCE:
         return "The levels of loggers cannot be changed while the broker runs."
+    if resource.resource_type == TOPIC_RESOURCE and not resource.resource_name:
+        return "Default topic resources are not allowed."
+    if resource.resource_type == BROKER_RESOURCE and resource.resource_name and not _is_int(resource.resource_name):
+        return f"Node id must be an integer, but it is: {resource.resource_name}"
     if resource.resource_type not in _RESOURCES:
         return f"Unknown resource type {resource.resource_type}"
     return None
+
+
+def _is_int(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
 
 
 def in_order(
@@ -61,6 +73,9 @@ def in_order(
 ) -> list[Any]:
     """One `answer` message per resource, in the request's order. `answers`: the controller's."""
     by_key = {(each.resource_type, each.resource_name): each for each in answers}
+    for each in answers:
+        if each.resource_type == BROKER_RESOURCE and each.error_code == ErrorCode.INVALID_CONFIG:
+            each.error_code = ErrorCode.INVALID_REQUEST  # what Kafka's brokers say of their own configs
     results: list[Any] = []
     for resource in resources:
         key = resource.resource_type, resource.resource_name

@@ -96,7 +96,7 @@ def broker_config_problem(configs: Mapping[str, str]) -> str | None:
         if definition is None:
             continue  # plugins have keys of their own
         if definition.update_mode not in (CLUSTER_WIDE, PER_BROKER):
-            return f"Cannot update these configs dynamically: Set({name})"
+            return f"Cannot update these configs dynamically: [{name}]"
         try:
             definition.parse(text)
         except ConfigError as error:

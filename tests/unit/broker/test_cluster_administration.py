@@ -250,7 +250,7 @@ async def test_config_changes_that_make_no_sense_are_refused_and_the_rest_is_ask
         ("null", 42, "Null value not supported for : x, y"),
         ("1", 42, "The levels of loggers cannot be changed while the broker runs."),
         ("?", 42, "Unknown resource type 99"),
-        ("", 40, ""),
+        ("", 42, ""),  # INVALID_CONFIG, as Kafka's brokers say it
         ("twice", 42, "Each resource must appear at most once."),
     ]
 

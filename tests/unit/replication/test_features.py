@@ -81,9 +81,11 @@ def test_every_broker_and_controller_must_support_it(state):
 
 
 def test_older_versions_answer_for_each_feature(state):
-    _, code, response = update(state, ELR, 5, version=1)
+    _, code, response = update(state, ELR, 0, 2, version=1)
     assert code is ErrorCode.NONE
-    assert [one.error_code for one in response.results] == [ErrorCode.INVALID_UPDATE_VERSION]
+    assert [(one.feature, one.error_code) for one in response.results] == [(ELR, ErrorCode.NONE)]
+    _, code, response = update(state, ELR, 5, version=1)
+    assert (code, response.results) == (ErrorCode.INVALID_UPDATE_VERSION, []), "a refusal is of the whole request"
 
 
 def test_a_dry_run_changes_nothing(state):

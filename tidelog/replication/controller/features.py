@@ -44,22 +44,17 @@ def update_features(
         for update in request.feature_updates:
             records += _update(state, update, _upgrade_type(update, version), proposed)
     except KafkaError as error:
-        return [], _refused(request, error, version)
-    results = [UpdatableFeatureResult(feature=name, error_message=None) for name in names]
+        return [], _refused(error)
+    results = [UpdatableFeatureResult(feature=name, error_message=ErrorCode.NONE.name) for name in names]
     return (
         [] if request.validate_only else records,
         UpdateFeaturesResponse(error_message=None, results=results if version <= RESULTS_UP_TO else []),
     )
 
 
-def _refused(request: UpdateFeaturesRequest, error: KafkaError, version: int) -> UpdateFeaturesResponse:
-    if version > RESULTS_UP_TO:
-        return UpdateFeaturesResponse(error_code=error.code, error_message=error.message)
-    results = [
-        UpdatableFeatureResult(feature=one.feature, error_code=error.code, error_message=error.message)
-        for one in request.feature_updates
-    ]
-    return UpdateFeaturesResponse(error_message=None, results=results)
+def _refused(error: KafkaError) -> UpdateFeaturesResponse:
+    message = f"The update failed for all features since the following feature had an error: {error.message}"
+    return UpdateFeaturesResponse(error_code=error.code, error_message=message)
 
 
 def _upgrade_type(update: FeatureUpdateKey, version: int) -> int:
@@ -110,7 +105,7 @@ def _reason_not_supported(state: ControllerState, name: str, level: int) -> str 
     if name == KRAFT_VERSION:
         return "It cannot be changed here."
     low, high = SUPPORTED_FEATURES.get(name, (0, 0))
-    if level and not low <= level <= high:
+    if (level or name == METADATA_VERSION) and not low <= level <= high:
         if name not in SUPPORTED_FEATURES:
             return f"Local controller {state.node_id} does not support this feature."
         return f"Local controller {state.node_id} only supports versions {low}-{high}"

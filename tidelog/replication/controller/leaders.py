@@ -133,6 +133,8 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> tuple
 
     Raises KafkaError(INVALID_REQUEST).
     """
+    if request.topic_partitions is not None and not request.topic_partitions:
+        return [], ElectLeadersResponse()
     if request.election_type not in (PREFERRED_ELECTION, UNCLEAN_ELECTION):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}")
     everywhere = request.topic_partitions is None
@@ -169,13 +171,15 @@ def _elect(
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
     preferred = election_type == PREFERRED_ELECTION
     if partition.leader == partition.replicas[0] if preferred else partition.leader != NO_LEADER:
-        return KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
+        return KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
     change = PartitionChange(partition, index, state.topic_rules(topic), rules)
     change.election = Election.PREFERRED if preferred else Election.UNCLEAN
     record = change.build()
     if record is None:
-        none = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE if preferred else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
-        return KafkaError(none)
+        if preferred:
+            return KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
+        message = "Eligible topic partition leaders are not available."
+        return KafkaError(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message)
     return record
 
 

@@ -186,8 +186,8 @@ class QuorumService:
         )
         names = [(topic.topic_name, [one.partition_index for one in topic.partitions]) for topic in request.topics]
         if names != [(wire.TOPIC, [0])]:
-            data.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        elif isinstance(raft.state, Leader):
+            return _no_such_quorum(names)
+        if isinstance(raft.state, Leader):
             data.error_code = ErrorCode.NONE
             data.high_watermark = raft.state.progress.high_watermark
             data.current_voters = [self._described(replica, version) for replica in raft.state.progress.voters]
@@ -355,6 +355,22 @@ class QuorumService:
         key = ReplicaKey(request.voter_id, request.voter_directory_id)
         voter = Voter(key, endpoints, feature.min_supported_version, feature.max_supported_version)
         reconfiguration.update_voter(self._node.raft, voter)
+
+
+def _no_such_quorum(names: list[tuple[str, list[int]]]) -> describe.DescribeQuorumResponse:
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return describe.DescribeQuorumResponse(
+        topics=[
+            describe.DescribeQuorumResponseTopicData(
+                topic_name=name,
+                partitions=[
+                    describe.DescribeQuorumResponsePartitionData(partition_index=index, error_code=unknown)
+                    for index in indexes
+                ],
+            )
+            for name, indexes in names
+        ]
+    )
 
 
 def _answer_now(future: asyncio.Future[bool]) -> None:
