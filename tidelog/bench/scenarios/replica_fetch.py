@@ -1,13 +1,14 @@
 """What a follower's fetch costs the leader, beside what a consumer's costs it.
 
-One partition, records of 1 KB, acks=all, one in flight; the CPU is the leader's alone, per record. Three times: kept
-once and read by nobody; kept once with a consumer waiting at its end; kept twice, so that the follower fetches for each
-record. What the second and the third add to the first is the price of one consumer and of one follower.
+One partition, records of 1 KB, acks=all, one in flight; the CPU is the leader's alone, per record. Three ways, in turn:
+kept once and read by nobody; kept once with a consumer waiting at its end; kept twice, so that the follower fetches
+for each record. What the second and the third take more than the first is the price of a consumer and of a follower.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 from tidelog.bench import frames
 from tidelog.bench.raw import BenchError, RawConnection
@@ -15,58 +16,64 @@ from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario,
 
 _VALUE = b"v" * 1000
 _FIRST = 200
+_TURNS = 5
 
 
 class ReplicaFetch(Scenario):
     metrics = (
         Metric("alone", "us/record"),
-        Metric("consumer", "us/record"),
-        Metric("follower", "us/record"),
+        Metric("with a consumer", "us/record"),
+        Metric("with a follower", "us/record"),
         Metric("follower / consumer", "x", at_most=1.0),
     )
 
     def __init__(self) -> None:
-        super().__init__("rf3-follower-fetch", "leader's CPU: a follower's fetch, a consumer's", 3)
-        self.records = 2_000
+        super().__init__("rf3-follower-fetch", "leader's CPU, acks=all, 1 KB: what its readers add", 3)
+        self.records = 2_500
 
     def warm(self, contestant: Contestant, scale: float) -> None:
         self.measure(contestant, 2 * scale)
 
     def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
-        count = max(int(self.records * scale), 100)
-        alone = self._leader_us(contestant, 1, count, consumed=False)
-        consumer = self._leader_us(contestant, 1, count, consumed=True) - alone
-        follower = self._leader_us(contestant, 2, count, consumed=False) - alone
+        count = max(int(self.records * scale) // _TURNS, 20)
+        used_ns = [0, 0, 0]
+        with ExitStack() as topics:
+            # Replicas, and whether a consumer waits.
+            ways = [(topics.enter_context(topic(contestant, 1, kept)), read) for kept, read in _WAYS]
+            for its, read in ways:
+                _send(its, _FIRST, 0, read)
+            for turn in range(_TURNS):
+                for place, (its, read) in enumerate(ways):
+                    leader = next(server for server in contestant.servers if server.port == its.port)
+                    with CpuMeter([leader]) as meter:
+                        _send(its, count, _FIRST + turn * count, read)
+                    used_ns[place] += meter.used_ns
+        alone, consumer, follower = (used / 1000 / count / _TURNS for used in used_ns)
         return {
             "alone": alone,
-            "consumer": consumer,
-            "follower": follower,
-            "follower / consumer": follower / max(consumer, 0.001),
+            "with a consumer": consumer,
+            "with a follower": follower,
+            "follower / consumer": follower / consumer,
         }
 
-    def _leader_us(self, contestant: Contestant, replicas: int, count: int, *, consumed: bool) -> float:
-        """CPU microseconds of the leader for each of `count` records."""
-        with topic(contestant, 1, replicas) as its:
-            leader = next(server for server in contestant.servers if server.port == its.port)
-            self._send(its, _FIRST, 0, consumed)
-            with CpuMeter([leader]) as meter:
-                self._send(its, count, _FIRST, consumed)
-        return meter.used_ns / 1000 / count
 
-    def _send(self, its: Topic, count: int, offset: int, consumed: bool) -> None:
-        plan = frames.ProducePlan(its.name, {0: frames.record_batch([_VALUE], int(time.time() * 1000))})
-        request = frames.produce(plan, 7)
-        with RawConnection(its.port) as producer, RawConnection(its.port) as consumer:
-            for number in range(offset, offset + count):
-                if consumed:
-                    consumer.send(frames.fetch(its.name, {0: number}, number))
-                producer.send(request)
-                if any(errors := plan.errors(producer.receive())):
-                    raise BenchError(f"produce at {number}: error codes {errors}")
-                if consumed:
-                    fetched = frames.read_fetch_answer(consumer.receive())
-                    if fetched.error_code or fetched.records_size_bytes != len(plan.batches[0]):
-                        raise BenchError(f"fetch at {number}: {fetched}")
+_WAYS = ((1, False), (1, True), (2, False))
+
+
+def _send(its: Topic, count: int, offset: int, consumed: bool) -> None:
+    plan = frames.ProducePlan(its.name, {0: frames.record_batch([_VALUE], int(time.time() * 1000))})
+    request = frames.produce(plan, 7)
+    with RawConnection(its.port) as producer, RawConnection(its.port) as consumer:
+        for number in range(offset, offset + count):
+            if consumed:
+                consumer.send(frames.fetch(its.name, {0: number}, number))
+            producer.send(request)
+            if any(errors := plan.errors(producer.receive())):
+                raise BenchError(f"produce at {number}: error codes {errors}")
+            if consumed:
+                fetched = frames.read_fetch_answer(consumer.receive())
+                if fetched.error_code or fetched.records_size_bytes != len(plan.batches[0]):
+                    raise BenchError(f"fetch at {number}: {fetched}")
 
 
 def scenarios() -> list[Scenario]:
