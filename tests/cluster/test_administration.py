@@ -9,13 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from tests.cluster.asking import create_topic
 from tests.cluster.conftest import NewCluster
-from tidelog.bench.processes import TidelogCluster
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +23,15 @@ STILL = {"auto.leader.rebalance.enable": "false"}
 PATIENCE_S = 30.0
 
 
+class HasBootstrap(Protocol):
+    @property
+    def bootstrap(self) -> str: ...
+
+
 class Cli:
     """`tidelog WORDS` with the cluster's address."""
 
-    def __init__(self, cluster: TidelogCluster) -> None:
+    def __init__(self, cluster: HasBootstrap) -> None:
         self._environment = {**os.environ, "TIDELOG_BOOTSTRAP_SERVER": cluster.bootstrap, "PYTHONPATH": str(ROOT)}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:

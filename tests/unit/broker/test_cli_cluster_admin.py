@@ -278,6 +278,25 @@ def test_wrong_usage(cluster: StandIn, cli: Cli, words: list[str]):
     assert cluster.asked == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["elect-leaders"],
+        ["reassign"],
+        ["quorum"],
+        ["quorum", "describe"],
+        ["quorum", "add-voter"],
+        ["quorum", "remove-voter"],
+        ["topics", "alter"],
+        ["topics", "describe"],
+        ["format"],
+    ],
+)
+def test_help_has_an_example(cli: Cli, words: list[str]):
+    status, out, _ = cli(*words, "--help")
+    assert (status, "Example" in out) == (0, True)
+
+
 def test_a_file_that_is_no_plan_is_one_line(cli: Cli, tmp_path: Path):
     for words in (["reassign", "--execute"], ["elect-leaders"]):
         status, _, err = cli(*words, "--json", written(tmp_path, "{"))
