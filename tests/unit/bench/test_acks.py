@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from array import array
@@ -189,3 +192,23 @@ def test_the_chart_is_drawn_and_says_the_figures(tmp_path: Path):
     assert chart.headline(both) == "Three replicas, acks=all, one producer: 4.0 times Kafka's rate"
     assert chart.headline({"kafka": both["tidelog"], "tidelog": both["kafka"]}).endswith("25% of Kafka's rate")
     assert "2,667" in chart.headline({"tidelog": both["tidelog"]})
+
+
+@pytest.mark.slow
+def test_the_command_measures_four_nodes(tmp_path: Path):
+    words = ["bench", "acks", "--study", "2", "--rounds", "1", "--seconds", "0.05", "--json", "--chart", "acks.png"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tidelog", *words],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failures"] == []
+    assert [one["replicas"] for one in found["settings"]] == [2, 2, 3, 3, 4, 4, 4]
+    assert all(one["tidelog"]["records_per_s"] > 0 for one in found["settings"])
+    assert (tmp_path / "acks.png").exists()
