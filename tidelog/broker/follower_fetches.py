@@ -205,8 +205,12 @@ class FollowerFetches:
         """A fetch says of partitions that it does not mention that they are where they were: book that, too."""
         for entry in list(session.outside):
             partition, follower = entry.partition, entry.follower
-            if partition is None or follower is None or follower.in_maximal_isr or not partition.leads:
+            if partition is None or follower is None or not partition.leads:
                 del session.outside[entry]
+            elif follower.in_maximal_isr:
+                # While it is only proposed it may still be refused, and then there is nothing new to make it ask again.
+                if follower.broker_id in partition.in_sync.isr:
+                    del session.outside[entry]
             elif entry.problem is None and not entry.in_flight and entry not in session.dirty:
                 partition.follower_fetched(follower, entry.fetch_offset, now_ms)
 

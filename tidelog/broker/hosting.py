@@ -311,6 +311,7 @@ class Hosting:
     def _check_isrs(self) -> None:
         for partition in self._partitions.hosted():
             partition.check_isr()
+            self._partitions.look_for_followers(partition)
 
     def _look_after(self) -> None:
         """Retention, flushes by time and what else the logs want done from time to time."""

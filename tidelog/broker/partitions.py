@@ -312,6 +312,13 @@ class Partitions:
         for follower in list(watch.followers):
             self.follower_fetches.look_again(follower)
 
+    def look_for_followers(self, partition: Partition) -> None:
+        """Whoever was left out and follows quietly is booked with its next fetch, though that does not mention it."""
+        book = partition.in_sync
+        if partition.leads and len(book.isr) < len(book.replicas):
+            for follower in self._watches[partition].followers:
+                follower.session.outside[follower] = None
+
     def give_up_acks_all(self, partition: Partition) -> None:
         """The ISR has become too small while produces wait: they are in the log, and may be lost all the same."""
         for callback in self._watches[partition].produces.take_all():
