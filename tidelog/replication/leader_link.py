@@ -316,7 +316,7 @@ class LeaderLink:
                 if _OFFSET.unpack_from(records)[0] < log.log_end_offset:
                     self._overlapped(followed, records)
                     return
-                log.append_as_follower(records, self._clock_ms())
+                partition.append_as_follower(records, self._clock_ms())
                 followed.asked = NOT_ASKED
                 durability = log.durability
                 if durability.blocked_from < 0:
