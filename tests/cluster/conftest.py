@@ -61,6 +61,8 @@ def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
                 make_node=kafka_node if PEER == "kafka" else tidelog_node,
             )
             stack.enter_context(cluster)
+            # Ending in good order takes seconds, when the controllers go with the rest; it is tried in other tests.
+            stack.callback(lambda: cluster.kill(*(node for node, server in cluster.nodes.items() if server.alive)))
             await_brokers((cluster.nodes[node].port for node in cluster.broker_ids), brokers)
             return cluster
 

@@ -46,8 +46,9 @@ def processes_of(temporary: Path) -> list[str]:
     return found
 
 
-def test_it_finishes_and_leaves_only_the_chart(tmp_path: Path):
-    run = demo(tmp_path)
+@pytest.mark.parametrize("brokers", ["1", "3"])
+def test_it_finishes_and_leaves_only_the_chart(tmp_path: Path, brokers: str):
+    run = demo(tmp_path, "--brokers", brokers)
     out, _ = run.communicate(timeout=180)
     assert run.returncode == 0, out
     assert "Demo finished in" in out

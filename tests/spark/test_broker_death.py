@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tidelog import NewTopic, sync
 from tidelog.bench.clusters import Running
 from tidelog.bench.processes import TidelogCluster
+from tidelog.client import NewTopic, sync
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 TOPIC, PARTITIONS, RECORDS = "spark-through", 12, 120_000
 

@@ -48,7 +48,8 @@ class Display:
     def ready(self, bootstrap: str, ready_s: float, topic: str, replicas: int) -> None:
         what = "node" if "," not in bootstrap else "cluster"
         each = f", {replicas} replicas each" if replicas > 1 else ""
-        self._console.print(f"  {what} ready in {ready_s:.2f} s at {bootstrap}, {topic}{each}")
+        self._console.print(f"  {what} ready in {ready_s:.2f} s at {bootstrap}")
+        self._console.print(f"  {topic}{each}")
 
     def produced(self, acknowledged: int) -> None:
         self._start(self._producer)
