@@ -243,9 +243,12 @@ def history(seed: int, *, elr: bool, unclean_shutdowns: bool) -> None:
             if len(reached) == len(state.isr) >= minimum:
                 acknowledged[:] = leader.records
         elif action == 1 and replica.live:
-            replica.live = False
+            # Alone or with others, at one moment.
+            dead = {one} | {other for other in replicas if rng.random() < 0.25}
+            for other in dead:
+                replicas[other].live = False
             change = change_of(state, live=live(), elr=elr, minimum=minimum)
-            change.isr = [member for member in state.isr if member != one]
+            change.isr = [member for member in state.isr if member not in dead]
             step(change)
         elif action == 2 and not replica.live:
             others = [two for two in (*state.isr, *state.elr) if two != one and replicas[two].live]
@@ -283,6 +286,7 @@ def test_random_histories_keep_what_was_acknowledged(elr):
         ("outside isr and elr", "not in sync"),
         ("no new epoch", "without a new epoch"),
         ("keeps who lost its tail", "acknowledged"),
+        ("keeps the others eligible", "acknowledged"),
     ],
 )
 def test_the_histories_find_planted_bugs(bug, finding, monkeypatch):
@@ -302,6 +306,17 @@ def test_the_histories_find_planted_bugs(bug, finding, monkeypatch):
 
         original = PartitionChange._populate_elr
         monkeypatch.setattr(PartitionChange, "_populate_elr", populate)
+
+    if bug == "keeps the others eligible":
+
+        def elect(self, record):
+            minimum = self._topic.min_insync_replicas
+            self._topic.min_insync_replicas = 99
+            elect_rightly(self, record)
+            self._topic.min_insync_replicas = minimum
+
+        elect_rightly = PartitionChange._elect
+        monkeypatch.setattr(PartitionChange, "_elect", elect)
 
     if bug == "no new epoch":
 
