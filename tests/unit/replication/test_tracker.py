@@ -1,0 +1,159 @@
+"""The committed image of a node: published in order, once, whole transactions only; snapshots replace it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.replication.controller_harness import Batch, Member, Quorum
+from tidelog.protocol.messages.metadata_records import (
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    EndTransactionRecord,
+    FeatureLevelRecord,
+    PartitionRecord,
+    TopicRecord,
+)
+from tidelog.protocol.messages.update_features import UpdateFeaturesRequest
+from tidelog.replication.controller.image_records import image_records
+from tidelog.replication.controller.record_codec import encode_record
+from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.quorum.snapshot import SnapshotId
+
+FEATURE = FeatureLevelRecord(name="metadata.version", feature_level=30)
+
+
+def topic(name):
+    topic_id = name.encode() * 16
+    return [
+        TopicRecord(name=name, topic_id=topic_id),
+        PartitionRecord(partition_id=0, topic_id=topic_id, replicas=[1], isr=[1], leader=1),
+    ]
+
+
+@pytest.fixture
+async def quorum():
+    return Quorum()
+
+
+def write(quorum, *records, commit=True):
+    values = [encode_record(record, 30) for record in records]
+    quorum.batches.append(Batch(quorum.end_offset + max(len(values), 1) - 1, 1, 5, values))
+    if commit:
+        quorum.commit()
+
+
+def names(member):
+    return list(member.tracker.image.topics_by_name)
+
+
+async def test_what_is_committed_together_is_published_once(quorum):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, commit=False)
+    write(quorum, *topic("a"), commit=False)
+    write(quorum, *topic("b"))
+    ((image, delta),) = member.told
+    assert sorted(one.name for one in delta.created_topics.values()) == ["a", "b"]
+    assert image.offset == member.tracker.offset == 4
+
+
+async def test_a_notice_is_of_what_is_below_it_and_no_more(quorum):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, commit=False)
+    write(quorum, *topic("a"), commit=False)
+    quorum.high_watermark = quorum.end_offset
+    member.tracker.on_high_watermark(1)
+    assert names(member) == []
+    member.tracker.on_high_watermark(3)
+    assert names(member) == ["a"]
+    member.tracker.on_high_watermark(3)
+    assert len(member.told) == 2
+
+
+async def test_control_batches_move_the_offset_and_publish_nothing(quorum):
+    member = Member(quorum, 1)
+    write(quorum)
+    assert (member.told, member.tracker.offset) == ([], 0)
+
+
+async def test_a_transaction_counts_when_it_has_ended_in_whatever_notices_it_comes(quorum):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, BeginTransactionRecord(name="t"), *topic("a"))
+    write(quorum, *topic("b"))
+    assert names(member) == []
+    write(quorum, EndTransactionRecord(), *topic("c"))
+    assert names(member) == ["a", "b", "c"]
+    write(quorum, BeginTransactionRecord(name="u"), *topic("d"))
+    write(quorum, AbortTransactionRecord(reason="no"))
+    assert names(member) == ["a", "b", "c"]
+
+
+async def test_a_controller_that_takes_over_ends_the_transaction_of_the_one_before(quorum):
+    member, other = Member(quorum, 1), Member(quorum, 2)
+    write(quorum, FEATURE, BeginTransactionRecord(name="t"), *topic("a"))
+    quorum.lead(member.log)
+    await member.controller.update_features(UpdateFeaturesRequest(), 2)
+    assert names(member) == names(other) == []
+    quorum.lead(other.log)
+    assert other.tracker.failure is member.tracker.failure is None
+    write(quorum, *topic("b"))
+    assert names(member) == ["b"]
+
+
+async def test_a_log_that_contradicts_itself_stops_the_following_and_not_the_node(quorum):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, *topic("a"))
+    write(quorum, *topic("a"))
+    assert member.tracker.failure is not None
+    write(quorum, *topic("b"))
+    assert names(member) == ["a"]
+
+
+async def test_a_snapshot_replaces_everything_and_says_what_differs(quorum):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, *topic("a"), *topic("b"))
+    elsewhere = Member(Quorum(), 2)
+    write(elsewhere.log.quorum, FEATURE, *topic("b"), *topic("c"))
+    values = [encode_record(record, 30) for record in image_records(elsewhere.tracker.image)]
+    member.tracker.on_snapshot(SnapshotId(50, 3), values, 7)
+    assert names(member) == ["b", "c"]
+    _, delta = member.told[-1]
+    assert [one.name for one in delta.deleted_topics.values()] == ["a"]
+    assert [one.name for one in delta.created_topics.values()] == ["c"]
+    assert list(delta.changed_partitions) == [b"c" * 16]
+    assert (member.tracker.offset, member.tracker.image.epoch) == (49, 3)
+
+
+async def test_waiting_for_an_offset(quorum):
+    member = Member(quorum, 1)
+    first, later = member.tracker.wait_for(0), member.tracker.wait_for(2)
+    cancelled = member.tracker.wait_for(0)
+    cancelled.cancel()
+    write(quorum, FEATURE)
+    assert (first.done(), later.done()) == (True, False)
+    write(quorum, *topic("a"))
+    await later
+    assert member.tracker.wait_for(1).done()
+    never = member.tracker.wait_for(99)
+    await member.tracker.close()
+    assert never.cancelled()
+
+
+async def test_no_snapshot_inside_a_transaction(quorum):
+    member = Member(quorum, 1, snapshot_bytes_min=1)
+    write(quorum, FEATURE, BeginTransactionRecord(name="t"), *topic("a"))
+    await asyncio.sleep(0)
+    assert member.log.snapshots == []
+    write(quorum, EndTransactionRecord())
+    await asyncio.sleep(0)
+    assert len(member.log.snapshots) == 1
+
+
+async def test_the_active_controller_hands_on_what_it_built(quorum):
+    member = Member(quorum, 1)
+    quorum.lead(member.log)
+    read = member.log.read
+    member.log.read = lambda offset: pytest.fail("decoded twice")
+    await member.controller.create_topics([NewTopic("x", 1, 1)], validate_only=True)
+    member.log.read = read
