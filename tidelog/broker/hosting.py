@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.hosting")
 
 TOPIC_RESOURCE = 2
+# New logs made in one turn of the loop, each a handful of files.
+HOSTED_IN_TURN_MAX = 100
 RoleChange = Callable[["Partition", bool], None]
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
@@ -65,6 +67,9 @@ class Hosting:
         self._run_in_executor = run_in_executor
         self._fetchers = fetchers
         self._assignments = assignments
+        self._has_started = False
+        self._hosted_in_turn = 0
+        self._put_off_partitions: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
             partitions.on_flushed = fetchers.resume
         self._checkpointing: set[LogDirectory] = set()
@@ -100,6 +105,7 @@ class Hosting:
             else:
                 log.warning("the metadata does not place %s-%d here: it is kept as %s", topic_name, index, where)
         self._loaded.clear()
+        self._has_started = True
         self._set_throttle_rates()
         self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self._checkpoint)
         self._every(self._config.integer("log.retention.check.interval.ms"), self._look_after)
@@ -109,12 +115,15 @@ class Hosting:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._put_off_partitions.clear()
 
     # ----------------------------------------------------------------------------------------------------------- image
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Follow one committed change."""
         self._image = image
+        if not self._put_off_partitions:
+            self._hosted_in_turn = 0
         for topic in delta.deleted_topics.values():
             self._log_configs.pop(topic.name, None)
             for index in topic.partitions:
@@ -135,10 +144,31 @@ class Hosting:
                 continue
             partition = self._partitions.find(topic.topic_id, index)
             if partition is None:
+                if self._has_started and self._hosted_in_turn >= HOSTED_IN_TURN_MAX:
+                    self._put_off(topic, index)
+                    continue
+                self._hosted_in_turn += 1
                 partition = self._host(topic, index, placed)
             if partition is not None:
                 self._take_role(partition, placed)
                 self._tell_directory(partition, placed)
+
+    def _put_off(self, topic: TopicImage, index: int) -> None:
+        """To the loop's next turns: thousands of new logs would keep this broker from saying that it lives."""
+        if not self._put_off_partitions:
+            self._loop.call_soon(self._go_on)
+        self._put_off_partitions[topic.topic_id, index] = None
+
+    def _go_on(self) -> None:
+        """By the newest image: what has become of a partition meanwhile is all that counts."""
+        self._hosted_in_turn = 0
+        assert self._image is not None
+        waiting, self._put_off_partitions = self._put_off_partitions, {}
+        for topic_id, index in waiting:
+            topic = self._image.topics_by_id.get(topic_id)
+            if topic is not None:
+                self._apply_partitions(topic, (index,))
+        self._hosted_in_turn = 0
 
     def _host(self, topic: TopicImage, index: int, placed: PartitionImage) -> Partition | None:
         now_ms = self._clock_ms()

@@ -392,6 +392,17 @@ class Replicas:
             node.hosting.start()
         self.loop.settle()
 
+    def add_topic(self, topic_id: bytes, name: str, count: int) -> TopicImage:
+        """Led by node 1; shown to nobody yet."""
+        placed = replace(self.placed, leader=1, leader_epoch=0, partition_epoch=0)
+        topic = TopicImage(name, topic_id, dict.fromkeys(range(count), placed))
+        self.image = replace(
+            self.image,
+            topics_by_name={**self.image.topics_by_name, name: topic},
+            topics_by_id={**self.image.topics_by_id, topic_id: topic},
+        )
+        return topic
+
     def _publish(self) -> None:
         topic = TopicImage("t", TOPIC_ID, {0: self.placed})
         self.image = MetadataImage(

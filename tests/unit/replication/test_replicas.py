@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.replication.replicas import Replicas
 from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.controller.image import MetadataDelta
 
 
 def test_the_high_watermark_walks_in_two_fetch_rounds() -> None:
@@ -417,3 +418,36 @@ def test_with_flush_messages_acks_1_waits_for_the_leaders_device_alone() -> None
         cluster.loop.waiting.pop(0)()
     cluster.loop.settle()
     assert (one.code, every.code) == (0, None)
+
+
+def test_thousands_of_new_partitions_do_not_keep_a_node_from_anything_else() -> None:
+    cluster = Replicas(2)
+    turns: list[int] = []
+    cluster.add_topic(b"M" * 16, "many", 450)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: set(range(450))}))
+    is_busy = True
+    while is_busy:
+        turns.append(sum(1 for each in cluster.nodes[1].partitions.hosted() if each.topic == "many"))
+        is_busy = cluster.loop.turn()
+    assert list(dict.fromkeys(turns)) == [100, 200, 300, 400, 450]
+    cluster.loop.run_for(100)
+    partitions = [cluster.nodes[1].partitions.find("many", index) for index in range(450)]
+    assert all(partition is not None and partition.leads for partition in partitions)
+    assert all(
+        follower.log_end_offset == 0
+        for partition in partitions
+        if partition is not None
+        for follower in partition.in_sync.followers.values()
+    ), "they are followed"
+
+
+def test_what_was_put_off_and_is_deleted_meanwhile_is_not_made() -> None:
+    cluster = Replicas(1)
+    topic = cluster.add_topic(b"M" * 16, "many", 150)
+    hosting = cluster.nodes[1].hosting
+    hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: set(range(150))}))
+    cluster._publish()  # without it
+    hosting.apply(cluster.image, MetadataDelta(deleted_topics={b"M" * 16: topic}))
+    cluster.loop.settle()
+    assert [each.topic for each in cluster.nodes[1].partitions.hosted()] == ["t"]
