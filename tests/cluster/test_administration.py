@@ -32,12 +32,12 @@ class Cli:
     """`tidelog WORDS` with the cluster's address."""
 
     def __init__(self, cluster: HasBootstrap) -> None:
-        self._environment = {**os.environ, "TIDELOG_BOOTSTRAP_SERVER": cluster.bootstrap, "PYTHONPATH": str(ROOT)}
+        self.environment = {**os.environ, "TIDELOG_BOOTSTRAP_SERVER": cluster.bootstrap, "PYTHONPATH": str(ROOT)}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tidelog", *words]
         done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
         )
         assert "Traceback" not in done.stderr, done.stderr
         return done
@@ -139,3 +139,26 @@ def test_a_move_that_cannot_end_is_cancelled(new_cluster: NewCluster, tmp_path: 
     finally:
         cluster.nodes[free].resume()
     until(lambda: [each["replicas"] for each in cli.partitions("stuck")] == [before])
+
+
+def test_a_throttle_holds_a_move_back(new_cluster: NewCluster, tmp_path: Path) -> None:
+    """Ten megabytes at one a second take their time, until the throttle is raised."""
+    cluster = new_cluster(options=STILL)
+    cli = Cli(cluster)
+    one, two, three = cluster.nodes
+    create_topic(cluster, "heavy", [[one, two]])
+    lines = ("x" * 999 + "\n") * 10_000
+    command = [sys.executable, "-m", "tidelog", "produce", "heavy", "-X", "acks=all"]
+    subprocess.run(command, env=cli.environment, input=lines, text=True, check=True, timeout=60, cwd=ROOT)
+    plan = tmp_path / "plan.json"
+    moves = [{"topic": "heavy", "partition": 0, "replicas": [one, three]}]
+    plan.write_text(json.dumps({"version": 1, "partitions": moves}))
+    began = time.monotonic()
+    cli("reassign", "--json", str(plan), "--execute", "--throttle", "1000000")
+    while time.monotonic() < began + 4:
+        assert cli.run("reassign", "--json", str(plan), "--verify").returncode == 1, "too fast"
+    cli("reassign", "--json", str(plan), "--execute", "--additional", "--throttle", "1000000000")
+    until(lambda: cli.run("reassign", "--json", str(plan), "--verify").returncode == 0)
+    (partition,) = cli.partitions("heavy")
+    until(lambda: set(cli.partitions("heavy")[0]["isr"]) == {one, three})
+    assert partition["replicas"] == [one, three]
