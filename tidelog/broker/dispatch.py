@@ -128,9 +128,13 @@ class Dispatcher:
                 response = _as_kafka_error(error, api.name)
             answer.complete(response if type(response) is bytes else api.framed(response, context, request))
 
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.pop(done, None)
+            coroutine.close()  # cancelled before its first step, it would complain that nobody awaited it
+
         task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        task.add_done_callback(ended)
         return answer
 
     async def _forward(self, frame: bytes, context: RequestContext, request: Any) -> bytes:
