@@ -286,7 +286,7 @@ class ForgetsTheGap(ProducerSession):
 
     def abandoned(self, batch: Batch) -> None:
         super().abandoned(batch)
-        self._restarting.discard(batch.partition)
+        self._restarting.pop(batch.partition, None)
         if batch.partition in self._partitions:
             self._partitions[batch.partition].gap = False
 
