@@ -246,7 +246,9 @@ def test_a_leader_cut_off_from_everybody_acknowledges_nothing_more(new_cluster: 
     # Its own view is all that this producer has.
     refused = refusal_of(alone)
     assert refused in ("_MSG_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "REQUEST_TIMED_OUT")
-    await_partition(cluster.nodes[2].port, TOPIC, lambda state: state.leader in (2, 3), "a leader that is reached")
+    for node in (2, 3):
+        port = cluster.nodes[node].port
+        await_partition(port, TOPIC, lambda state: state.leader in (2, 3), "a leader that is reached")
     following = [cluster.nodes[2].bootstrap, cluster.nodes[3].bootstrap]
     assert Sender(",".join(following)).send(TOPIC, numbers(5, 10)) == [5, 6, 7, 8, 9]
     cluster.links.heal()
