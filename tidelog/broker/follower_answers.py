@@ -164,8 +164,10 @@ class FollowerAnswers:
 
     def _sent(self, entry: FollowerEntry, high_watermark: int, is_news: bool) -> None:
         session, partition = entry.session, entry.partition
-        session.dirty.pop(entry, None)
         entry.sent_high_watermark = high_watermark
+        if not is_news and partition is not None and entry.fetch_offset < partition.log.log_end_offset:
+            return  # there was no room for its records: it stays dirty, and is the first of the next answer
+        session.dirty.pop(entry, None)
         if is_news:
             entry.in_flight = True
             session.in_flight[entry] = None

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.replication.replicas import Replicas
+from tidelog.protocol.batch_builder import encode_batch
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.record import Record
 from tidelog.replication.controller.image import MetadataDelta
 
 
@@ -451,3 +453,24 @@ def test_what_was_put_off_and_is_deleted_meanwhile_is_not_made() -> None:
     hosting.apply(cluster.image, MetadataDelta(deleted_topics={b"M" * 16: topic}))
     cluster.loop.settle()
     assert [each.topic for each in cluster.nodes[1].partitions.hosted()] == ["t"]
+
+
+@pytest.mark.parametrize("size", [50_000, 300_000, 700_000, 1_500_000])
+def test_partitions_that_an_answer_has_no_room_for_are_answered_next(size: int) -> None:
+    cluster = Replicas(2)
+    cluster.add_topic(b"M" * 16, "many", 6)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: set(range(6))}))
+    cluster.loop.run_for(100)
+    leader, follower = cluster.nodes[1], cluster.nodes[2]
+    for link in cluster.links:
+        link._break()
+    for index in range(6):
+        for _ in range(3):
+            batch = encode_batch([Record(0, leader.clock_ms(), None, b"x" * size)])
+            partition = leader.partitions.leader("many", index)
+            partition.log.set_config(replace(partition.log.config, max_message_bytes=1 << 30))
+            leader.partitions.append(partition, memoryview(batch), leader.clock_ms(), 1)
+    cluster.loop.run_for(300)
+    ends = [follower.partitions.find("many", index) for index in range(6)]
+    assert [each.log.log_end_offset for each in ends if each is not None] == [3] * 6
