@@ -1,0 +1,113 @@
+"""A local cluster's plan and its file: who gets which role and port, and that only our own processes are ever meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidelog.broker.cli import cluster_nodes
+from tidelog.broker.cli.cluster_state import (
+    DIED,
+    KILLED,
+    PAUSED,
+    RUNNING,
+    STOPPED,
+    ClusterFile,
+    ClusterState,
+    NoCluster,
+    Node,
+    process_status,
+)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def node_of(pid: int) -> Node:
+    node = Node(1, "broker", {"PLAINTEXT": "127.0.0.1:1"}, "data", "output", {})
+    node.took(pid)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("brokers", "controllers", "roles"),
+    [
+        (1, 0, ["broker,controller"]),
+        (2, 0, ["broker,controller", "broker"]),
+        (4, 0, ["broker,controller"] * 3 + ["broker"]),
+        (2, 3, ["broker"] * 2 + ["controller"] * 3),
+    ],
+)
+def test_the_plan(tmp_path: Path, brokers: int, controllers: int, roles: list[str]) -> None:
+    state = cluster_nodes.plan(tmp_path, brokers, controllers, 9092, {"num.partitions": "7"})
+    assert [node.role for node in state.nodes] == roles
+    assert state.bootstrap == ",".join(f"127.0.0.1:{9092 + index}" for index in range(brokers))
+    assert state.nodes[-1].config["num.partitions"] == "7"
+    assert state.nodes[0].config["offsets.topic.replication.factor"] == str(min(3, brokers))
+    addresses = [address for node in state.nodes for address in node.addresses.values()]
+    assert len(set(addresses)) == len(addresses)
+    cluster_nodes.check_configuration(state.nodes)
+
+
+def test_a_plan_that_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(cluster_nodes.ClusterFailed, match="no room"):
+        cluster_nodes.plan(tmp_path, 3, 0, 65_500, {})
+
+
+def test_the_states_of_a_process(child: subprocess.Popen[bytes]) -> None:
+    node = node_of(child.pid)
+    assert node.now == RUNNING
+    assert node.signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert node.now == PAUSED
+    assert node.signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_status(child.pid) is not None, "it is a zombie"
+    assert node.now == DIED
+    node.asked = KILLED
+    assert node.now == KILLED
+    assert not node.signal(signal.SIGTERM)
+
+
+def test_a_process_that_has_only_the_id_is_not_ours(child: subprocess.Popen[bytes]) -> None:
+    node = node_of(child.pid)
+    node.started -= 1
+    assert not node.is_there
+    assert not node.signal(signal.SIGKILL)
+    assert child.poll() is None
+
+
+def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
+    file = ClusterFile(tmp_path / "new")
+    with pytest.raises(NoCluster, match="no cluster in"):
+        file.read()
+    file.create(ClusterState("an-id", [node_of(child.pid)]))
+    with file.changing() as state:
+        state.nodes[0].config["key"] = "value"
+    content = json.loads(file.path.read_text())
+    assert content["cluster_id"] == "an-id"
+    assert content["nodes"][0]["state"] == RUNNING
+    assert content["nodes"][0]["pid"] == child.pid
+    again = file.read().nodes[0]
+    assert again.config == {"key": "value"}
+    assert again.is_there
+    child.kill()
+    child.wait()
+    again.asked = STOPPED
+    file.create(ClusterState("an-id", [again]))
+    assert json.loads(file.path.read_text())["nodes"][0]["pid"] is None
+    file.path.write_text("{}")
+    with pytest.raises(NoCluster, match="is not a cluster's file"):
+        file.read()
