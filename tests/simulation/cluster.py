@@ -18,6 +18,9 @@ from tests.simulation.world import World
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import NodePorts
+from tidelog.replication.ports import Endpoint
+from tidelog.replication.quorum.initial_voters import write_initial_voters
+from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
 from tidelog.storage.log_directory import LogDirectory
 
 CLUSTER_ID = "simulated-cluster-0001"
@@ -51,11 +54,15 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Ids of the nodes that are controllers and of those that are brokers; one may be both."""
+    """Ids of the nodes that are controllers and of those that are brokers; one may be both.
+
+    `first_voters`: if given, the quorum's voters can change (kraft.version 1), and these are the first.
+    """
 
     controllers: tuple[int, ...]
     brokers: tuple[int, ...]
     config: Mapping[str, str] = field(default_factory=dict)
+    first_voters: tuple[int, ...] = ()
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -78,9 +85,14 @@ class Layout:
             "process.roles": ",".join(roles),
             "listeners": ",".join(listeners),
             "controller.listener.names": "CONTROLLER",
-            "controller.quorum.voters": ",".join(f"{each}@n{each}:{CONTROLLER_PORT}" for each in self.controllers),
             "log.dirs": DATA,
         }
+        if self.first_voters:
+            own["controller.quorum.bootstrap.servers"] = ",".join(
+                f"n{each}:{CONTROLLER_PORT}" for each in self.controllers
+            )
+        else:
+            own["controller.quorum.voters"] = ",".join(f"{each}@n{each}:{CONTROLLER_PORT}" for each in self.controllers)
         return NodeConfig.load(None, {**CONFIG, **self.config, **own})
 
 
@@ -99,6 +111,7 @@ class SimulatedNode:
         self.ready = False
         self.started_at = 0.0
         self.power_lost_at = -1e9
+        self.directory_id = b""
         self.seen: dict[Any, Any] = {}
         """What invariants remember of this process."""
 
@@ -150,6 +163,10 @@ class SimulatedNode:
         loop.call_soon(lambda: loop.create_task(end()))
         loop.inject(lambda: None)
 
+    def as_voter(self) -> Voter:
+        endpoint = Endpoint(str(self), CONTROLLER_PORT)
+        return Voter(ReplicaKey(self.node_id, self.directory_id), (("CONTROLLER", endpoint),))
+
     # Looking inside
 
     @property
@@ -195,9 +212,15 @@ class Cluster:
         self.nodes: dict[int, SimulatedNode] = {}
         for node_id in layout.nodes:
             host = Host(world, self.network, f"n{node_id}")
-            LogDirectory.open(host.disk, DATA, node_id=node_id, cluster_id=CLUSTER_ID).close()
-            host.disk.sync_everything()
-            self.nodes[node_id] = SimulatedNode(self, node_id, host, layout.config_of(node_id))
+            directory = LogDirectory.open(host.disk, DATA, node_id=node_id, cluster_id=CLUSTER_ID)
+            directory.close()
+            node = self.nodes[node_id] = SimulatedNode(self, node_id, host, layout.config_of(node_id))
+            node.directory_id = directory.directory_id
+        voters = VoterSet([self.nodes[each].as_voter() for each in layout.first_voters])
+        for node in self.nodes.values():
+            if node.node_id in layout.first_voters:
+                write_initial_voters(node.host.disk, DATA, voters, node.host.clock_ms())
+            node.host.disk.sync_everything()
         self.clients: list[Host] = []
 
     def client(self) -> Host:

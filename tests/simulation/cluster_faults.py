@@ -41,6 +41,7 @@ WEIGHTS = {
     "slow_threads": 3,
     "elect_preferred": 2,
     "reassign": 3,
+    "change_voters": 4,
 }
 # Without a sync before every acknowledgement, what several machines lose at once is lost.
 CACHE_ONLY = ("lose_power", "lose_power_in_a_write", "lose_power_everywhere")
@@ -202,6 +203,23 @@ class Faults:
 
         async def order(admin: Any) -> None:
             await admin.alter_partition_reassignments({TopicPartition(topic, index): brokers[:count]})
+
+        self.administrator.ask(order)
+
+    def change_voters(self, node: SimulatedNode, amount: float) -> None:
+        """Add the node to the metadata quorum, or take it out, where that can be done while it runs."""
+        layout, controller = self.cluster.layout, self.cluster.controller()
+        if not layout.first_voters or controller is None or node.node_id not in layout.controllers:
+            return
+        voters = [voter.key.id for voter in controller.raft.voters()]
+        voter = node.as_voter()
+
+        async def order(admin: Any) -> None:
+            if node.node_id not in voters:
+                endpoints = [(name, endpoint.host, endpoint.port) for name, endpoint in voter.endpoints]
+                await admin.add_raft_voter(node.node_id, node.directory_id, endpoints)
+            elif len(voters) > 2:
+                await admin.remove_raft_voter(node.node_id, node.directory_id)
 
         self.administrator.ask(order)
 

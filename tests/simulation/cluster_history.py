@@ -35,7 +35,10 @@ LAYOUTS = (
     (2, (1, 2, 3), (1, 2, 3, 4, 5)),
     (2, (1, 2, 3), (4, 5)),
     (2, (1,), (1, 2, 3)),
+    (4, (1, 2, 3, 4), (1, 2, 3)),
 )
+DYNAMIC = (1, 2, 3, 4)
+"""Controllers of which three are voters at first, and which come and go."""
 TOPICS = {"t": 2, "u": 1}
 
 
@@ -80,7 +83,7 @@ class ClusterHistory:
         }
         if self.syncs:
             config["log.flush.interval.messages"] = "1"
-        return Layout(controllers, brokers, config)
+        return Layout(controllers, brokers, config, (1, 2, 3) if controllers == DYNAMIC else ())
 
     @property
     def elections(self) -> int:
