@@ -18,7 +18,7 @@ OBSERVERS_MAX: Final = 10_000
 CAUGHT_UP_MS: Final = 3_600_000
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class ReplicaProgress:
     """-1: not known yet. `end_offset`: what it fetched from, so all below is in its log, and synced if it may vote."""
 

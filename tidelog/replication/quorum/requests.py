@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class _Lane:
     number: int = 0
     """Of the open request, 0 for none."""

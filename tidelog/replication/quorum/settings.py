@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tidelog.replication.ports import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class QuorumSettings:
     """Kafka's `controller.quorum.*`, and what Kafka has as constants.
 

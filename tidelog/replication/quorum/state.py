@@ -68,14 +68,14 @@ TRANSITIONS: Final[Mapping[Role, frozenset[Role]]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Unattached:
     """Knows the epoch at most. A voter asks for pre-votes at `election_at_ms`."""
 
     election_at_ms: float
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Download:
     """A snapshot that is being fetched."""
 
@@ -84,7 +84,7 @@ class Download:
     is_installing: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Follower:
     """`has_fetched`: from this leader in this epoch, so that it is known to live; `is_gone`: it is known not to."""
 
@@ -96,7 +96,7 @@ class Follower:
     update_sent: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Prospective:
     tally: Tally
     give_up_at_ms: float
@@ -105,7 +105,7 @@ class Prospective:
     """Somebody better placed asked for our pre-vote: let them go first."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Candidate:
     tally: Tally
     give_up_at_ms: float
@@ -114,7 +114,7 @@ class Candidate:
     """A majority refused: the next attempt is to begin then."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Leader:
     progress: Progress
     epoch_start_offset: int
@@ -125,7 +125,7 @@ class Leader:
     """When to tell a voter that does not fetch of this leader again."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Resigned:
     preferred: tuple[ReplicaKey, ...]
     until_ms: float
