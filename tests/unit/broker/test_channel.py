@@ -32,6 +32,7 @@ async def peer(serve: Serve) -> AsyncIterator[Endpoint]:
     server = await asyncio.start_server(accepted, "127.0.0.1", 0)
     yield Endpoint(*server.sockets[0].getsockname()[:2])
     server.close()
+    await asyncio.sleep(0.01)  # whoever was just let in gets its writer, to be closed with the others
     for writer in writers:
         writer.close()
     await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
