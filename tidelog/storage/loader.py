@@ -303,8 +303,8 @@ class _Loader:
                 self._remove(later)  # first, or a crash in between would leave them behind the gap
             if lost:
                 segment.cut(end)
-            # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device. An empty
-            # one is scanned again, or filled and synced as it is rolled.
+            # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device. An
+            # empty one is scanned again, or filled and synced as it is rolled.
             if segment.seal() and segment.size_bytes and next_offset <= self.checkpoints.recovery_point:
                 segment.sync_indexes()
             if is_gap:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,7 @@ from tidelog.replication.controller.state import NewTopic
 @pytest.fixture
 async def services(tmp_path):
     async with running_services(tmp_path) as services:
+        assert services.controller is not None
         await services.controller.create_topics([NewTopic("t", 1, 1)])
         yield services
 
@@ -82,7 +84,7 @@ async def test_only_so_many_wait(monkeypatch):
     brokers.lost(1)
     called: list[int] = []
     for number in range(3):
-        brokers.when_settled(lambda number=number: called.append(number))
+        brokers.when_settled(partial(called.append, number))
     assert called == [1, 2]
     brokers.close()
     assert called == [1, 2, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,13 @@ DIRECTORY = b"d" * 16
 
 
 def partition(**fields):
-    values = {"replicas": (1, 2, 3), "isr": (1, 2, 3), "leader": 1, "leader_epoch": 5, "partition_epoch": 9}
+    values: dict[str, Any] = {
+        "replicas": (1, 2, 3),
+        "isr": (1, 2, 3),
+        "leader": 1,
+        "leader_epoch": 5,
+        "partition_epoch": 9,
+    }
     values |= fields
     values.setdefault("directories", (DIRECTORY,) * len(values["replicas"]))
     return PartitionImage(**values)

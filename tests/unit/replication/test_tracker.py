@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.unit.replication.controller_harness import Batch, Member, Quorum
+from tests.unit.replication.controller_harness import Batch, Broker, Member, Quorum
 from tidelog.protocol.messages.metadata_records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
@@ -18,7 +18,6 @@ from tidelog.protocol.messages.metadata_records import (
 from tidelog.protocol.messages.update_features import UpdateFeaturesRequest
 from tidelog.replication.controller.image_records import image_records
 from tidelog.replication.controller.record_codec import encode_record
-from tidelog.replication.controller.state import NewTopic
 from tidelog.replication.quorum.snapshot import SnapshotId
 
 FEATURE = FeatureLevelRecord(name="metadata.version", feature_level=30)
@@ -150,10 +149,9 @@ async def test_no_snapshot_inside_a_transaction(quorum):
     assert len(member.log.snapshots) == 1
 
 
-async def test_the_active_controller_hands_on_what_it_built(quorum):
+async def test_the_active_controller_hands_on_what_it_built(quorum, monkeypatch):
     member = Member(quorum, 1)
     quorum.lead(member.log)
-    read = member.log.read
-    member.log.read = lambda offset: pytest.fail("decoded twice")
-    await member.controller.create_topics([NewTopic("x", 1, 1)], validate_only=True)
-    member.log.read = read
+    monkeypatch.setattr(member.log, "read", lambda offset: pytest.fail("decoded twice"))
+    await member.controller.register_broker(Broker(1).registration())
+    assert list(member.tracker.image.brokers) == [1]
