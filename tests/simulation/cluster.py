@@ -112,6 +112,8 @@ class SimulatedNode:
         self.started_at = 0.0
         self.power_lost_at = -1e9
         self.directory_id = b""
+        self.disk_was_bad = False
+        """Since this process was started."""
         self.seen: dict[Any, Any] = {}
         """What invariants remember of this process."""
 
@@ -126,7 +128,7 @@ class SimulatedNode:
         if self.host.running:
             return
         self.seen = {}
-        self.ready = False
+        self.ready = self.disk_was_bad = False
         self.node = None
         self.started_at = self.host.world.now
         self.cluster.by_loop[self.host.start(self._main)] = self
@@ -135,9 +137,14 @@ class SimulatedNode:
         host = self.host
         ports = NodePorts(host.disk, host.bind, host.clock_ms, host.rng, None, host.boot_id)
         node = self.node = Node(self.config, ports)
-        await node.start()
-        self.ready = True
-        await node.failed()
+        try:
+            await node.start()
+            self.ready = True
+            await node.failed()
+        except Exception:
+            if not self.disk_was_bad:
+                raise
+            asyncio.get_running_loop().call_soon(self.kill)  # it says why, and ends
 
     def kill(self) -> None:
         self.node, self.ready = None, False

@@ -42,6 +42,8 @@ WEIGHTS = {
     "elect_preferred": 2,
     "reassign": 3,
     "change_voters": 4,
+    "fill_disk": 2,
+    "fail_syncs": 2,
 }
 # Without a sync before every acknowledgement, what several machines lose at once is lost.
 CACHE_ONLY = ("lose_power", "lose_power_in_a_write", "lose_power_everywhere")
@@ -136,6 +138,23 @@ class Faults:
     def lose_power_everywhere(self, node: SimulatedNode, amount: float) -> None:
         for each in self.cluster.running():
             self.lose_power(each, self.rng.random())
+
+    # Disks
+
+    def fill_disk(self, node: SimulatedNode, amount: float) -> None:
+        if node.running:
+            node.host.disk.full = True
+            self._replace_soon(node, amount)
+
+    def fail_syncs(self, node: SimulatedNode, amount: float) -> None:
+        if node.running:
+            node.host.disk.sync_fails = True
+            self._replace_soon(node, amount)
+
+    def _replace_soon(self, node: SimulatedNode, amount: float) -> None:
+        """What could not be written stays offline until the node is restarted."""
+        node.disk_was_bad = True
+        self.world.after(0.1 + 1.5 * amount, self.kill, node, amount)
 
     # Hangs
 
@@ -235,6 +254,9 @@ class Faults:
                 if loop.paused:
                     loop.resume()
             node.host.disk.fail_at = 1 << 60
+            node.host.disk.full = node.host.disk.sync_fails = False
+            if node.disk_was_bad:
+                node.kill()
             self._revive(node)
 
     def _revive(self, node: SimulatedNode) -> None:

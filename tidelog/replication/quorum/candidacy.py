@@ -125,7 +125,7 @@ def poll_resigned(raft: Raft, now_ms: float) -> None:
         peer = raft.peer(voter_id)
         if peer is not None:
             raft.send(peer, EndAsk(raft.epoch, raft.own.id, state.preferred, endpoint), now_ms)
-    if now_ms >= state.until_ms and not raft.is_closing:
-        raft.enter(Unattached(now_ms))
-    else:
+    if now_ms < state.until_ms:
         raft.due(state.until_ms)
+    elif not raft.is_closing:
+        raft.enter(Unattached(now_ms))
