@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from tidelog.bench.processes import TidelogCluster
@@ -23,6 +24,7 @@ class Chaos:
         self._cluster, self._links, self._choice = cluster, cluster.links, choice
         self._began = time.monotonic()
         self.history: list[str] = []
+        self.struck: Counter[str] = Counter()
         self._dead: set[int] = set()
         self._frozen: set[int] = set()
         self._kinds: list[tuple[int, Callable[[], str | None]]] = [
@@ -43,6 +45,7 @@ class Chaos:
             kind = self._choice.choices([kind for _, kind in self._kinds], [weight for weight, _ in self._kinds])[0]
             what = kind()
             if what is not None:
+                self.struck[what.split()[0]] += 1
                 self._note(what)
                 return what
 

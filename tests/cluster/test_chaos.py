@@ -84,6 +84,7 @@ def test_nothing_acknowledged_is_lost_doubled_or_out_of_order(new_cluster: NewCl
     records = {sending.topic: sending.records() for sending in sendings}
     assert all(count > 20 * FAULTS for count in records.values()), f"the producers hardly ran: {records}"
     print(
-        f"{FAULTS} faults in {time.monotonic() - began:.0f} s, {records} records, all acknowledged, each there once; "
+        f"{FAULTS} faults {dict(chaos.struck)} in {time.monotonic() - began:.0f} s, "
+        f"{records} records, all acknowledged, each there once; "
         f"whole again {slowest_s:.1f} s after mending at the slowest"
     )
