@@ -188,6 +188,12 @@ class MetadataTracker:
         self.failure = error
         self._on_failure(error)
 
+    def on_failure(self, error: Exception) -> None:
+        """The quorum does without this node from now on, and so it hears of nothing any more."""
+        if self.failure is None:
+            self.failure = error
+            self._on_failure(error)
+
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def wait_for(self, offset: int) -> asyncio.Future[None]:

@@ -388,9 +388,7 @@ class RaftNode:
     def _append_records(self, effect: AppendRecords) -> None:
         try:
             self.log.append_replicated(effect.records, self.clock_ms())
-        except KafkaError as error:
-            if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
-                raise
+        except KafkaError as error:  # damaged on the way, or a full disk
             log.error("what the leader sent cannot be appended: %s", error)
             following.on_append_failed(self.raft, self.now_ms())
         if self.raft.can_vote:
@@ -446,3 +444,4 @@ class RaftNode:
             self._timer.cancel()
         self._vote_writer.give_up()
         self._service.close()
+        self._tell(partial(self._listener.on_failure, error))

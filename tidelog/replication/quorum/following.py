@@ -116,7 +116,8 @@ def on_fetch_answer(raft: Raft, peer: Peer, ask: FetchAsk, answer: FetchAnswer, 
     if (ask.end_offset, ask.last_epoch) != (raft.log.end_offset, raft.log.last_epoch) or state.download is not None:
         return
     state.has_fetched = True
-    state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
+    if not state.is_gone:  # else it resigned behind this answer
+        state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
     if answer.diverging is not None:
         state.leader_high_watermark = -1
         end_offset = truncation_point(raft, answer.diverging)

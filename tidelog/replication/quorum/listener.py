@@ -29,3 +29,7 @@ class MetadataListener(Protocol):
     def on_resign(self, epoch: int) -> None:
         """It leads no longer: after every `on_lead`, before the `on_leader` of the next."""
         ...
+
+    def on_failure(self, error: Exception) -> None:
+        """This node's log or vote file cannot be used any more: it takes no part in the quorum from now on."""
+        ...

@@ -73,6 +73,9 @@ class Listener:
     def on_resign(self, epoch: int) -> None:
         self.told.append(("resign", epoch))
 
+    def on_failure(self, error: Exception) -> None:
+        self.told.append(("failure", str(error)))
+
 
 class Member:
     """One node; `start` again after `crash` or `stop`."""

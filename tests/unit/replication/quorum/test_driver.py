@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.add_raft_voter import AddRaftVoterRequest, Listener
 from tidelog.protocol.messages.describe_quorum import (
     DescribeQuorumRequest,
@@ -19,6 +19,7 @@ from tidelog.protocol.messages.describe_quorum import (
 from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from tidelog.replication.quorum.driver import InconsistentVoters, NotLeader
 from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.storage.flush import FlushTask
 
 THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
 
@@ -220,6 +221,35 @@ async def until_done(request, call):
             return response
         await asyncio.sleep(0.01)
     return response
+
+
+def test_a_leader_that_cannot_sync_leaves_and_says_so(tmp_path):
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        await until(lambda: all(m.raft.high_watermark >= 1 for m in members))
+        epoch = leader.raft.epoch
+
+        def failing(work: Any) -> Any:
+            task = getattr(work, "__self__", None)
+            if isinstance(task, FlushTask):
+                task.error = OSError(5, "device is gone")
+                return asyncio.sleep(0)
+            return asyncio.get_running_loop().run_in_executor(None, work)
+
+        leader.raft.run_in_executor = failing
+        leader.raft.append([b"unsynced"], 0)
+        await until(lambda: "failure" in [what[0] for what in leader.listener.told])
+        assert ("resign", epoch) in leader.listener.told
+        with pytest.raises(NotLeader):
+            leader.raft.append([b"more"], 0)
+        with pytest.raises(KafkaError, match="the metadata log failed"):
+            await leader.raft.describe_quorum(None, 2)
+        await until(lambda: quorum.leaders and quorum.leaders[0] is not leader)
+        await leader.crash()
+        await stop_all(quorum)
+
+    asyncio.run(run())
 
 
 def test_voters_come_and_go(tmp_path):
