@@ -155,7 +155,10 @@ class OwnSending(Sending):
     """Tidelog's own producer, on a loop of its own."""
 
     def _run(self) -> None:
-        asyncio.run(self._send())
+        try:
+            asyncio.run(self._send())
+        except Exception as error:
+            self.failures.append(error)
 
     async def _send(self) -> None:
         from tidelog import Producer
