@@ -81,6 +81,8 @@ class ClusterHistory:
             "min.insync.replicas": str(rng.choice((1, 2, 2))),
             "offsets.topic.replication.factor": str(min(3, len(brokers))),
         }
+        if Random(self.seed * 31 + 17).random() < 0.25:
+            config["replica.fetch.response.max.bytes"] = "400"  # not everything that is new has room in an answer
         if self.syncs:
             config["log.flush.interval.messages"] = "1"
         return Layout(controllers, brokers, config, (1, 2, 3) if controllers == DYNAMIC else ())
