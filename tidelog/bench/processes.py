@@ -22,6 +22,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _METADATA_NO_TOPICS = struct.pack(">hhih5si", 3, 1, 7, 5, b"probe", 0)
 _POLL_S = 0.005
+_given: deque[int] = deque(maxlen=1000)
 _running: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
 
 
@@ -43,15 +45,21 @@ class ServerFailed(Exception):
 
 
 def free_port() -> int:
-    """A port nobody listens on, below the range that outgoing connections take theirs from."""
+    """A port nobody listens on, below the range that outgoing connections take theirs from.
+
+    Never one that was given out lately: a cluster asks for many before it listens on the first.
+    """
     choice = random.SystemRandom()
     for _ in range(200):
         port = choice.randrange(15000, 32000)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.append(port)
             return port
     raise ServerFailed("no free port between 15000 and 32000")
 
