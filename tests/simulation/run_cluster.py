@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import signal
 import sys
 import time
 import traceback
@@ -98,46 +99,72 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_many(seeds: range, options: Any) -> int:
-    begin = time.monotonic()
+    totals = Totals()
     gc.freeze()
-    failures: list[Outcome] = []
-    cpu_s = virtual_s = 0.0
-    counts: Counter[str] = Counter()
-    slowest: list[tuple[float, int]] = []
-    done = 0
     context = multiprocessing.get_context("fork")
-    with context.Pool(options.jobs, maxtasksperchild=200) as pool:
-        for outcome in pool.imap_unordered(run_one, seeds, chunksize=1):
-            done += 1
-            cpu_s += outcome.cpu_s
-            virtual_s += outcome.virtual_s
-            counts += outcome.counts
-            slowest = sorted([*slowest, (outcome.cpu_s, outcome.seed)], reverse=True)[:5]
-            if outcome.failure:
-                failures.append(outcome)
-                print(f"seed {outcome.seed}: {outcome.failure[:600]}", flush=True)
-                if options.verbose:
-                    print(outcome.report, flush=True)
-                if len(failures) >= options.failures_max:
-                    print(f"given up after {len(failures)} failures")
-                    pool.terminate()
-                    break
-            if done % 500 == 0:
-                elapsed = time.monotonic() - begin
-                print(f"... {done} histories, {elapsed:.0f} s, {1000 * cpu_s / done:.0f} ms CPU each", flush=True)
-    elapsed = time.monotonic() - begin
-    print(
-        f"{done} histories (seeds {seeds.start} to {seeds.stop - 1}), {len(failures)} broken; {elapsed:.0f} s on "
-        f"{options.jobs} processes, {1000 * cpu_s / max(done, 1):.0f} ms CPU and "
-        f"{virtual_s / max(done, 1):.1f} virtual s each"
-    )
-    print("slowest: " + ", ".join(f"seed {seed} {cpu:.1f} s" for cpu, seed in slowest))
-    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    if failures:
-        kinds = Counter(outcome.failure.partition(":")[0] for outcome in failures)
-        print("broken: " + ", ".join(f"{name} {count}" for name, count in kinds.most_common()))
-        print("seeds: " + " ".join(str(outcome.seed) for outcome in failures))
-    return 1 if failures else 0
+    with context.Pool(options.jobs, initializer=_ignore_interrupts, maxtasksperchild=200) as pool:
+        signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            for outcome in pool.imap_unordered(run_one, seeds, chunksize=1):
+                totals.add(outcome)
+                if outcome.failure:
+                    print(f"seed {outcome.seed}: {outcome.failure[:600]}", flush=True)
+                    if options.verbose:
+                        print(outcome.report, flush=True)
+                    if len(totals.failures) >= options.failures_max:
+                        print(f"given up after {len(totals.failures)} failures")
+                        break
+                if totals.done % 250 == 0:
+                    print(f"... {totals.short()}", flush=True)
+        except KeyboardInterrupt:
+            print("stopped before the end")
+        pool.terminate()
+    totals.tell(seeds, options.jobs)
+    return 1 if totals.failures else 0
+
+
+class Totals:
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+        self.failures: list[Outcome] = []
+        self.done = 0
+        self.cpu_s = self.virtual_s = 0.0
+        self.counts: Counter[str] = Counter()
+        self.slowest: list[tuple[float, int]] = []
+
+    def add(self, outcome: Outcome) -> None:
+        self.done += 1
+        self.cpu_s += outcome.cpu_s
+        self.virtual_s += outcome.virtual_s
+        self.counts += outcome.counts
+        self.slowest = sorted([*self.slowest, (outcome.cpu_s, outcome.seed)], reverse=True)[:5]
+        if outcome.failure:
+            self.failures.append(outcome)
+
+    def short(self) -> str:
+        elapsed = time.monotonic() - self.begin
+        cpu_ms = 1000 * self.cpu_s / max(self.done, 1)
+        return f"{self.done} histories, {len(self.failures)} broken, {elapsed:.0f} s, {cpu_ms:.0f} ms CPU each"
+
+    def tell(self, seeds: range, jobs: int) -> None:
+        virtual_s = self.virtual_s / max(self.done, 1)
+        print(
+            f"{self.short()} and {virtual_s:.1f} virtual s; seeds {seeds.start} to {seeds.stop - 1}, {jobs} processes"
+        )
+        print("slowest: " + ", ".join(f"seed {seed} {cpu:.1f} s" for cpu, seed in self.slowest))
+        print(", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())))
+        if self.failures:
+            kinds = Counter(outcome.failure.partition(":")[0] for outcome in self.failures)
+            print("broken: " + ", ".join(f"{name} {count}" for name, count in kinds.most_common()))
+            print("seeds: " + " ".join(str(outcome.seed) for outcome in self.failures))
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
