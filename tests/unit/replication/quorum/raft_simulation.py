@@ -332,8 +332,6 @@ class Node:
         raft, now = self.raft, self.world.now
         if isinstance(ask, VoteAsk):
             answer: Any = raft.on_vote(ask, now)
-            if answer.granted and not ask.pre_vote:
-                self.when_persisted(lambda: self.world.granted(self, ask))
         elif isinstance(ask, BeginAsk):
             answer = raft.on_begin(ask, now)
         elif isinstance(ask, EndAsk):
@@ -361,7 +359,12 @@ class Node:
             answer = UpdateVoterAnswer(ErrorCode.NONE, raft.epoch, raft.leader_id)
         self.drive()
         if self.is_up:
-            self.when_persisted(lambda: reply(answer))
+            self.when_persisted(lambda: self._tell(ask, answer, reply))
+
+    def _tell(self, ask: Any, answer: Any, reply: Callable[[Any], None]) -> None:
+        if isinstance(ask, VoteAsk) and answer.granted and not ask.pre_vote:
+            self.world.granted(self, ask)
+        reply(answer)
 
 
 class World:
