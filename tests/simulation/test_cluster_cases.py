@@ -112,6 +112,16 @@ def test_a_follower_that_lags_leaves_the_isr_and_returns_when_it_has_caught_up()
         assert play.values(3) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_a_follower_that_only_the_controller_missed_returns_though_nothing_new_is_written():
+    with stage() as play:
+        play.up()
+        play.send(b"m")
+        play.cluster.network.cut("n3", "n9")
+        play.until("3 has left", lambda: play.isr == [1, 2])
+        play.cluster.network.heal()
+        play.until("3 is back", lambda: play.isr == [1, 2, 3])
+
+
 def test_a_burst_does_not_make_the_isr_flap():
     with stage() as play:
         play.up()
