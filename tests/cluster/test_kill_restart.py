@@ -132,7 +132,9 @@ def test_a_record_cut_off_behind_the_nodes_back_is_noticed(
     node: TidelogProcess, sending: Sending, choice: random.Random
 ) -> None:
     """Plants a loss: the last batch of a partition is cut from its file, and the check must say so."""
-    time.sleep(0.5)
+    deadline = time.monotonic() + 30
+    while not all(sending.acknowledged()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     sending.settle()
     check_everything(node, sending.sent, choice, lookups=20)
     node.kill()
