@@ -38,16 +38,16 @@ class Follower:
     def __repr__(self) -> str:
         return f"<Follower {self.broker_id} at {self.log_end_offset}{' in sync' if self.in_maximal_isr else ''}>"
 
-    def reset(self, leader_end: int, now_ms: float, *, is_new_leader: bool, in_sync: bool) -> None:
-        """Another leader epoch has begun: who is in the ISR is given the whole lag time again, the others none."""
+    def reset(self, now_ms: float, *, in_sync: bool) -> None:
+        """Another leader epoch has begun: who is in the ISR is given the whole lag time again, the others none.
+
+        What its log held is forgotten even where the leader is the same: an epoch in between, which this node never
+        heard of, may have had another leader, and the follower cut its log for it. (Kafka keeps what it knew.)
+        """
         self.last_caught_up_ms = now_ms if in_sync else LONG_AGO_MS
-        if is_new_leader:
-            self.broker_epoch = -1
-            self.log_end_offset = self.log_start_offset = self.last_fetch_leader_end = UNKNOWN_OFFSET
-            self.last_fetch_ms = LONG_AGO_MS
-        else:
-            self.last_fetch_leader_end = leader_end
-            self.last_fetch_ms = now_ms if in_sync else LONG_AGO_MS
+        self.broker_epoch = -1
+        self.log_end_offset = self.log_start_offset = self.last_fetch_leader_end = UNKNOWN_OFFSET
+        self.last_fetch_ms = LONG_AGO_MS
 
     def fetched(self, offset: int, leader_end: int, now_ms: float) -> bool:
         """Take in one fetch; whether the follower's log end has moved.
@@ -122,8 +122,6 @@ class InSyncReplicas:
         partition_epoch: int,
         log_end_offset: int,
         now_ms: float,
-        *,
-        is_new_leader: bool,
     ) -> None:
         """Take over what the metadata log says; an open proposal is forgotten, whatever became of it."""
         self.replicas = tuple(replicas)
@@ -136,9 +134,7 @@ class InSyncReplicas:
             self.leader_epoch = leader_epoch
             self.epoch_start_offset = log_end_offset
             for follower in self.followers.values():
-                follower.reset(
-                    log_end_offset, now_ms, is_new_leader=is_new_leader, in_sync=follower.broker_id in self.isr
-                )
+                follower.reset(now_ms, in_sync=follower.broker_id in self.isr)
         self.pending = None
         self._note_maximal()
 

@@ -123,7 +123,7 @@ class Partition:
             log.assign_epoch(placed.leader_epoch)
         self.in_sync.assign(
             placed.replicas, placed.isr, placed.leader_epoch, placed.partition_epoch, log.log_end_offset,
-            ports.now_ms(), is_new_leader=not self.leads,
+            ports.now_ms(),
         )  # fmt: skip
         self.leads = True
         self.leader_id, self.leader_epoch = placed.leader, placed.leader_epoch

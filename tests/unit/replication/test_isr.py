@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.replication.isr import InSyncReplicas
+from tidelog.replication.isr import UNKNOWN_OFFSET, InSyncReplicas
 
 LAG_MS = 1000
 
 
 def book(isr: tuple[int, ...] = (1, 2, 3), *, leader_end: int = 10) -> InSyncReplicas:
     found = InSyncReplicas(1, LAG_MS)
-    found.assign((1, 2, 3), isr, 5, 7, leader_end, 0.0, is_new_leader=True)
+    found.assign((1, 2, 3), isr, 5, 7, leader_end, 0.0)
     return found
 
 
@@ -95,17 +95,27 @@ def test_an_answer_of_the_past_changes_nothing() -> None:
     assert proposal is not None
     assert not found.agreed(proposal, (1,), 4, 9), "another leader epoch"
     assert not found.agreed(proposal, (1,), 5, 6), "an older state"
-    found.assign((1, 2, 3), (1, 2), 5, 9, 9, 3000.0, is_new_leader=False)
+    found.assign((1, 2, 3), (1, 2), 5, 9, 9, 3000.0)
     assert not found.agreed(proposal, (1,), 5, 10), "overtaken by the metadata"
     assert found.isr == (1, 2)
 
 
 def test_a_new_epoch_gives_members_the_whole_time_and_others_none() -> None:
     found = book((1, 2), leader_end=0)
-    found.assign((1, 2, 3), (1, 2), 6, 8, 50, 7000.0, is_new_leader=False)
+    found.assign((1, 2, 3), (1, 2), 6, 8, 50, 7000.0)
     assert found.epoch_start_offset == 50
     assert found.shrinkage(60, 7999.0, 1) is None
     assert found.followers[3].last_caught_up_ms < 0
+
+
+def test_what_a_follower_held_in_an_earlier_epoch_counts_no_more() -> None:
+    """The leader may have missed an epoch in between, for whose leader the follower cut its log."""
+    found = book((1, 2), leader_end=0)
+    found.followers[2].fetched(33, 34, 1000.0)
+    found.assign((1, 2, 3), (1, 2), 7, 9, 34, 2000.0)
+    assert found.high_watermark(34, lambda: 2000.0, nobody) == UNKNOWN_OFFSET
+    found.followers[2].fetched(26, 34, 2100.0)
+    assert found.high_watermark(34, lambda: 2100.0, nobody) == 26
 
 
 steps = st.lists(

@@ -29,7 +29,7 @@ class Replica:
     def __init__(self, index: int) -> None:
         self.topic_id, self.index, self.leads = TOPIC, index, True
         self.in_sync = InSyncReplicas(1, 1000)
-        self.in_sync.assign((1, 2), (1, 2), 5, 7, 0, 0.0, is_new_leader=True)
+        self.in_sync.assign((1, 2), (1, 2), 5, 7, 0, 0.0)
         self.outcome: Any = None
 
     def propose(self) -> Proposal:
@@ -180,7 +180,7 @@ async def test_a_proposal_that_the_metadata_has_overtaken_is_not_sent_again() ->
     submit(changes, replica)
     while not controller.requests:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    replica.in_sync.assign((1, 2), (1,), 5, 8, 0, 0.0, is_new_leader=False)
+    replica.in_sync.assign((1, 2), (1,), 5, 8, 0, 0.0)
     await until_idle(changes)
     assert len(controller.requests) == 1
 
