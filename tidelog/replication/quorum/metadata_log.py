@@ -73,9 +73,12 @@ class MetadataLog:
 
     @property
     def last_epoch(self) -> int:
-        if self._log.leader_epochs.latest >= 0:
-            return self._log.leader_epochs.latest
-        return self._snapshots[-1].epoch if self._snapshots else 0
+        latest = max(self._log.leader_epochs.latest, 0)
+        newest = self._snapshots[-1] if self._snapshots else None
+        if newest is not None and newest.end_offset >= self._log.log_end_offset:
+            # No record is younger than the snapshot. What the log's checkpoint says may be of before it was emptied.
+            return max(latest, newest.epoch)
+        return latest
 
     @property
     def snapshots(self) -> tuple[SnapshotId, SnapshotId] | None:
