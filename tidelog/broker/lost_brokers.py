@@ -28,6 +28,7 @@ class LostBrokers:
         self._lost: dict[int, asyncio.TimerHandle] = {}
         self._waiting: list[Callable[[], None]] = []
         self._fenced_at: dict[int, float] = {}
+        self._unfenced: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._lost)
@@ -49,10 +50,14 @@ class LostBrokers:
         now = asyncio.get_running_loop().time()
         for broker_id in sorted(delta.changed_brokers):
             broker = image.brokers.get(broker_id)
-            if broker is not None and broker.fenced:
-                self._fenced_at[broker_id] = now
-            else:
+            if broker is None or not broker.fenced:
                 self._fenced_at.pop(broker_id, None)
+            elif broker_id in self._unfenced:
+                self._fenced_at[broker_id] = now
+            # One that has only registered, this one after a start say, is not listed before it serves.
+            self._unfenced.discard(broker_id)
+            if broker is not None and not broker.fenced:
+                self._unfenced.add(broker_id)
             self.found(broker_id)
 
     def lately_fenced(self) -> set[int]:

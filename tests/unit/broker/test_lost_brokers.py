@@ -57,7 +57,14 @@ async def test_a_leader_that_answers_again_is_named_again(services):
     assert not services.lost_brokers
 
 
+async def test_a_broker_that_has_only_registered_is_not_listed(services):
+    await services.controller.broker_heartbeat(_fence(services))
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    assert [one.node_id for one in ask(services).brokers] == []
+
+
 async def test_a_broker_fenced_a_moment_ago_is_still_listed(services, monkeypatch):
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
     await services.controller.broker_heartbeat(_fence(services))
     assert services.image().brokers[1].fenced
     assert [one.node_id for one in ask(services).brokers] == []
