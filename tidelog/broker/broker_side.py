@@ -30,8 +30,8 @@ from tidelog.storage.incarnation import surviving_epoch, write_incarnation
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
-    from tidelog.broker.config import NodeConfig
     from tidelog.broker.controller_channel import ControllerChannel
+    from tidelog.broker.dynamic_config import DynamicConfig
     from tidelog.broker.metadata_side import MetadataSide
     from tidelog.broker.node_ports import NodePorts
     from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
@@ -45,7 +45,7 @@ log = logging.getLogger("tidelog.node")
 class BrokerSide:
     def __init__(
         self,
-        config: NodeConfig,
+        settings: DynamicConfig,
         ports: NodePorts,
         loop: asyncio.AbstractEventLoop,
         directories: Sequence[LogDirectory],
@@ -54,7 +54,8 @@ class BrokerSide:
         metadata: MetadataSide,
         channel: ControllerChannel,
     ) -> None:
-        self._config = config
+        self._settings = settings
+        self._config = config = settings.static
         self._ports = ports
         self._loop = loop
         self._directories = list(directories)

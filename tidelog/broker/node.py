@@ -21,6 +21,7 @@ from tidelog.broker.channel import Channels
 from tidelog.broker.config import ConfigError
 from tidelog.broker.controller_channel import ControllerChannel
 from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.dynamic_config import DynamicConfig
 from tidelog.broker.lifecycle import RegistrationRefused
 from tidelog.broker.metadata_side import MetadataSide
 from tidelog.broker.node_ports import NodePorts, os_ports
@@ -60,6 +61,7 @@ class Node:
 
     def __init__(self, config: NodeConfig, ports: NodePorts) -> None:
         self.config = config
+        self.settings = DynamicConfig(config)
         self._ports = ports
         self._loop = asyncio.get_running_loop()
         self._sockets: list[tuple[str, socket.socket]] = []
@@ -145,10 +147,13 @@ class Node:
             rng=ports.rng,
         )
         if config.is_broker:
-            self._broker = BrokerSide(config, ports, loop, self._directories, bound_ports, channels, metadata, channel)
+            self._broker = BrokerSide(
+                self.settings, ports, loop, self._directories, bound_ports, channels, metadata, channel
+            )
         broker: Any = self._broker
         services = self._services = Services(
             config=config,
+            settings=self.settings,
             node_id=config.node_id,
             cluster_id=self._directories[0].cluster_id,
             clock_ms=ports.clock_ms,
@@ -203,6 +208,7 @@ class Node:
     # ---------------------------------------------------------------------------------------------------------- notices
 
     def _on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        self.settings.on_image(image, delta)
         if self._broker is not None:
             self._broker.on_image(image, delta)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
     from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+    from tidelog.broker.dynamic_config import DynamicConfig
     from tidelog.broker.partitions import Partitions
     from tidelog.replication.controller.controller import Controller
     from tidelog.replication.controller.image import MetadataImage
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 class Services:
     """The parts of a node that handlers may use; put together by `node.py`, the one composition root."""
 
-    config: NodeConfig
+    config: NodeConfig  # as it was at start
+    settings: DynamicConfig  # as it is now
     node_id: int
     cluster_id: str
     clock_ms: Callable[[], int]

@@ -13,6 +13,7 @@ from tests.unit.replication.nodes import Node
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.controller_channel import ControllerChannel
 from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.dynamic_config import DynamicConfig
 from tidelog.broker.metadata_wiring import controller_settings
 from tidelog.broker.request import RequestContext
 from tidelog.broker.served import CONTROLLER_APIS
@@ -30,6 +31,8 @@ class Groups:
 async def running_services(path: Path, options: Mapping[str, str] | None = None) -> AsyncIterator[Services]:
     config = NodeConfig.load(None, {"offsets.topic.num.partitions": "5", **(options or {})})
     node = Node(path, settings=controller_settings(config, "", lambda: [1]), syncing=False)
+    settings = DynamicConfig(config)
+    node.followers.append(settings.on_image)
     await node.start()
     loop, rng = asyncio.get_running_loop(), random.Random(1)
 
@@ -41,6 +44,7 @@ async def running_services(path: Path, options: Mapping[str, str] | None = None)
     )
     services = Services(
         config=config,
+        settings=settings,
         node_id=1,
         cluster_id=node.directory.cluster_id,
         clock_ms=lambda: 0,

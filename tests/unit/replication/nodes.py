@@ -40,6 +40,7 @@ class Node:
         disk = OsDisk()
         self.directory = LogDirectory.open(disk, str(path), node_id=node_id, cluster_id=None)
         self.told: list[tuple[MetadataImage, MetadataDelta]] = []
+        self.followers: list[Callable[[MetadataImage, MetadataDelta], None]] = []  # told as well
         self.syncs = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -47,7 +48,7 @@ class Node:
         self.now_ms = 1_700_000_000_000
         self.node_id = node_id
         self.tracker = MetadataTracker(
-            on_image=lambda image, delta: self.told.append((image, delta)),
+            on_image=self._tell,
             loop=loop,
             run_in_executor=self._run,
             clock_ms=lambda: self.now_ms,
@@ -82,6 +83,11 @@ class Node:
             bootstrap_values=self.raft.bootstrap_values,
         )
         self.broker = Broker(node_id, incarnation=random.randrange(256))
+
+    def _tell(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        self.told.append((image, delta))
+        for follower in self.followers:
+            follower(image, delta)
 
     async def _exchange(self, *arguments: Any, **options: Any) -> Any:
         raise AssertionError("a quorum of one talks to nobody")
