@@ -20,6 +20,7 @@ from tidelog.protocol.messages.create_topics import (
     CreateTopicsRequest,
 )
 from tidelog.protocol.messages.envelope import EnvelopeRequest
+from tidelog.replication.backoff import Backoff
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class ControllerChannel:
         A request may take effect twice when the controller dies before its answer: only for what may.
         """
         deadline = self._loop.time() + timeout_ms / 1000
-        backoff_ms = BACKOFF_MIN_MS
+        backoff = Backoff(BACKOFF_MIN_MS, BACKOFF_MAX_MS)
         while (left_s := deadline - self._loop.time()) > 0:
             try:
                 response = await self.attempt(request, version, timeout_ms=max(1, int(left_s * 1000)), lane=lane)
@@ -85,8 +86,7 @@ class ControllerChannel:
                     return response
             except PeerUnreachable:
                 pass
-            await asyncio.sleep(min(left_s, self._rng.uniform(0.5, 1) * backoff_ms / 1000))
-            backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
+            await asyncio.sleep(min(left_s, backoff.next_ms(self._rng) / 1000))
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the active controller could not be reached in time")
 
     async def forward(self, request: bytes, client_host: str, timeout_ms: int = TIMEOUT_MS) -> bytes:

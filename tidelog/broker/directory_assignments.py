@@ -19,7 +19,7 @@ from tidelog.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsRequestPartitionData,
     AssignReplicasToDirsRequestTopicData,
 )
-from tidelog.replication.follower import Backoff
+from tidelog.replication.backoff import Backoff
 from tidelog.replication.ports import PeerUnreachable
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from tidelog.replication.backoff import Backoff
 from tidelog.replication.ports import PeerUnreachable
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class BrokerLifecycle:
         self._registering = self._beating = None
 
     async def _beat(self) -> None:
-        retry_ms = RETRY_MS
+        backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
         while True:
             self._poked.clear()
             try:
@@ -164,10 +165,9 @@ class BrokerLifecycle:
                 log.debug("heartbeat: %s", error)
                 wait_ms = -1
             if wait_ms < 0:
-                wait_ms = int(self._rng.uniform(0.5, 1) * retry_ms)
-                retry_ms = min(2 * retry_ms, RETRY_MS_MAX)
+                wait_ms = int(backoff.next_ms(self._rng))
             else:
-                retry_ms = RETRY_MS
+                backoff.reset()
             try:
                 async with asyncio.timeout(wait_ms / 1000):
                     await self._poked.wait()

@@ -1,6 +1,6 @@
-"""What a follower decides: where to cut its log, how long to wait after a failure, what an error means.
+"""What a follower decides: where to cut its log, what an error means.
 
-Pure; randomness is an argument. The rules are those of Kafka's AbstractFetcherThread with truncation on fetch
+Pure. The rules are those of Kafka's AbstractFetcherThread with truncation on fetch
 (KIP-101, KIP-279, KIP-595). Invariant: a log is cut only below where it is known to agree with the leader's, by leader
 epochs and never by high watermark, which may be older than what was acknowledged.
 """
@@ -8,12 +8,9 @@ epochs and never by high watermark, which may be older than what was acknowledge
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tidelog.protocol.errors import ErrorCode
-
-if TYPE_CHECKING:
-    import random
 
 UNDEFINED = -1
 
@@ -69,22 +66,3 @@ SESSION_ERRORS = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
-
-
-class Backoff:
-    """Pauses that double from `initial_ms` to `max_ms`, each between half and all of itself."""
-
-    __slots__ = ("_failures", "_initial_ms", "_max_ms")
-
-    def __init__(self, initial_ms: int, max_ms: int) -> None:
-        self._initial_ms = initial_ms
-        self._max_ms = max(initial_ms, max_ms)
-        self._failures = 0
-
-    def next_ms(self, rng: random.Random) -> float:
-        whole = min(self._initial_ms * 2.0 ** min(self._failures, 30), self._max_ms)
-        self._failures += 1
-        return whole * (0.5 + rng.random() / 2)
-
-    def reset(self) -> None:
-        self._failures = 0

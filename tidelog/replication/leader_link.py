@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched
+from tidelog.replication.backoff import Backoff, pause_ms
 from tidelog.replication.followed import NOT_ASKED, Followed, Key
 from tidelog.replication.follower import (
     REACTIONS,
     SESSION_ERRORS,
-    Backoff,
     Reaction,
     out_of_range,
     truncation_offset,
@@ -221,8 +221,8 @@ class LeaderLink:
         return link
 
     def _retry_later(self) -> None:
-        pause_ms = self._backoff.next_ms(self._fetchers.rng)
-        self._retry_timer = self._loop.call_later(pause_ms / 1000, self._retry)
+        retry_ms = self._backoff.next_ms(self._fetchers.rng)
+        self._retry_timer = self._loop.call_later(retry_ms / 1000, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
@@ -343,11 +343,11 @@ class LeaderLink:
         """Fetch on only when the rate allows it; who has all that is committed is not held back."""
         throttle, now_ms = self._fetchers.throttle, self._loop.time() * 1000
         throttle.record(size_bytes, now_ms)
-        pause_ms = throttle.pause_ms(now_ms)
-        if pause_ms and followed.log.log_end_offset < high_watermark and followed in self._changed:
+        wait_ms = throttle.pause_ms(now_ms)
+        if wait_ms and followed.log.log_end_offset < high_watermark and followed in self._changed:
             self._set_aside(followed)
             self._throttled[followed] = None
-            self._loop.call_later(pause_ms / 1000, self._end_throttle, followed)
+            self._loop.call_later(wait_ms / 1000, self._end_throttle, followed)
 
     def _end_throttle(self, followed: Followed) -> None:
         if followed in self._throttled and not self._closed:
@@ -399,9 +399,10 @@ class LeaderLink:
         self._delayed[followed] = None
         if self._delay_timer is None:
             settings = self._fetchers.settings
-            pause_ms = min(settings.backoff_ms_initial * 2.0 ** min(followed.failures - 1, 20), settings.backoff_ms_max)
-            pause_ms *= 0.5 + self._fetchers.rng.random() / 2
-            self._delay_timer = self._loop.call_later(pause_ms / 1000, self._end_delays)
+            delay_ms = pause_ms(
+                followed.failures, settings.backoff_ms_initial, settings.backoff_ms_max, self._fetchers.rng
+            )
+            self._delay_timer = self._loop.call_later(delay_ms / 1000, self._end_delays)
 
     def _end_delays(self) -> None:
         self._delay_timer = None

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.replication.follower import Backoff, Reset, out_of_range, truncation_offset
+from tidelog.replication.backoff import Backoff
+from tidelog.replication.follower import Reset, out_of_range, truncation_offset
 from tidelog.storage.leader_epochs import LeaderEpochs
 
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 
-from tidelog.replication.controller.image import NO_LEADER, MetadataImage
-
 DEVIATION_MAX = 0.10
 
 
@@ -74,16 +72,3 @@ def assess(
         measure_shares=measure_shares,
         deviation_max=deviation_max,
     )
-
-
-def placement_measures(image: MetadataImage) -> dict[str, dict[int, float]]:
-    """What the metadata alone says: replicas and leaderships of every registered broker."""
-    partitions: dict[int, float] = dict.fromkeys(image.brokers, 0.0)
-    leaders: dict[int, float] = dict.fromkeys(image.brokers, 0.0)
-    for topic in image.topics_by_name.values():
-        for partition in topic.partitions.values():
-            for replica in partition.replicas:
-                partitions[replica] = partitions.get(replica, 0.0) + 1
-            if partition.leader != NO_LEADER:
-                leaders[partition.leader] = leaders.get(partition.leader, 0.0) + 1
-    return {"partitions": partitions, "leaders": leaders}

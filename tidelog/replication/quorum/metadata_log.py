@@ -193,9 +193,6 @@ class MetadataLog:
         record = (ControlRecordType.KRAFT_VOTERS, voters_record(voters).encode(0))
         return self._append_control([record], epoch, now_ms)
 
-    def append_kraft_version(self, version: int, voters: VoterSet, epoch: int, now_ms: int) -> int:
-        return self._append_control(_voters_records(version, voters), epoch, now_ms)
-
     def _append_control(self, records: Sequence[tuple[ControlRecordType, bytes]], epoch: int, now_ms: int) -> int:
         first = self.end_offset
         last = self._append(encode_control_records(records, timestamp=now_ms), epoch, now_ms)
