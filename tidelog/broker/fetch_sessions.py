@@ -56,13 +56,12 @@ class SessionPartition:
 class FetchSession:
     """`id` 0: made for one request and forgotten after it. `epoch` is the one the next request must carry."""
 
-    __slots__ = ("dirty", "epoch", "id", "is_follower", "last_used_ms", "partitions", "uses_topic_ids", "waiters")
+    __slots__ = ("dirty", "epoch", "id", "last_used_ms", "partitions", "uses_topic_ids", "waiters")
 
-    def __init__(self, session_id: int, uses_topic_ids: bool, is_follower: bool, now_ms: int) -> None:
+    def __init__(self, session_id: int, uses_topic_ids: bool, now_ms: int) -> None:
         self.id = session_id
         self.epoch = 1
         self.uses_topic_ids = uses_topic_ids
-        self.is_follower = is_follower
         self.last_used_ms = now_ms
         self.partitions: dict[Key, SessionPartition] = {}
         self.dirty: dict[Key, SessionPartition] = {}
@@ -103,6 +102,14 @@ def _asked(request: FetchRequest, uses_topic_ids: bool) -> Iterator[tuple[Key, F
             yield (name, asked.partition), asked
 
 
+def forgotten_in(request: FetchRequest, uses_topic_ids: bool) -> list[Key]:
+    return [
+        (topic.topic_id if uses_topic_ids else topic.topic, index)
+        for topic in request.forgotten_topics_data
+        for index in topic.partitions
+    ]
+
+
 def _unwatch(entry: SessionPartition) -> None:
     if entry.watched is not None:
         entry.watched.unwatch(entry)
@@ -120,9 +127,7 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def resolve(
-        self, request: FetchRequest, uses_topic_ids: bool, is_follower: bool, now_ms: int
-    ) -> tuple[FetchSession, bool]:
+    def resolve(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> tuple[FetchSession, bool]:
         """The session a request belongs to, brought up to date, and whether all its partitions must be answered.
 
         Raises FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH or FETCH_SESSION_TOPIC_ID_ERROR.
@@ -130,7 +135,7 @@ class FetchSessions:
         if request.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
             if request.session_id != SESSION_ID_NONE:
                 self._remove(request.session_id)
-            return self._full(request, uses_topic_ids, is_follower, now_ms), True
+            return self._full(request, uses_topic_ids, now_ms), True
         session = self._sessions.get(request.session_id)
         if session is None:
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -139,35 +144,30 @@ class FetchSessions:
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         session.ask(_asked(request, uses_topic_ids))
-        session.forget(  # also what this request asks for: Kafka forgets last
-            (forgotten.topic_id if uses_topic_ids else forgotten.topic, index)
-            for forgotten in request.forgotten_topics_data
-            for index in forgotten.partitions
-        )
+        session.forget(forgotten_in(request, uses_topic_ids))  # also what this request asks for: Kafka forgets last
         if not session.partitions:
             self._remove(session.id)
-            return FetchSession(SESSION_ID_NONE, uses_topic_ids, False, now_ms), True
+            return FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms), True
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions[session.id] = self._sessions.pop(session.id)
         return session, False
 
-    def _full(self, request: FetchRequest, uses_topic_ids: bool, is_follower: bool, now_ms: int) -> FetchSession:
+    def _full(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> FetchSession:
         session_id = SESSION_ID_NONE
-        if request.session_epoch == EPOCH_INITIAL and request.topics and self._make_place(is_follower, now_ms):
+        if request.session_epoch == EPOCH_INITIAL and request.topics and self._make_place(now_ms):
             session_id = self._free_id()
-        session = FetchSession(session_id, uses_topic_ids, is_follower, now_ms)
+        session = FetchSession(session_id, uses_topic_ids, now_ms)
         session.ask(_asked(request, uses_topic_ids))
         if session_id != SESSION_ID_NONE:
             self._sessions[session_id] = session
         return session
 
-    def _make_place(self, is_follower: bool, now_ms: int) -> bool:
+    def _make_place(self, now_ms: int) -> bool:
         if len(self._sessions) < self._slots_max:
             return True
         for session in self._sessions.values():
-            stale = now_ms - session.last_used_ms > EVICTION_MS_MIN
-            if not session.waiters and (stale or (is_follower and not session.is_follower)):
+            if not session.waiters and now_ms - session.last_used_ms > EVICTION_MS_MIN:
                 self._remove(session.id)
                 return True
         return False

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidelog.broker.follower_sessions import FollowerEntry, FollowerSession, neighbours
-from tidelog.protocol.hot import Buffer, FetchedPartition, encode_fetch_response
+from tidelog.broker.follower_sessions import FollowerEntry, FollowerSession
+from tidelog.protocol.hot import Buffer, FetchedPartition, encode_fetch_response, neighbours
 from tidelog.protocol.hot_replication import VERSION, encode_one_fetched, readdress
 from tidelog.replication.throttle import Throttle
 from tidelog.storage.reader import ColdRead

@@ -13,6 +13,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.broker.fetch_sessions import forgotten_in
 from tidelog.broker.follower_answers import FollowerAnswers, Frames
 from tidelog.broker.follower_sessions import (
     EPOCH_FINAL,
@@ -20,7 +21,6 @@ from tidelog.broker.follower_sessions import (
     FollowerSession,
     Key,
     as_follower_request,
-    forgotten_in,
     nothing,
 )
 from tidelog.broker.request import Answer

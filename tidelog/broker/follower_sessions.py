@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.request import Deferred
-from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, FetchedPartition, encode_fetch_response
+from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, encode_fetch_response
 from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRequest, encode_nothing_fetched
 
 if TYPE_CHECKING:
@@ -146,19 +146,3 @@ def as_follower_request(request: FetchRequest, version: int) -> FollowerRequest:
             for asked in topic.partitions
         ],
     )
-
-
-def forgotten_in(request: FetchRequest, uses_topic_ids: bool) -> list[Key]:
-    return [
-        (topic.topic_id if uses_topic_ids else topic.topic, index)
-        for topic in request.forgotten_topics_data
-        for index in topic.partitions
-    ]
-
-
-def neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:
-    """Partitions of one topic side by side, topics in order of their first partition."""
-    by_topic: dict[str | bytes, list[FetchedPartition]] = {}
-    for partition in fetched:
-        by_topic.setdefault(partition.topic, []).append(partition)
-    return fetched if len(by_topic) == 1 else [each for partitions in by_topic.values() for each in partitions]

@@ -357,6 +357,14 @@ def encode_fetch_response(
     return chunks
 
 
+def neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:
+    """Partitions of one topic side by side, topics in order of their first partition."""
+    by_topic: dict[str | bytes, list[FetchedPartition]] = {}
+    for partition in fetched:
+        by_topic.setdefault(partition.topic, []).append(partition)
+    return fetched if len(by_topic) == 1 else [each for partitions in by_topic.values() for each in partitions]
+
+
 def _topic_runs(partitions: Sequence[FetchedPartition]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     start = 0

@@ -40,39 +40,39 @@ def sessions(slots: int = 10) -> FetchSessions:
 
 def refused(found: FetchSessions, asked: FetchRequest, by_id: bool = False) -> ErrorCode:
     with pytest.raises(KafkaError) as refusal:
-        found.resolve(asked, by_id, False, 0)
+        found.resolve(asked, by_id, 0)
     return refusal.value.code
 
 
 def test_epoch_minus_one_makes_a_session_for_one_request() -> None:
     cache = sessions()
-    session, answer_all = cache.resolve(request(0, 1, epoch=EPOCH_FINAL), False, False, 0)
+    session, answer_all = cache.resolve(request(0, 1, epoch=EPOCH_FINAL), False, 0)
     assert (session.id, answer_all, len(cache)) == (0, True, 0)
     assert list(session.partitions) == [A, B]
 
 
 def test_epoch_zero_opens_a_session_and_the_next_requests_count_up() -> None:
     cache = sessions()
-    session, answer_all = cache.resolve(request(0, 1), False, False, 0)
+    session, answer_all = cache.resolve(request(0, 1), False, 0)
     assert session.id
     assert answer_all
     for epoch in (1, 2, 3):
-        again, answer_all = cache.resolve(request(session_id=session.id, epoch=epoch), False, False, 0)
+        again, answer_all = cache.resolve(request(session_id=session.id, epoch=epoch), False, 0)
         assert again is session
         assert not answer_all
 
 
 def test_the_epoch_wraps_to_one_after_the_largest() -> None:
     cache = sessions()
-    session, _ = cache.resolve(request(0), False, False, 0)
+    session, _ = cache.resolve(request(0), False, 0)
     session.epoch = EPOCH_MAX
-    cache.resolve(request(session_id=session.id, epoch=EPOCH_MAX), False, False, 0)
+    cache.resolve(request(session_id=session.id, epoch=EPOCH_MAX), False, 0)
     assert session.epoch == 1
 
 
 def test_unknown_sessions_wrong_epochs_and_a_change_to_topic_ids_are_refused() -> None:
     cache = sessions()
-    session, _ = cache.resolve(request(0), False, False, 0)
+    session, _ = cache.resolve(request(0), False, 0)
     assert refused(cache, request(session_id=session.id + 1, epoch=1)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert refused(cache, request(session_id=session.id, epoch=2)) == ErrorCode.INVALID_FETCH_SESSION_EPOCH
     assert refused(cache, request(session_id=session.id, epoch=1), by_id=True) == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
@@ -80,24 +80,24 @@ def test_unknown_sessions_wrong_epochs_and_a_change_to_topic_ids_are_refused() -
 
 def test_a_partition_asked_for_and_forgotten_at_once_is_forgotten() -> None:
     cache = sessions()
-    session, _ = cache.resolve(request(0), False, False, 0)
-    cache.resolve(request(1, session_id=session.id, epoch=1, forget=(1,)), False, False, 0)
+    session, _ = cache.resolve(request(0), False, 0)
+    cache.resolve(request(1, session_id=session.id, epoch=1, forget=(1,)), False, 0)
     assert list(session.partitions) == [A]
 
 
 def test_forgetting_the_last_partition_ends_the_session() -> None:
     cache = sessions()
-    session, _ = cache.resolve(request(0, 1), False, False, 0)
-    cache.resolve(request(session_id=session.id, epoch=1, forget=(1,)), False, False, 0)
+    session, _ = cache.resolve(request(0, 1), False, 0)
+    cache.resolve(request(session_id=session.id, epoch=1, forget=(1,)), False, 0)
     assert list(session.partitions) == [A]
-    ended, answer_all = cache.resolve(request(session_id=session.id, epoch=2, forget=(0,)), False, False, 0)
+    ended, answer_all = cache.resolve(request(session_id=session.id, epoch=2, forget=(0,)), False, 0)
     assert (ended.id, ended.partitions, answer_all, len(cache)) == (0, {}, True, 0)
 
 
 def test_a_full_request_that_names_a_session_replaces_it() -> None:
     cache = sessions()
-    session, _ = cache.resolve(request(0), False, False, 0)
-    other, _ = cache.resolve(request(1, session_id=session.id), False, False, 0)
+    session, _ = cache.resolve(request(0), False, 0)
+    other, _ = cache.resolve(request(1, session_id=session.id), False, 0)
     assert other.id != session.id
     assert len(cache) == 1
     assert not session.partitions, "the old session has left its partitions"
@@ -105,21 +105,15 @@ def test_a_full_request_that_names_a_session_replaces_it() -> None:
 
 def test_a_full_cache_serves_without_a_session_until_one_is_stale() -> None:
     cache = sessions(slots=1)
-    first, _ = cache.resolve(request(0), False, False, 0)
-    second, _ = cache.resolve(request(0), False, False, EVICTION_MS_MIN)
+    first, _ = cache.resolve(request(0), False, 0)
+    second, _ = cache.resolve(request(0), False, EVICTION_MS_MIN)
     assert second.id == 0
-    third, _ = cache.resolve(request(0), False, False, EVICTION_MS_MIN + 1)
+    first.waiters[lambda: None] = None
+    assert cache.resolve(request(0), False, EVICTION_MS_MIN + 1)[0].id == 0, "a fetch still waits on it"
+    first.waiters.clear()
+    third, _ = cache.resolve(request(0), False, EVICTION_MS_MIN + 1)
     assert third.id not in (0, first.id)
     assert len(cache) == 1
-
-
-def test_a_follower_may_push_a_consumer_out_but_not_one_that_waits() -> None:
-    cache = sessions(slots=1)
-    consumer, _ = cache.resolve(request(0), False, False, 0)
-    consumer.waiters[lambda: None] = None
-    assert cache.resolve(request(0), False, True, 1)[0].id == 0
-    consumer.waiters.clear()
-    assert cache.resolve(request(0), False, True, 1)[0].id != 0
 
 
 class Watch:
@@ -135,7 +129,7 @@ class Watch:
 
 
 def test_only_partitions_that_changed_or_were_asked_anew_are_dirty() -> None:
-    session = FetchSession(7, False, False, 0)
+    session = FetchSession(7, False, 0)
     session.ask([(A, FetchPartition(partition=0)), (B, FetchPartition(partition=1)), (C, FetchPartition(partition=2))])
     assert list(session.dirty) == [A, B, C]
     session.dirty.clear()
@@ -148,7 +142,7 @@ def test_only_partitions_that_changed_or_were_asked_anew_are_dirty() -> None:
 def test_a_touch_reaches_the_fetch_that_waits_and_closing_leaves_every_partition() -> None:
     touched: list[int] = []
     watch = Watch()
-    session = FetchSession(7, False, False, 0)
+    session = FetchSession(7, False, 0)
     session.ask([(A, FetchPartition(partition=0))])
     watch.watch(session.partitions[A])
     session.waiters[lambda: touched.append(1)] = None

@@ -21,6 +21,7 @@ from tidelog.protocol.hot import (
     Buffer,
     FetchedPartition,
     encode_fetch_response,
+    neighbours,
 )
 from tidelog.protocol.hot_replication import ONE_REQUEST_BYTES
 from tidelog.protocol.hot_replication import VERSION as FOLLOWER_VERSION
@@ -53,7 +54,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
         return followers.serve(request, version, correlation_id)
     try:
         session, answer_all = services.partitions.fetch_sessions.resolve(
-            request, version >= TOPIC_ID_FROM, False, services.clock_ms()
+            request, version >= TOPIC_ID_FROM, services.clock_ms()
         )
     except KafkaError as error:
         return encode_fetch_response(correlation_id, version, error.code, 0, [])
@@ -204,7 +205,7 @@ class _Fetch:
                     hints.append(fetched.current_leader)
         found = addresses(self._services, self._listener_name, hints) if hints else ()
         return encode_fetch_response(
-            self._correlation_id, self._version, 0, session.id, _neighbours(told), addresses=found
+            self._correlation_id, self._version, 0, session.id, neighbours(told), addresses=found
         )
 
     def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
@@ -255,13 +256,3 @@ class _Fetch:
 def _failed(topic: str | bytes, index: int, code: ErrorCode) -> FetchedPartition:
     # Kafka's answer has no list of aborted transactions where reading failed, but an empty one where there is nothing.
     return FetchedPartition(topic, index, code, aborted=() if code in _NOT_THERE else None)
-
-
-def _neighbours(fetched: list[FetchedPartition]) -> list[FetchedPartition]:
-    """Partitions of one topic side by side, topics in order of their first partition."""
-    by_topic: dict[str | bytes, list[FetchedPartition]] = {}
-    for partition in fetched:
-        by_topic.setdefault(partition.topic, []).append(partition)
-    if len(by_topic) == 1:
-        return fetched
-    return [partition for partitions in by_topic.values() for partition in partitions]
