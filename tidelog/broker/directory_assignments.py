@@ -1,13 +1,12 @@
 """Tells the controller in which log directory a replica lies, where a broker has several (KIP-858).
 
 The broker chooses the directory of a new replica; the controller wants to know, so that it can tell which replicas go
-when a directory does. Gathered, one request at a time, repeated until accepted; as Kafka's AssignmentsManager.
-Invariant: of each replica the directory last told to us is the one that is sent.
+when a directory does. Kafka's AssignmentsManager. Invariant: of each replica the directory last told to us is the one
+that is sent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,10 @@ from tidelog.protocol.messages.assign_replicas_to_dirs import (
 )
 from tidelog.replication.backoff import Backoff
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.replication.reports import Reports
 
 if TYPE_CHECKING:
+    import asyncio
     import random
 
 log = logging.getLogger("tidelog.hosting")
@@ -36,8 +37,10 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Error
 _Replica = tuple[bytes, int]
 
 
-class DirectoryAssignments:
+class DirectoryAssignments(Reports[_Replica, bytes]):
     """`call(request, version)` reaches the active controller; what it raises is tried again later."""
+
+    in_one_request_max = REPLICAS_MAX
 
     def __init__(
         self,
@@ -48,40 +51,25 @@ class DirectoryAssignments:
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
     ) -> None:
+        super().__init__(loop, rng, Backoff(BACKOFF_MS_INITIAL, BACKOFF_MS_MAX))
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._call = call
-        self._loop = loop
-        self._rng = rng
-        self._open: dict[_Replica, bytes] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._closed = False
+        self._on_accepted: dict[_Replica, Callable[[], None]] = {}
 
-    def lies_in(self, topic_id: bytes, index: int, directory_id: bytes) -> None:
-        """The metadata says otherwise, or nothing."""
-        self._open[topic_id, index] = directory_id
-        if self._task is None and not self._closed:
-            self._task = self._loop.create_task(self._run())
+    def lies_in(
+        self, topic_id: bytes, index: int, directory_id: bytes, on_accepted: Callable[[], None] | None = None
+    ) -> None:
+        """The metadata says otherwise, or nothing. `on_accepted`: the controller knows of this one, the newest."""
+        key = (topic_id, index)
+        self._on_accepted.pop(key, None)
+        if on_accepted is not None:
+            self._on_accepted[key] = on_accepted
+        self._report(key, directory_id)
 
     def forget(self, topic_id: bytes, index: int) -> None:
+        self._on_accepted.pop((topic_id, index), None)
         self._open.pop((topic_id, index), None)
-
-    def close(self) -> None:
-        self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _run(self) -> None:
-        backoff = Backoff(BACKOFF_MS_INITIAL, BACKOFF_MS_MAX)
-        await asyncio.sleep(0)  # all replicas of one image in one request
-        while self._open:
-            sent = dict(list(self._open.items())[:REPLICAS_MAX])
-            if await self._send(sent):
-                backoff.reset()
-            else:
-                await asyncio.sleep(backoff.next_ms(self._rng) / 1000)
-        self._task = None
 
     async def _send(self, sent: dict[_Replica, bytes]) -> bool:
         """Whether the controller knows of all of these now."""
@@ -102,9 +90,13 @@ class DirectoryAssignments:
                     key = (topic.topic_id, answer.partition_index)
                     if answer.error_code and answer.error_code not in _GONE:
                         continue
+                    if key not in sent:
+                        continue
                     settled += 1
-                    if self._open.get(key) == sent.get(key):
-                        self._open.pop(key, None)
+                    if self._settle(key, sent[key]):
+                        accepted = self._on_accepted.pop(key, None)
+                        if accepted is not None and not answer.error_code:
+                            accepted()
         return settled >= len(sent)
 
     def _request(self, sent: dict[_Replica, bytes]) -> AssignReplicasToDirsRequest:

@@ -1,12 +1,11 @@
-"""Changes of the ISR on their way to the controller: gathered, sent one request at a time, repeated until answered.
+"""Changes of the ISR on their way to the controller.
 
-What becomes of a change goes back to its partition. Kafka's AlterPartitionManager. Invariant: at most one request is
-open, and of each partition at most one change, the one its book has open (`isr.InSyncReplicas.pending`).
+What becomes of a change goes back to its partition. Kafka's AlterPartitionManager. Invariant: of each partition at most
+one change is told, the one its book has open (`isr.InSyncReplicas.pending`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -21,8 +20,10 @@ from tidelog.protocol.messages.alter_partition import (
 )
 from tidelog.replication.backoff import Backoff
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.replication.reports import Reports
 
 if TYPE_CHECKING:
+    import asyncio
     import random
 
     from tidelog.replication.isr import Proposal
@@ -52,7 +53,7 @@ _OVERTAKEN = (
 _Key = tuple[bytes, int]
 
 
-class IsrChanges:
+class IsrChanges(Reports[_Key, "tuple[Partition, Proposal]"]):
     def __init__(
         self,
         *,
@@ -62,39 +63,14 @@ class IsrChanges:
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
     ) -> None:
+        super().__init__(loop, rng, Backoff(BACKOFF_MS_INITIAL, BACKOFF_MS_MAX))
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._call = call
-        self._loop = loop
-        self._rng = rng
-        self._open: dict[_Key, tuple[Partition, Proposal]] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._backoff = Backoff(BACKOFF_MS_INITIAL, BACKOFF_MS_MAX)
-        self._closed = False
 
     def submit(self, partition: Partition, proposal: Proposal) -> None:
         """The newest proposal of a partition counts: an older one was overtaken by the metadata."""
-        self._open[partition.topic_id, partition.index] = (partition, proposal)
-        if self._task is None and not self._closed:
-            self._task = self._loop.create_task(self._run())
-
-    def close(self) -> None:
-        self._closed = True
-        self._open.clear()
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _run(self) -> None:
-        try:
-            while self._open and not self._closed:
-                self._forget_overtaken()
-                if self._open and not await self._send(dict(self._open)):
-                    await asyncio.sleep(self._backoff.next_ms(self._rng) / 1000)
-        finally:
-            self._task = None
-        if self._open and not self._closed:  # submitted while the last answer was taken in
-            self._task = self._loop.create_task(self._run())
+        self._report((partition.topic_id, partition.index), (partition, proposal))
 
     def _forget_overtaken(self) -> None:
         for key, (partition, proposal) in list(self._open.items()):
@@ -124,8 +100,7 @@ class IsrChanges:
                 if code and code not in _REJECTED and code not in _OVERTAKEN:
                     continue
                 settled += 1
-                if self._open.get(key) == found:
-                    del self._open[key]
+                self._settle(key, found)
                 if not code:
                     isr, epoch = tuple(answer.isr), answer.leader_epoch
                     partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)

@@ -1,0 +1,74 @@
+"""What a broker has to tell the controller: gathered, sent one request at a time, repeated until it is settled.
+
+Who tells what is the subclasses' business (`isr_changes.py`, the broker's directory assignments). Invariant: at most
+one request is open; of each key the newest report counts, and none is forgotten before it was settled or taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tidelog.replication.backoff import Backoff
+
+if TYPE_CHECKING:
+    import random
+
+Key = TypeVar("Key")
+What = TypeVar("What")
+
+
+class Reports(Generic[Key, What]):
+    """`_send` is to be given; what it settles goes through `_settle`."""
+
+    in_one_request_max = 1 << 30
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, backoff: Backoff) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._backoff = backoff
+        self._open: dict[Key, What] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        self._open.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _report(self, key: Key, what: What) -> None:
+        self._open[key] = what
+        self._go_on()
+
+    def _settle(self, key: Key, what: What) -> bool:
+        """Whether this was still the newest; then it is done with."""
+        if self._open.get(key) != what:
+            return False
+        del self._open[key]
+        return True
+
+    def _go_on(self) -> None:
+        if self._open and self._task is None and not self._closed:
+            self._task = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._open and not self._closed:
+                self._forget_overtaken()
+                sent = dict(list(self._open.items())[: self.in_one_request_max])
+                if sent and await self._send(sent):
+                    self._backoff.reset()
+                elif sent:
+                    await asyncio.sleep(self._backoff.next_ms(self._rng) / 1000)
+        finally:
+            self._task = None
+        self._go_on()  # reported while the last answer was taken in
+
+    def _forget_overtaken(self) -> None:
+        """Take back what need not be told any more."""
+
+    async def _send(self, sent: dict[Key, What]) -> bool:
+        """One request with all of these; whether every one of them is settled."""
+        raise NotImplementedError
