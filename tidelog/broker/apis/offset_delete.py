@@ -26,20 +26,19 @@ def handle(
 ) -> OffsetDeleteResponse | Deferred:
     topics_by_name = services.image().topics_by_name
     known: list[tuple[str, list[int]]] = []
-    errors: Errors = {}
     for topic in request.topics:
         found = topics_by_name.get(topic.name)
-        existing = [] if found is None else found.partitions
         indexes = [partition.partition_index for partition in topic.partitions]
-        errors |= {(topic.name, index): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for index in indexes}
-        known.append((topic.name, [index for index in indexes if index in existing]))
-    answer = services.groups.delete_offsets(context, request.group_id, [topic for topic in known if topic[1]])
+        existing = [index for index in indexes if found is not None and index in found.partitions]
+        if existing:
+            known.append((topic.name, existing))
+    answer = services.groups.delete_offsets(context, request.group_id, known)
     if not isinstance(answer, Deferred):
-        return _response(errors | answer)
+        return _response(request, answer)
     deferred = Deferred()
 
     def answered(result: Errors | KafkaError) -> None:
-        deferred.complete(result if isinstance(result, KafkaError) else _response(errors | result))
+        deferred.complete(result if isinstance(result, KafkaError) else _response(request, result))
 
     answer.on_complete(answered)
     return deferred
@@ -49,9 +48,13 @@ def refuse(request: OffsetDeleteRequest, error: KafkaError, version: int) -> Off
     return OffsetDeleteResponse(error_code=error.code)
 
 
-def _response(errors: Errors) -> OffsetDeleteResponse:
+def _response(request: OffsetDeleteRequest, errors: Errors) -> OffsetDeleteResponse:
+    """Every partition as often as it was asked for; what the coordinator was not asked about does not exist."""
     topics: dict[str, OffsetDeleteResponseTopic] = {}
-    for (name, index), error in errors.items():
-        topic = topics.setdefault(name, OffsetDeleteResponseTopic(name=name))
-        topic.partitions.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
+    for asked in request.topics:
+        for partition in asked.partitions:
+            index = partition.partition_index
+            error = errors.get((asked.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            topic = topics.setdefault(asked.name, OffsetDeleteResponseTopic(name=asked.name))
+            topic.partitions.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
     return OffsetDeleteResponse(topics=list(topics.values()))

@@ -112,3 +112,27 @@ def test_offsets_of_a_group_whose_protocol_says_nothing_of_topics_are_kept():
     assert delete_offsets(world, 0).error == E.NON_EMPTY_GROUP
     assert delete_offsets(world, 0, group="nowhere").error == E.GROUP_ID_NOT_FOUND
     assert delete_offsets(world, 0, group="").error == E.INVALID_GROUP_ID
+
+
+def test_a_group_without_offsets_left_stays_until_the_next_look():
+    world = World()
+    world.commit()
+    assert delete_offsets(world, 0).response == {("t", 0): 0}
+    assert delete_offsets(world, 0).response == {("t", 0): 0}
+    world.advance(600_000)
+    assert delete_offsets(world, 0).error == E.GROUP_ID_NOT_FOUND
+
+
+def test_member_ids_handed_out_go_with_their_group():
+    world = World()
+    world.commit()
+    waiting = world.join().response.member_id
+    assert delete(world).error == E.NONE
+    assert world.join(member=waiting).error == E.UNKNOWN_MEMBER_ID
+    assert len(world.coordinator().timers) == 1, "only the next look for what has expired"
+
+
+def test_states_are_asked_for_in_any_spelling():
+    world = World()
+    world.stable("reads")
+    assert [each.group_id for each in world.service.list_groups([" sTable "], [])] == ["reads"]

@@ -126,7 +126,11 @@ def test_an_offset_of_a_topic_made_again_under_its_name_is_not_found():
     assert found(old) == -1
     world.restart()
     assert found(old) == -1
-    assert world.coordinator().groups == {}
+    assert [each.group_state for each in world.service.list_groups([], [])] == ["Empty"], "as long as in Kafka"
+    world.advance(600_000)
+    for _ in range(2):
+        assert world.coordinator().groups == {}
+        world.restart()
 
 
 def test_topics_deleted_while_the_partition_loads_are_forgotten_too():
@@ -235,7 +239,7 @@ class TestTransactions:
         store.replay(1, committed(2), 77)
         assert self.offset(store) == 1
         assert store.fetch("g", [("t", bytes(16), [0])], True)[0][1][0].error == E.UNSTABLE_OFFSET_COMMIT
-        assert store.replay_end_transaction(77, True) == ["g"]
+        store.replay_end_transaction(77, True)
         assert self.offset(store, stable=True) == 2
 
     def test_an_aborted_one_never_does(self):

@@ -56,7 +56,7 @@ def describe(group: Group | None, group_id: str, api_version: int) -> DescribedG
 
 def listed(groups: Iterable[Group], states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
     """Groups in one of the states and of one of the types, in any spelling; an empty filter lets all pass."""
-    wanted_states = {state.lower() for state in states}
+    wanted_states = {state.strip().lower() for state in states}
     if types and GROUP_TYPE not in {each.lower() for each in types}:
         return []
     return [

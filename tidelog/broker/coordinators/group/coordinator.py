@@ -204,6 +204,9 @@ class GroupCoordinator:
         if group is None or not stored:
             outcome.reply(caller.token, answer)
             return outcome
+        for member_id in list(group.pending_members):
+            # The ids it has handed out go with it, as Kafka has it; who comes back with one is told and starts anew.
+            self._rebalancer.remove_member(group, member_id, outcome)
         group.writes_in_flight += 1
         outcome.note(f"group {group_id}: deleted on request")
         outcome.reply_when_stored(stored, caller.token, answer)
@@ -231,16 +234,17 @@ class GroupCoordinator:
             self.offsets.replay(offset, record, producer_id)
             if record.value is not None:
                 # A group that only commits, without members: it exists by its offsets.
+                # Without any it stays, as in Kafka, until the next look for what has expired.
                 if record.group_id not in self.groups:
                     self.groups[record.group_id] = Group(record.group_id, record.value.commit_timestamp)
-            elif record.group_id in self.groups and not self._loading:
-                self._forget_if_traceless(self.groups[record.group_id])
             return
         group = self.groups.get(record.group_id)
         if record.value is None:
             if group is not None:
                 group.persisted = None
-                if not self._loading:
+                if self._loading and record.group_id not in self.offsets:
+                    del self.groups[record.group_id]
+                else:
                     self._forget_if_traceless(group)
             return
         if group is None:
@@ -253,10 +257,7 @@ class GroupCoordinator:
             group.adopt_assignment(record.value)
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
-        for group_id in self.offsets.replay_end_transaction(producer_id, committed):
-            group = self.groups.get(group_id)
-            if group is not None and not self._loading:
-                self._forget_if_traceless(group)
+        self.offsets.replay_end_transaction(producer_id, committed)
 
     def on_loaded(self, now: Now) -> Outcome:
         """Members are taken for alive until their sessions say otherwise."""
@@ -264,7 +265,6 @@ class GroupCoordinator:
         self._loading = False
         for group in list(self.groups.values()):
             if group.persisted is None:
-                self._forget_if_traceless(group)
                 continue
             group.restore(group.persisted)
             for member in group.members.values():
@@ -347,12 +347,7 @@ class GroupCoordinator:
         tombstones, all_expired = self.offsets.expired(group, outcome.wall_ms, self.config.offsets_retention_ms)
         stored = list(tombstones)
         is_over = all_expired and group.is_deserted
-        if is_over and group.persisted is None:
-            # Its records were refused, or were never more than offsets.
-            if not tombstones:
-                del self.groups[group.group_id]
-            is_over = False
-        elif is_over:
+        if is_over:
             stored.append(GroupMetadata(group.group_id, None))
             group.writes_in_flight += 1
         if stored:

@@ -97,8 +97,8 @@ class OffsetStore:
         groups = self._groups if producer_id < 0 else self._pending.setdefault(producer_id, {})
         groups.setdefault(record.group_id, {}).setdefault(record.topic, {})[record.partition] = committed
 
-    def replay_end_transaction(self, producer_id: int, committed: bool) -> list[str]:
-        """The transaction's offsets count from now on, or never will; returns the groups concerned."""
+    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
+        """The transaction's offsets count from now on, or never will."""
         pending = self._pending.pop(producer_id, {})
         if committed:
             for group_id, topics in pending.items():
@@ -108,7 +108,6 @@ class OffsetStore:
                         older = kept.get(partition)
                         if older is None or older.record_offset < entry.record_offset:
                             kept[partition] = entry
-        return list(pending)
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 
