@@ -1,4 +1,4 @@
-"""Every configuration key of a Kafka 4.3 broker, topic and group, joined from the tables beside this file.
+"""Every configuration key of a Kafka 4.3 broker, topic and group, and our own, joined from the tables beside this file.
 
 `BROKER`, `TOPIC` and `GROUP` map names to definitions; `TOPIC_SYNONYMS` and `BROKER_SYNONYMS` say which broker keys
 stand behind a key, strongest first, and in which unit; `validate_topic_config` is Kafka's `LogConfig.validate`.
@@ -13,6 +13,7 @@ from tidelog.broker.config_definitions_cluster import DYNAMIC_ONLY as DYNAMIC_ON
 from tidelog.broker.config_definitions_coordinators import COORDINATORS, GROUP_CONFIGS
 from tidelog.broker.config_definitions_log import LOG, TOPIC_CONFIGS
 from tidelog.broker.config_definitions_network import NETWORK
+from tidelog.broker.config_definitions_own import OWN
 from tidelog.broker.config_definitions_types import (
     CLUSTER_WIDE,
     LIST,
@@ -23,7 +24,7 @@ from tidelog.broker.config_definitions_types import (
 )
 from tidelog.replication.controller.image import TOPIC_RESOURCE
 
-BROKER: dict[str, ConfigDefinition] = table(CLUSTER, NETWORK, LOG, COORDINATORS)
+BROKER: dict[str, ConfigDefinition] = table(CLUSTER, NETWORK, LOG, COORDINATORS, OWN)
 TOPIC: dict[str, ConfigDefinition] = table(TOPIC_CONFIGS)
 GROUP: dict[str, ConfigDefinition] = table(GROUP_CONFIGS)
 CLIENT_METRICS: dict[str, ConfigDefinition] = table(CLIENT_METRICS_CONFIGS)

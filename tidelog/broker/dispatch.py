@@ -17,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from tidelog.broker.apis import fetch, produce
+from tidelog.broker.metrics_counters import ApiCounters, RequestCounters
+from tidelog.broker.metrics_errors import count_errors
 from tidelog.broker.request import Answer, Deferred, Peer, RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.api import request_header_version, response_header_version
@@ -41,7 +43,9 @@ class Dispatcher:
 
     def __init__(self, services: Services, apis: Iterable[ModuleType], forwarded: Collection[int] = ()) -> None:
         self._services = services
-        self._apis = {module.REQUEST.API_KEY: _Api(module) for module in apis}
+        self._requests = services.requests
+        self._stopwatch = services.requests.produce.stopwatch
+        self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests) for module in apis}
         self._forwarded = frozenset(forwarded)
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -55,27 +59,30 @@ class Dispatcher:
         return hot | {key: api.versions for key, api in self._apis.items()}
 
     def dispatch(self, frame: memoryview, connection: Peer) -> Answer:
-        try:
-            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
-        except StructError:
-            raise MalformedMessage("request shorter than its header") from None
+        key, version, correlation_id, client_id_bytes = _head(frame)
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
         if key == produce.API_KEY and version in produce.VERSIONS:
+            counters = self._requests.produce
+            began = counters.begun(version)
             if version >= PRODUCE_FLEXIBLE_FROM:
                 position = _skip_header_tags(frame, position)
-            return produce.serve(self._services, frame[position:], version, correlation_id, connection)
-        if key == fetch.API_KEY and version in fetch.VERSIONS:
+            answer = produce.serve(self._services, frame[position:], version, correlation_id, connection)
+        elif key == fetch.API_KEY and version in fetch.VERSIONS:
+            began = self._stopwatch()
             if version >= FETCH_FLEXIBLE_FROM:
                 position = _skip_header_tags(frame, position)
-            return fetch.serve(self._services, frame[position:], version, correlation_id, connection)
-        return self.dispatch_cold(frame, connection)
+            answer, counters = fetch.serve(self._services, frame[position:], version, correlation_id, connection)
+        else:
+            return self._serve(frame, connection, key, version, correlation_id, client_id_bytes)
+        return _timed(answer, counters, began)
 
     def dispatch_cold(self, frame: memoryview, connection: Peer) -> Answer:
         """A request for one of `apis`: any but Produce and Fetch of records."""
-        try:
-            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
-        except StructError:
-            raise MalformedMessage("request shorter than its header") from None
+        return self._serve(frame, connection, *_head(frame))
+
+    def _serve(
+        self, frame: memoryview, connection: Peer, key: int, version: int, correlation_id: int, client_id_bytes: int
+    ) -> Answer:
         api = self._apis.get(key)
         if api is None:
             raise MalformedMessage(f"API key {key} is not served")
@@ -85,18 +92,15 @@ class Dispatcher:
             # An unknown ApiVersions version is answered in the form of version 0 (KIP-511).
             error = KafkaError(ErrorCode.UNSUPPORTED_VERSION)
             return _frame(api.refuse(None, error, 0), key, 0, correlation_id)
-        end = 10 + max(client_id_bytes, 0)
-        if end > len(frame):
-            raise MalformedMessage("client id runs past the request")
-        # A client id in another encoding is no reason to refuse anybody, to Kafka either.
-        client_id = str(frame[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
-        position = _skip_header_tags(frame, end) if request_header_version(key, version) == 2 else end
-        # Bytes behind the request are ignored, as Kafka does: librdkafka sends some.
-        request, _ = api.read(frame, position, version)
+        began = api.counters.begun(version)
+        client_id, request = api.parse(frame, version, client_id_bytes)
         context = RequestContext(
             key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
         )
-        if key in self._forwarded and not self._services.controller_channel.is_local():
+        return _timed(self._answer(frame, api, context, request), api.counters, began)
+
+    def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
+        if context.api_key in self._forwarded and not self._services.controller_channel.is_local():
             return self._run(self._forward(bytes(frame), context, request), api, context, request)
         try:
             result = api.handle(self._services, context, request)
@@ -150,21 +154,18 @@ class Dispatcher:
 
     async def embedded(self, frame: bytes, client_host: str) -> bytes:
         """The response, header included, to a request that came in an envelope. Raises KafkaError, MalformedMessage."""
-        try:
-            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
-        except StructError:
-            raise MalformedMessage("request shorter than its header") from None
+        view = memoryview(frame)
+        key, version, correlation_id, client_id_bytes = _head(view)
         api = self._apis.get(key)
         if api is None or key not in self._forwarded or version not in api.versions:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"version {version} of API key {key} cannot be forwarded")
-        view = memoryview(frame)
-        end = 10 + max(client_id_bytes, 0)
-        position = _skip_header_tags(view, end) if request_header_version(key, version) == 2 else end
-        request, _ = api.read(view, position, version)
-        client_id = str(view[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
+        began = api.counters.begun(version)
+        client_id, request = api.parse(view, version, client_id_bytes)
         context = RequestContext(key, version, correlation_id, client_id, client_host, "")
         response = await self._outcome(api, context, request)
-        return bytes(memoryview(api.framed(response, context, request))[4:])
+        framed = api.framed(response, context, request)
+        api.counters.answered(began)
+        return bytes(memoryview(framed)[4:])
 
     async def _outcome(self, api: _Api, context: RequestContext, request: Any) -> Any:
         try:
@@ -198,21 +199,36 @@ async def _completed(answer: Deferred) -> Any:
 
 
 class _Api:
-    __slots__ = ("handle", "name", "read", "refuse", "versions")
+    __slots__ = ("counters", "handle", "key", "name", "read", "refuse", "versions")
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, requests: RequestCounters) -> None:
         request = module.REQUEST
+        self.key: int = request.API_KEY
         self.name: str = request.__name__.removesuffix("Request")
+        self.counters = requests.of(self.name)
         self.versions: range = request.VERSIONS
         self.read: Callable[[memoryview, int, int], tuple[Any, int]] = request.read
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
+
+    def parse(self, frame: memoryview, version: int, client_id_bytes: int) -> tuple[str | None, Any]:
+        """The client id and the request of a frame whose first fields are known. Raises MalformedMessage."""
+        end = 10 + max(client_id_bytes, 0)
+        if end > len(frame):
+            raise MalformedMessage("client id runs past the request")
+        # A client id in another encoding is no reason to refuse anybody, to Kafka either.
+        client_id = str(frame[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
+        position = _skip_header_tags(frame, end) if request_header_version(self.key, version) == 2 else end
+        # Bytes behind the request are ignored, as Kafka does: librdkafka sends some.
+        request, _ = self.read(frame, position, version)
+        return client_id, request
 
     def framed(self, response: Any, context: RequestContext, request: Any) -> bytearray:
         """The frame of a response or KafkaError; of an error, too, where this version cannot hold the response."""
         key, version, correlation_id = context.api_key, context.api_version, context.correlation_id
         if isinstance(response, KafkaError):
             response = self.refuse(request, response, version)
+        count_errors(response, self.counters.errors)
         try:
             return _frame(response, key, version, correlation_id)
         except Exception as error:
@@ -232,6 +248,23 @@ class _Encoded(Deferred):
             self.complete(api.framed(response, context, request))
 
         inner.on_complete(encode)
+
+
+def _head(frame: memoryview) -> tuple[int, int, int, int]:
+    """API key, version, correlation id, bytes of the client id (-1 for none)."""
+    try:
+        return _HEADER.unpack_from(frame)
+    except StructError:
+        raise MalformedMessage("request shorter than its header") from None
+
+
+def _timed(answer: Answer, counters: ApiCounters, began: float) -> Answer:
+    """Count how long it took, now or when it is answered."""
+    if isinstance(answer, Deferred) and answer.response is None:
+        answer.timing = (counters, began)
+    else:
+        counters.answered(began)
+    return answer
 
 
 def _frame(response: Any, key: int, version: int, correlation_id: int) -> bytearray:

@@ -24,6 +24,7 @@ from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.dynamic_config import DynamicConfig
 from tidelog.broker.lifecycle import RegistrationRefused
 from tidelog.broker.metadata_side import MetadataSide
+from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.node_ports import NodePorts, os_ports
 from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.server import Server, ServerLimits
@@ -33,6 +34,7 @@ from tidelog.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
     from tidelog.broker.config import Listener, NodeConfig
+    from tidelog.broker.metrics_side import MetricsSide
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage
 
 log = logging.getLogger("tidelog.node")
@@ -65,6 +67,8 @@ class Node:
         self._ports = ports
         self._loop = asyncio.get_running_loop()
         self._sockets: list[tuple[str, socket.socket]] = []
+        self._bound_ports: dict[str, int] = {}
+        self._metrics_socket: socket.socket | None = None
         self._directories: list[LogDirectory] = []
         self._channels: Channels | None = None
         self._channel: ControllerChannel
@@ -75,6 +79,7 @@ class Node:
         self._dispatchers: list[Dispatcher] = []
         self._controller_server: Server | None = None
         self._broker_server: Server | None = None
+        self._metrics: MetricsSide | None = None
         self._failure: asyncio.Future[None] = self._loop.create_future()
 
     # ------------------------------------------------------------------------------------------------------------ start
@@ -84,8 +89,14 @@ class Node:
         self._check_served()
         for listener in self.config.listeners:
             self._sockets.append((listener.name, self._ports.bind(listener.host, listener.port)))
+        self._bound_ports = {name: sock.getsockname()[1] for name, sock in self._sockets}
+        if self.config["metrics.port"] is not None:
+            host, port = self.config.text("metrics.host"), self.config.integer("metrics.port")
+            self._metrics_socket = self._ports.bind(host, port)
         self._open_directories()
         self._put_together()
+        if self._metrics_socket is not None:
+            await self._show_metrics(self._metrics_socket)
         if self._controller_server is not None:
             await self._controller_server.listen(self._sockets_of(controller=True))
         assert self._metadata is not None
@@ -93,6 +104,17 @@ class Node:
         if self._broker is not None:
             await self._start_broker(self._broker)
         return self._ready_line()
+
+    async def _show_metrics(self, sock: socket.socket) -> None:
+        """From now on it can be asked how far the start has come."""
+        from tidelog.broker.metrics import Sources
+        from tidelog.broker.metrics_side import MetricsSide
+
+        assert self._metadata is not None
+        servers = [server for server in (self._broker_server, self._controller_server) if server is not None]
+        sources = Sources(self.config, self._metadata, self._broker, servers, self._dispatchers)
+        self._metrics = MetricsSide(sources, self._ports, self._loop)
+        await self._metrics.start(sock)
 
     async def _start_broker(self, broker: BrokerSide) -> None:
         assert self._broker_server is not None
@@ -132,7 +154,7 @@ class Node:
 
     def _put_together(self) -> None:
         config, ports, loop = self.config, self._ports, self._loop
-        bound_ports = {name: sock.getsockname()[1] for name, sock in self._sockets}
+        bound_ports = self._bound_ports
         channels = self._channels = Channels(loop, f"tidelog-{config.node_id}")
         metadata = self._metadata = MetadataSide(
             config, ports, loop, self._directories[0], bound_ports, channels, self._on_image, self._on_leader,
@@ -166,6 +188,7 @@ class Node:
             raft=metadata.raft,
             rng=ports.rng,
             broker_epoch=lambda: broker.lifecycle.epoch if broker else -1,
+            requests=RequestCounters(ports.stopwatch or loop.time),
             **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
         wakes = broker.partitions.wakes if broker else Wakes(loop)
@@ -192,7 +215,7 @@ class Node:
 
     def _ready_line(self) -> str:
         config = self.config
-        bound_ports = {name: sock.getsockname()[1] for name, sock in self._sockets}
+        bound_ports = self._bound_ports
         listeners: list[Listener] = (
             config.advertised_listeners(bound_ports)
             if config.is_broker
@@ -233,7 +256,7 @@ class Node:
         creation = self._services.topic_creation if self._services is not None else None
         parts: tuple[Any, ...] = (
             self._broker_server, *reversed(self._dispatchers), creation, self._broker, self._controller_server,
-            self._metadata, self._channels,
+            self._metadata, self._channels, self._metrics,
         )  # fmt: skip
         for part in parts:
             if part is not None:
@@ -249,6 +272,8 @@ class Node:
                 log.error("%s did not close cleanly: %s", directory.path, error)
         for _, sock in self._sockets:
             sock.close()
+        if self._metrics_socket is not None:
+            self._metrics_socket.close()
 
     async def _leave(self, broker: BrokerSide) -> None:
         """Have the leaderships moved to others first, where there are any."""

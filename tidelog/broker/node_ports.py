@@ -27,6 +27,7 @@ class NodePorts:
 
     `bind(host, port)` gives a bound socket that the loop can listen on; OSError when it cannot. `boot_id` is another
     one after each start of the machine: while it is the same, nothing that was written is lost; empty if unknown.
+    `stopwatch`: seconds, for durations shorter than a turn of the loop; None takes the loop's time.
     """
 
     disk: Disk
@@ -35,6 +36,7 @@ class NodePorts:
     rng: random.Random
     executor: Executor | None
     boot_id: str = ""
+    stopwatch: Callable[[], float] | None = None
 
 
 def wall_clock_ms() -> int:
@@ -51,6 +53,7 @@ def os_ports() -> NodePorts:
         rng=random.Random(secrets.randbits(64)),
         executor=ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="tidelog-io"),
         boot_id=_boot_id(),
+        stopwatch=time.perf_counter,
     )
 
 

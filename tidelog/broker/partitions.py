@@ -17,6 +17,7 @@ from tidelog.broker.follower_answers import Tail
 from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_sessions import FollowerEntry
 from tidelog.broker.purgatory import OffsetWaiters
+from tidelog.broker.metrics_counters import TopicTraffic
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -41,9 +42,9 @@ Committed = Callable[[Exception | None], None]
 class _Watch:
     """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
 
-    __slots__ = ("fetches", "followers", "produces", "syncs", "tail", "writes")
+    __slots__ = ("fetches", "followers", "produces", "syncs", "tail", "traffic", "writes")
 
-    def __init__(self) -> None:
+    def __init__(self, traffic: TopicTraffic) -> None:
         self.fetches: dict[SessionPartition, None] = {}
         self.followers: dict[FollowerEntry, None] = {}
         self.produces = OffsetWaiters()
@@ -53,6 +54,7 @@ class _Watch:
 
     def watch(self, entry: SessionPartition) -> None:
         self.fetches[entry] = None
+        self.traffic = traffic  # of the topic
 
     def unwatch(self, entry: SessionPartition) -> None:
         self.fetches.pop(entry, None)
@@ -93,6 +95,8 @@ class Partitions:
         self._closing = False
 
     # ------------------------------------------------------------------------------------------------------ look-up
+        self.traffic: dict[str, TopicTraffic] = {}
+        """Of each topic hosted here, for as long as it is."""
 
     def leader(self, topic: str | bytes, index: int) -> Partition:
         """The partition this node leads, by topic name or 16-byte id. Raises the error a client understands."""
@@ -133,10 +137,13 @@ class Partitions:
         """Append as leader; raises KafkaError. A log that cannot be written takes its partition offline."""
         try:
             info = partition.append_as_leader(batches, now_ms, required_acks, from_client)
-        except KafkaError:
+        except KafkaError as error:
+            partition.watch.traffic.refused(error.code, len(batches))
             raise
         except Exception as error:
-            raise self.refusal(partition, error) from None
+            refusal = self.refusal(partition, error)
+            partition.watch.traffic.refused(refusal.code, len(batches))
+            raise refusal from None
         watch = partition.watch
         if watch.followers:
             written = info.written
@@ -148,6 +155,9 @@ class Partitions:
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flush_if_due(partition)
         return info
+        traffic = watch.traffic
+        traffic.bytes_in += len(batches)
+        traffic.records_in += info.last_offset - info.first_offset + 1
 
     def flush_if_due(self, partition: Partition) -> None:
         if partition.log.flush_due:
@@ -266,7 +276,10 @@ class Partitions:
         partition = Partition(topic, index, topic_id, found, self._advanced, self._replica_ports)
         self._hosted.setdefault(topic, {})[index] = partition
         self._hosted.setdefault(topic_id, {})[index] = partition
-        partition.watch = self._watches[partition] = _Watch()
+        traffic = self.traffic.get(topic)
+        if traffic is None:
+            traffic = self.traffic[topic] = TopicTraffic()
+        partition.watch = self._watches[partition] = _Watch(traffic)
         return partition
 
     def add_unavailable(self, topic: str, index: int, topic_id: bytes) -> None:
@@ -322,6 +335,8 @@ class Partitions:
     def give_up_acks_all(self, partition: Partition) -> None:
         """The ISR has become too small while produces wait: they are in the log, and may be lost all the same."""
         for callback in self._watches[partition].produces.take_all():
+        if partition.topic not in self._hosted:
+            del self.traffic[partition.topic]
             callback(KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
 
     def give_up(self, partition: Partition, code: ErrorCode) -> None:

@@ -6,9 +6,12 @@ Knows no connection, socket or API: order and framing belong to `connection`, de
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tidelog.protocol.hot import Buffer
+
+if TYPE_CHECKING:
+    from tidelog.broker.metrics_counters import ApiCounters
 
 
 class Peer(Protocol):
@@ -58,17 +61,21 @@ class Deferred:
     parked request costs no extra turn of the loop.
     """
 
-    __slots__ = ("_on_complete", "exclusive", "on_abandon", "response")
+    __slots__ = ("_on_complete", "exclusive", "on_abandon", "response", "timing")
 
     def __init__(self, exclusive: bool = False) -> None:
         self.exclusive = exclusive  # the connection's next request waits until this one is answered
         self.response: Any = None
         self.on_abandon: Callable[[], None] | None = None  # the client is gone: nobody will read the answer
+        self.timing: tuple[ApiCounters, float] | None = None  # of whom it is counted, and when the request came
         self._on_complete: Callable[[Any], None] | None = None
 
     def complete(self, response: Any) -> None:
         assert self.response is None, "a request is answered once"
         self.response = response
+        timing = self.timing
+        if timing is not None:
+            timing[0].answered(timing[1])
         callback = self._on_complete
         if callback is not None:
             self._on_complete = None  # it holds the connection's place for this answer, which holds this

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.heartbeats import Heartbeats
 from tidelog.broker.lost_brokers import LostBrokers
+from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.producer_ids import ProducerIds
 from tidelog.broker.topic_creation import TopicCreation
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -50,6 +51,7 @@ class Services:
     broker_epoch: Callable[[], int]
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
+    requests: RequestCounters = field(default_factory=RequestCounters)
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)
     heartbeats: Heartbeats = field(init=False)

@@ -19,6 +19,7 @@ from tests.simulation.simulated_disk import SimulatedDisk
 from tidelog.broker.apis import fetch, list_offsets, produce
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.hosting import Hosting
+from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.partitions import Partitions
 from tidelog.broker.request import Deferred, RequestContext
 from tidelog.protocol.batch_builder import encode_batch
@@ -248,7 +249,7 @@ class ReplicaNode:
         )  # fmt: skip
         self.services: Any = SimpleNamespace(
             partitions=self.partitions, clock_ms=self.clock_ms, image=lambda: cluster.image, node_id=node_id,
-            config=config, rng=self.rng,
+            config=config, rng=self.rng, requests=RequestCounters(),
         )  # fmt: skip
         self.hosting.load(cluster.image)
 
@@ -268,7 +269,7 @@ class ReplicaNode:
     def serve(self, api_key: int, version: int, body: memoryview) -> Any:
         peer: Any = SimpleNamespace(host="test", listener_name="PLAINTEXT", close=lambda: None)
         if api_key == fetch.API_KEY:
-            return fetch.serve(self.services, body, version, 1, peer)
+            return fetch.serve(self.services, body, version, 1, peer)[0]
         if api_key == produce.API_KEY:
             return produce.serve(self.services, body, version, 1, peer)
         assert api_key == LIST_OFFSETS

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from tidelog.broker.fetch_sessions import FetchSession, SessionPartition
 from tidelog.broker.leader_hints import STALE_LEADER, addresses, leader_of
+from tidelog.broker.metrics_counters import ApiCounters
 from tidelog.broker.read_replicas import preferred_read_replica
 from tidelog.broker.request import Answer, Deferred, Peer
 from tidelog.broker.services import Services
@@ -39,27 +40,36 @@ RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 WAIT_MS_MAX = 300_000
 
 
-def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
-    """Answer at once if there is enough, else when there is or the wait is over. Raises MalformedMessage."""
+def serve(
+    services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer
+) -> tuple[Answer, ApiCounters]:
+    """Answer at once if there is enough, else when there is or the wait is over; and whose fetches this one is counted
+    with, consumers' or followers'. Raises MalformedMessage."""
     followers = services.partitions.follower_fetches
+    counters = services.requests.fetch_follower
     if version == FOLLOWER_VERSION and followers.sessions:
         # Nearly all fetches of a busy cluster are one of these.
         answer = followers.serve_one(body, correlation_id) if len(body) == ONE_REQUEST_BYTES else None
         answer = answer or followers.serve_many(body, correlation_id)
         if answer is not None:
-            return answer
+            counters.versions[version] = counters.versions.get(version, 0) + 1
+            return answer, counters
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
+    if replica_id < 0:
+        counters = services.requests.fetch_consumer
+    counters.versions[version] = counters.versions.get(version, 0) + 1
     if replica_id >= 0:
-        return followers.serve(request, version, correlation_id)
+        return followers.serve(request, version, correlation_id), counters
     try:
         session, answer_all = services.partitions.fetch_sessions.resolve(
             request, version >= TOPIC_ID_FROM, services.clock_ms()
         )
     except KafkaError as error:
-        return encode_fetch_response(correlation_id, version, error.code, 0, [])
+        counters.failed(error.code)
+        return encode_fetch_response(correlation_id, version, error.code, 0, []), counters
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection.listener_name)
-    return fetch.start()
+    return fetch.start(), counters
 
 
 class _Fetch:
@@ -145,7 +155,7 @@ class _Fetch:
             self._warming = False
             self._retry()
 
-        self._services.partitions.run_cold(cold.warm, warmed)
+        self._services.partitions.run_cold(cold, warmed)
 
     # ------------------------------------------------------------------------------------------------------- answer
 
@@ -184,6 +194,12 @@ class _Fetch:
         told: list[FetchedPartition] = []
         for entry, fetched in answered:
             news = fetched.size_bytes or fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0
+            if fetched.size_bytes:
+                partition = self._services.partitions.find(*entry.key)
+                if partition is not None:
+                    partition.watch.traffic.bytes_out += fetched.size_bytes
+            elif fetched.error_code:
+                self._services.requests.fetch_consumer.failed(fetched.error_code)
             if (
                 news
                 or self._answer_all

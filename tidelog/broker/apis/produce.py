@@ -31,7 +31,6 @@ from tidelog.protocol.record_batch import ATTRIBUTES_LOW_OFFSET, HEADER_SIZE, TR
 from tidelog.replication.partition import ACKS_ALL
 
 if TYPE_CHECKING:
-    from tidelog.broker.partitions import Partitions
     from tidelog.replication.partition import Partition
     from tidelog.storage.log import AppendInfo
 
@@ -61,9 +60,9 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     partitions = services.partitions
     wanted = _by_topic(request)
     if any(_is_transactional(records) for batches in wanted.values() for records in batches.values()):
-        return _refuse_transaction(wanted, acks, version, correlation_id, connection)
+        return _refuse_transaction(services, wanted, acks, version, correlation_id, connection)
     if acks not in ACKS:
-        return _refuse_acks(partitions, wanted, version, correlation_id)
+        return _refuse_acks(services, wanted, version, correlation_id)
     now_ms = services.clock_ms()
     topics: _Topics = []
     waiting: list[_Waiting] = []
@@ -79,7 +78,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
                 info = partitions.append(partition, records, now_ms, acks)
             except KafkaError as error:
                 failed = True
-                answered.append(_refused(index, error, version))
+                answered.append(_refused(services, index, error, version))
                 continue
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
                 waiting.append((partition, info.last_offset + 1, answered, len(answered)))
@@ -130,7 +129,7 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
         info = partitions.append(partition, records, services.clock_ms(), acks)
     except KafkaError as error:
         to = _Asker(services, connection.listener_name, version, correlation_id)
-        return to.encode([(topic, [_refused(index, error, version)])])
+        return to.encode([(topic, [_refused(services, index, error, version)])])
     if not partition.may_answer(info.last_offset, acks):
         to = _Asker(services, connection.listener_name, version, correlation_id)
         return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
@@ -148,7 +147,7 @@ class _ParkedOne(Deferred):
         self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
     ) -> None:
         self.exclusive = False
-        self.response = self.on_abandon = self._on_complete = None
+        self.response = self.on_abandon = self.timing = self._on_complete = None
         self._to = to
         self._topic = topic
         self._index = partition.index
@@ -177,7 +176,9 @@ class _ParkedOne(Deferred):
 
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
-        self.complete(self._to.encode([(self._topic, [_refused(self._index, error, self._to.version)])]))
+        self.complete(
+            self._to.encode([(self._topic, [_refused(self._to.services, self._index, error, self._to.version)])])
+        )
 
 
 class _Parked(Deferred):
@@ -214,7 +215,7 @@ class _Parked(Deferred):
 
     def _fail(self, number: int, error: KafkaError) -> None:
         _, _, answered, position = self._waiting[number]
-        answered[position] = _refused(answered[position].partition_index, error, self._to.version)
+        answered[position] = _refused(self._to.services, answered[position].partition_index, error, self._to.version)
 
     def _finish(self) -> None:
         self.complete(self._to.encode(self._topics))
@@ -229,10 +230,11 @@ def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | 
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
 
 
-def _refused(index: int, error: KafkaError, version: int) -> ProducedPartition:
+def _refused(services: Services, index: int, error: KafkaError, version: int) -> ProducedPartition:
     code = error.code
     since, instead = _SINCE.get(code, (0, code))
     code = instead if version < since else code
+    services.requests.produce.failed(code)
     return ProducedPartition(index, code, error_message=error.message, record_errors=error.record_errors)
 
 
@@ -251,17 +253,21 @@ def _is_transactional(records: memoryview | None) -> bool:
     return bool(records[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG)
 
 
-def _refuse_transaction(wanted: _Wanted, acks: int, version: int, correlation_id: int, connection: Peer) -> Answer:
+def _refuse_transaction(
+    services: Services, wanted: _Wanted, acks: int, version: int, correlation_id: int, connection: Peer
+) -> Answer:
     """Without a coordinator a transaction would never end, and read_committed never pass it."""
     if acks == 0:
         connection.close()
         return None
     error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
-    topics = [(topic, [_refused(index, error, version) for index in batches]) for topic, batches in wanted.items()]
+    topics = [
+        (topic, [_refused(services, index, error, version) for index in batches]) for topic, batches in wanted.items()
+    ]
     return encode_produce_response(correlation_id, version, topics)
 
 
-def _refuse_acks(partitions: Partitions, wanted: _Wanted, version: int, correlation_id: int) -> Answer:
+def _refuse_acks(services: Services, wanted: _Wanted, version: int, correlation_id: int) -> Answer:
     """The acks are none that there are; but what does not exist is said first, as Kafka does."""
     topics: _Topics = []
     for topic, batches in wanted.items():
@@ -269,9 +275,9 @@ def _refuse_acks(partitions: Partitions, wanted: _Wanted, version: int, correlat
         for index in batches:
             error = KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
             try:
-                partitions.leader(topic, index)
+                services.partitions.leader(topic, index)
             except KafkaError as unknown:
                 error = unknown
-            answered.append(_refused(index, error, version))
+            answered.append(_refused(services, index, error, version))
         topics.append((topic, answered))
     return encode_produce_response(correlation_id, version, topics)

@@ -1,0 +1,111 @@
+"""What is counted while requests are served: plain numbers in slots, so that counting costs next to nothing.
+
+A scrape reads them (`metrics.py`); nobody else does. Pure; times are given in. Invariant: numbers only grow, until the
+topic they belong to leaves this node.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+from tidelog.protocol.errors import ErrorCode
+
+# Upper bounds of requests' durations; 100 us is a small produce on loopback, 30 s a fetch that waits for long.
+DURATION_BOUNDS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+
+
+class Histogram:
+    """`counts[i]` values were above the bound before `i` and not above bound `i`; the last has no bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...] = DURATION_BOUNDS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class ApiCounters:
+    """Of one API: answered requests by duration, requests by version, errors by code.
+
+    `stopwatch`: seconds, finer than the loop's time, which stands still for a turn.
+    """
+
+    __slots__ = ("durations", "errors", "name", "stopwatch", "versions")
+
+    def __init__(self, name: str, stopwatch: Callable[[], float]) -> None:
+        self.name = name
+        self.stopwatch = stopwatch
+        self.durations = Histogram()
+        self.versions: dict[int, int] = {}
+        self.errors: dict[int, int] = {}
+
+    def begun(self, version: int) -> float:
+        """A request has come; returns when, which `answered` wants back."""
+        self.versions[version] = self.versions.get(version, 0) + 1
+        return self.stopwatch()
+
+    def answered(self, began: float) -> None:
+        elapsed = self.stopwatch() - began
+        durations = self.durations
+        durations.counts[bisect_left(DURATION_BOUNDS_S, elapsed)] += 1
+        durations.total += elapsed
+
+    def failed(self, code: int, times: int = 1) -> None:
+        self.errors[code] = self.errors.get(code, 0) + times
+
+
+class RequestCounters:
+    """Of all APIs of a node, made as they are asked for. Fetches of consumers and of followers are told apart."""
+
+    def __init__(self, stopwatch: Callable[[], float] = lambda: 0.0) -> None:
+        self._stopwatch = stopwatch
+        self.apis: dict[str, ApiCounters] = {}
+        self.produce = self.of("Produce")
+        self.fetch_consumer = self.of("FetchConsumer")
+        self.fetch_follower = self.of("FetchFollower")
+
+    def of(self, name: str) -> ApiCounters:
+        found = self.apis.get(name)
+        if found is None:
+            found = self.apis[name] = ApiCounters(name, self._stopwatch)
+        return found
+
+
+_NO_FAILURES = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+
+
+class TopicTraffic:
+    """Of one topic on this node, as its leader (Kafka's BrokerTopicMetrics)."""
+
+    __slots__ = ("bytes_in", "bytes_out", "bytes_rejected", "produce_failures", "records_in")
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.records_in = 0
+        self.bytes_out = 0
+        self.bytes_rejected = 0
+        self.produce_failures = 0
+
+    def refused(self, code: int, size_bytes: int) -> None:
+        """An append was refused. What a client can know beforehand is no failure (Kafka's appendToLocalLog)."""
+        if code == ErrorCode.MESSAGE_TOO_LARGE:
+            self.bytes_rejected += size_bytes
+        if code not in _NO_FAILURES:
+            self.produce_failures += 1
