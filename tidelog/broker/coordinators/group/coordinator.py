@@ -232,11 +232,10 @@ class GroupCoordinator:
     def replay(self, offset: int, record: GroupMetadata | OffsetCommit, producer_id: int = -1) -> None:
         if isinstance(record, OffsetCommit):
             self.offsets.replay(offset, record, producer_id)
-            if record.value is not None:
+            if record.value is not None and record.group_id not in self.groups:
                 # A group that only commits, without members: it exists by its offsets.
                 # Without any it stays, as in Kafka, until the next look for what has expired.
-                if record.group_id not in self.groups:
-                    self.groups[record.group_id] = Group(record.group_id, record.value.commit_timestamp)
+                self.groups[record.group_id] = Group(record.group_id, record.value.commit_timestamp)
             return
         group = self.groups.get(record.group_id)
         if record.value is None:
