@@ -16,8 +16,8 @@ from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
 from tidelog.broker.follower_answers import Tail
 from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_sessions import FollowerEntry
-from tidelog.broker.purgatory import OffsetWaiters
 from tidelog.broker.metrics_counters import TopicTraffic
+from tidelog.broker.purgatory import OffsetWaiters
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -51,10 +51,10 @@ class _Watch:
         self.syncs = OffsetWaiters()  # produces with acks=1
         self.writes = OffsetWaiters()  # of coordinators
         self.tail = Tail()
+        self.traffic = traffic  # of the topic
 
     def watch(self, entry: SessionPartition) -> None:
         self.fetches[entry] = None
-        self.traffic = traffic  # of the topic
 
     def unwatch(self, entry: SessionPartition) -> None:
         self.fetches.pop(entry, None)
@@ -89,14 +89,14 @@ class Partitions:
         # By topic name and by topic id: a handler looks up whichever its version carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
         self._unavailable: set[tuple[str | bytes, int]] = set()
+        self.traffic: dict[str, TopicTraffic] = {}
+        """Of each topic hosted here, for as long as it is."""
         self._watches: dict[Partition, _Watch] = {}  # also kept by the partition, for whoever is in a hurry
         self._known_elsewhere = known_elsewhere
         self._flushes: set[asyncio.Future[None]] = set()
         self._closing = False
 
     # ------------------------------------------------------------------------------------------------------ look-up
-        self.traffic: dict[str, TopicTraffic] = {}
-        """Of each topic hosted here, for as long as it is."""
 
     def leader(self, topic: str | bytes, index: int) -> Partition:
         """The partition this node leads, by topic name or 16-byte id. Raises the error a client understands."""
@@ -145,6 +145,9 @@ class Partitions:
             partition.watch.traffic.refused(refusal.code, len(batches))
             raise refusal from None
         watch = partition.watch
+        traffic = watch.traffic
+        traffic.bytes_in += len(batches)
+        traffic.records_in += info.last_offset - info.first_offset + 1
         if watch.followers:
             written = info.written
             if written is not None and len(written) <= TAIL_BYTES_MAX:
@@ -155,9 +158,6 @@ class Partitions:
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flush_if_due(partition)
         return info
-        traffic = watch.traffic
-        traffic.bytes_in += len(batches)
-        traffic.records_in += info.last_offset - info.first_offset + 1
 
     def flush_if_due(self, partition: Partition) -> None:
         if partition.log.flush_due:
@@ -299,6 +299,8 @@ class Partitions:
             del indexes[partition.index]
             if not indexes:
                 del self._hosted[key]
+        if partition.topic not in self._hosted:
+            del self.traffic[partition.topic]
         partition.leads = False
         self.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         watch = self._watches.pop(partition)
@@ -335,8 +337,6 @@ class Partitions:
     def give_up_acks_all(self, partition: Partition) -> None:
         """The ISR has become too small while produces wait: they are in the log, and may be lost all the same."""
         for callback in self._watches[partition].produces.take_all():
-        if partition.topic not in self._hosted:
-            del self.traffic[partition.topic]
             callback(KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
 
     def give_up(self, partition: Partition, code: ErrorCode) -> None:
