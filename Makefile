@@ -25,7 +25,7 @@ help:
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"
 	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
 	@echo "make sim        simulated disks and clusters (SEED=7 replays one run)"
-	@echo "make fuzz       properties tried much harder than in make test"
+	@echo "make fuzz       coverage-guided fuzzing (MINUTES=60), then properties tried much harder than in make test"
 	@echo "make build      wheel and sdist in dist/"
 	@echo "make clean      remove .venv and everything built"
 
@@ -81,7 +81,8 @@ sim: $(VENV)/.dev-installed
 	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(BIN)/python -m pytest -q tests/simulation $(ARGS)
 
 fuzz: $(VENV)/.dev-installed
-	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q tests/properties $(ARGS)
+	$(BIN)/python -m tests.fuzz.run --minutes $(or $(MINUTES),10) $(ARGS)
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q tests/properties
 
 build: $(VENV)/.dev-installed
 	$(BIN)/python -m build --outdir dist .
