@@ -12,7 +12,7 @@ from tidelog.storage.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs,
 from tidelog.storage.disk import Disk, File
 from tidelog.storage.leader_epochs import LeaderEpochs
 from tidelog.storage.log_config import INT64_MAX
-from tidelog.storage.segment import SUFFIXES, Segment
+from tidelog.storage.segment import Segment
 from tidelog.storage.segments import Segments
 
 
@@ -150,7 +150,7 @@ class Durability:
                 task.add_segment(segment)
             if segment is not segments.active:
                 segment.seal()
-                task.add_paths([path for path in segment.paths() if not path.endswith(SUFFIXES[0])])
+                task.add_paths(segment.paths()[1:])
                 self.note_directory(segments.directory)
         task.add_paths([path for path in self._paths if self._disk.exists(path)])
         self._paths.clear()

@@ -18,18 +18,18 @@ from tidelog.storage.checkpoints import (
     decode_partition_metadata,
     read_if_exists,
 )
+from tidelog.storage.cleaner_swap import finish_swaps
 from tidelog.storage.disk import Disk
 from tidelog.storage.leader_epochs import LeaderEpochs
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producer_state import ProducerState
 from tidelog.storage.reader import headers
-from tidelog.storage.recovery import find_end, find_end_by_walk, rebuild_indexes, replay, scan_segment
+from tidelog.storage.recovery import find_end, rebuild_indexes, replay, scan_segment
 from tidelog.storage.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
-    SUFFIXES,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     CorruptIndex,
@@ -41,8 +41,6 @@ from tidelog.storage.transaction_index import CorruptTransactionIndex
 
 _log = logging.getLogger("tidelog.storage")
 
-_CLEANED_SUFFIX: Final = ".cleaned"
-_SWAP_SUFFIX: Final = ".swap"
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _METADATA_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
 
@@ -324,12 +322,10 @@ def _tidy(disk: Disk, directory: str) -> set[str]:
     names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
     for name in sorted(names):
         is_deleted = name.endswith(DELETED_SUFFIX) and not name.endswith(_METADATA_SNAPSHOT_DELETED)
-        if is_deleted or name.endswith((_CLEANED_SUFFIX, _TEMPORARY_SUFFIX)):
+        if is_deleted or name.endswith(_TEMPORARY_SUFFIX):
             disk.remove(f"{directory}/{name}")
             names.discard(name)
-    swapped = _offsets_of(names, LOG_SUFFIX + _SWAP_SUFFIX)
-    if swapped:
-        _finish_swaps(disk, directory, names, swapped)
+    finish_swaps(disk, directory, names)
     bases = set(_offsets_of(names, LOG_SUFFIX))
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
         for base_offset in set(_offsets_of(names, suffix)) - bases:
@@ -337,26 +333,3 @@ def _tidy(disk: Disk, directory: str) -> set[str]:
             disk.remove(f"{directory}/{name}")
             names.discard(name)
     return names
-
-
-def _finish_swaps(disk: Disk, directory: str, names: set[str], swapped: list[int]) -> None:
-    """Segments that a cleaner had begun to swap in replace those they were made from (LogLoader, KAFKA-6264)."""
-    low, high = min(swapped), max(swapped)
-    path = f"{directory}/{file_name(high, LOG_SUFFIX)}{_SWAP_SUFFIX}"
-    last = Segment(disk, directory, high, LogConfig(), 0, size_bytes=disk.size_of(path))
-    last.path = path
-    find_end_by_walk(last)
-    last.release()
-    for name in sorted(names):
-        stem, _, suffix = name.partition(".")
-        is_replaced = (
-            "." + suffix in SUFFIXES and stem.isdecimal() and low <= int(stem) < max(last.next_offset, high + 1)
-        )
-        if is_replaced:
-            disk.remove(f"{directory}/{name}")
-            names.discard(name)
-    for name in sorted(name for name in names if name.endswith(_SWAP_SUFFIX)):
-        target = name[: -len(_SWAP_SUFFIX)]
-        disk.rename(f"{directory}/{name}", f"{directory}/{target}")
-        names.discard(name)
-        names.add(target)

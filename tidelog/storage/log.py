@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
@@ -24,8 +25,11 @@ from tidelog.storage.producer_state import EndMarker, SentBatch
 from tidelog.storage.reader import ColdRead, ReadResult, read_from
 from tidelog.storage.recovery import aborted, markers_in, rebuild_indexes
 from tidelog.storage.retention import segment_jitter_ms
-from tidelog.storage.segment import LOG_SUFFIX, MAX_RELATIVE_OFFSET, CorruptIndex, Segment
+from tidelog.storage.segment import MAX_RELATIVE_OFFSET, CorruptIndex, Segment
 from tidelog.storage.transaction_index import AbortedTransaction, CorruptTransactionIndex
+
+if TYPE_CHECKING:
+    from tidelog.storage.compaction import Compaction
 
 _log = logging.getLogger("tidelog.storage")
 
@@ -40,8 +44,8 @@ class PartitionLog:
     """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
 
     __slots__ = (
-        "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "clock_ms", "config", "directory", "disk",
-        "durability", "failure", "high_watermark", "is_closed", "jitter_ms", "leader_epochs", "log_end_offset",
+        "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset", "clock_ms", "compaction",
+        "config", "directory", "disk", "durability", "failure", "high_watermark", "is_closed", "jitter_ms", "leader_epochs", "log_end_offset",
         "log_start_offset", "partition", "producers", "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
 
@@ -73,6 +77,9 @@ class PartitionLog:
         """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
         self.failure: str | None = None
         self.is_closed = False
+        self.cleaned_offset = -1
+        """Up to where the cleaner has compared keys (compaction), -1 unknown."""
+        self.compaction: Compaction | None = None
         self._end_at_maintenance = -1
         self.clock_ms = now_ms
         """Some time not long ago, for deadlines that need no precision."""
@@ -284,7 +291,7 @@ class PartitionLog:
     def _mend(self, error: CorruptIndex) -> None:
         _log.warning("an index is rebuilt: %s", error)
         for segment in self.segments:
-            if error.path.startswith(segment.path.removesuffix(LOG_SUFFIX)):
+            if error.path.startswith(segment.stem):
                 rebuild_indexes(segment)
                 if segment is not self.segments.active:
                     segment.forget_indexes()
@@ -406,4 +413,6 @@ class PartitionLog:
         """The log is being deleted: give back its files, sync nothing; a flush that runs may still be finished."""
         self.failure = f"{self.directory} was deleted"
         self.durability.abandon()
+        if self.compaction is not None:
+            self.compaction.abandon()
         self.segments.release()

@@ -7,7 +7,7 @@ the broker's. Values arrive validated: text that does not parse is the caller's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 INT64_MAX: Final = 2**63 - 1
@@ -30,6 +30,9 @@ _INTEGERS: Final = {
     "compression.gzip.level": "compression_gzip_level",
     "compression.lz4.level": "compression_lz4_level",
     "compression.zstd.level": "compression_zstd_level",
+    "delete.retention.ms": "delete_retention_ms",
+    "min.compaction.lag.ms": "min_compaction_lag_ms",
+    "max.compaction.lag.ms": "max_compaction_lag_ms",
     "producer.id.expiration.ms": "producer_id_expiration_ms",  # a broker setting in Kafka, passed along
 }
 
@@ -53,6 +56,10 @@ class LogConfig:
     message_timestamp_before_max_ms: int = INT64_MAX
     message_timestamp_after_max_ms: int = 60 * 60 * 1000
     cleanup_policy: frozenset[str] = frozenset({"delete"})
+    delete_retention_ms: int = DAY_MS
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = INT64_MAX
+    min_cleanable_dirty_ratio: float = 0.5
     preallocate: bool = False
     compression_type: str = "producer"
     compression_gzip_level: int = -1
@@ -86,4 +93,10 @@ class LogConfig:
             )
         if "preallocate" in values:
             found["preallocate"] = values["preallocate"].strip().lower() == "true"
-        return cls(**found)  # type: ignore[arg-type]
+        if "min.cleanable.dirty.ratio" in values:
+            found["min_cleanable_dirty_ratio"] = float(values["min.cleanable.dirty.ratio"])
+        config = cls(**found)  # type: ignore[arg-type]
+        if config.is_compacted and config.max_compaction_lag_ms < config.segment_ms:
+            # Only a closed segment can be cleaned in time (LogConfig.maxSegmentMs).
+            return replace(config, segment_ms=config.max_compaction_lag_ms)
+        return config

@@ -15,6 +15,7 @@ from typing import Final
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text, uuid_to_text
 from tidelog.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LOG_START_FILE,
     META_PROPERTIES_FILE,
@@ -69,6 +70,7 @@ class LogDirectory:
         self.offline: dict[TopicPartition, str] = {}
         """Partitions that could not be opened, and why."""
         self._checkpoints = OffsetCheckpoints(disk, path)
+        self._cleaned: dict[TopicPartition, int] = {}  # as last checkpointed
         self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
@@ -120,6 +122,7 @@ class LogDirectory:
         recovery_points = self._checkpoints.read(RECOVERY_POINT_FILE)
         log_starts = self._checkpoints.read(LOG_START_FILE)
         high_watermarks = self._checkpoints.read(HIGH_WATERMARK_FILE)
+        self._cleaned = self._checkpoints.read(CLEANER_OFFSET_FILE)
         for entry in self._disk.list_directory(self.path):
             if not entry.is_directory:
                 continue
@@ -137,6 +140,8 @@ class LogDirectory:
                 self.offline[key] = str(error)
                 continue
             log.set_high_watermark(high_watermarks.get(key, 0))
+            cleaned = self._cleaned.get(key, -1)
+            log.cleaned_offset = cleaned if cleaned <= log.log_end_offset else -1
             self.logs[key] = log
         self._is_loaded = True
         return dict(self.logs)
@@ -147,6 +152,10 @@ class LogDirectory:
         assert key not in self.logs, key
         log = self._create(topic, partition, topic_id, config, now_ms)
         self.logs[key] = log
+        if key in self._cleaned:
+            # That was another log of this name: what was cleaned of it must not be believed of this one.
+            self._cleaned = self._cleaned_offsets()
+            self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
         return log
 
     def open_metadata_log(self, config: LogConfig, now_ms: int) -> PartitionLog:
@@ -243,19 +252,23 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
-        self._checkpoints.write(self._offsets())
+        self._checkpoints.write(self._offsets(also_unchanged=True))
 
     def begin_checkpoints(self) -> CheckpointTask:
         """The same as a task whose `run` may wait for the device in any thread; then `finish_checkpoints` here."""
-        return self._checkpoints.begin(self._offsets())
+        return self._checkpoints.begin(self._offsets(also_unchanged=False))
 
     def finish_checkpoints(self, task: CheckpointTask) -> None:
         """Put them in place, unless newer ones are there by now. Raises OSError when they could not be written."""
         self._checkpoints.finish(task)
 
-    def _offsets(self) -> dict[str, dict[TopicPartition, int]]:
+    def _offsets(self, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
         logs = self.logs
+        cleaned, before = self._cleaned_offsets(), self._cleaned
+        self._cleaned = cleaned
+        is_wanted = cleaned != before or (also_unchanged and bool(cleaned))
         return {
+            **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
             RECOVERY_POINT_FILE: {key: log.recovery_point for key, log in logs.items()},
             LOG_START_FILE: self._log_starts(),
             HIGH_WATERMARK_FILE: {key: log.high_watermark for key, log in logs.items()},
@@ -324,6 +337,9 @@ class LogDirectory:
 
     def _write_log_starts(self) -> None:
         self._checkpoints.write({LOG_START_FILE: self._log_starts()})
+
+    def _cleaned_offsets(self) -> dict[TopicPartition, int]:
+        return {key: log.cleaned_offset for key, log in self.logs.items() if log.cleaned_offset >= 0}
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         # Kafka leaves out those that the first segment's name says; here its predecessors' removal may not be durable.

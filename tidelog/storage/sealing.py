@@ -38,6 +38,8 @@ def roll(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
 def begin_close(log: PartitionLog) -> FlushTask | None:
     if log.failure is not None:
         return None
+    if log.compaction is not None:
+        log.compaction.give_up()
     durability, active = log.durability, log.segments.active
     assert not durability.is_running, "close during a flush"
     if active.seal():

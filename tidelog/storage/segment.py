@@ -24,6 +24,8 @@ INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TRANSACTION_INDEX_SUFFIX: Final = ".txnindex"
 DELETED_SUFFIX: Final = ".deleted"
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
 SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
@@ -56,8 +58,8 @@ class Segment:
         "base_offset", "bytes_since_index_row", "created_ms", "directory", "first_batch_timestamp", "hints",
         "index_interval_bytes", "is_full", "jitter_ms", "max_offset", "max_timestamp", "next_offset",
         "offset_of_max_timestamp", "path", "recent_offsets", "recent_positions", "roll_above_now",
-        "roll_above_timestamp", "segment_ms", "size_bytes", "synced_bytes", "transaction_index", "warm_from",
-        "write_at",
+        "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes", "transaction_index",
+        "warm_from", "write_at",
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
@@ -73,12 +75,14 @@ class Segment:
         size_bytes: int = 0,
         has_transaction_index: bool = False,
         jitter_ms: int = 0,
+        suffix: str = "",
     ) -> None:
         self._disk = disk
         self.directory = directory
         self.base_offset = base_offset
+        self.suffix = suffix
         self.created_ms = created_ms
-        self.path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
+        self.path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{suffix}"
         self.size_bytes = size_bytes
         self.synced_bytes = 0
         self.next_offset = base_offset
@@ -125,8 +129,17 @@ class Segment:
     def __repr__(self) -> str:
         return f"Segment({self.path}, next_offset={self.next_offset}, size_bytes={self.size_bytes})"
 
-    def path_of(self, suffix: str) -> str:
-        return f"{self.directory}/{file_name(self.base_offset, suffix)}"
+    @property
+    def stem(self) -> str:
+        """What the paths of all its files begin with, whatever they are called now."""
+        return self._name("", "")
+
+    def path_of(self, kind: str) -> str:
+        """Where its file of this kind is now: while it replaces others, or was replaced, under another name."""
+        return self.path if kind == LOG_SUFFIX else self._name(kind, self.suffix)
+
+    def _name(self, kind: str, suffix: str) -> str:
+        return f"{self.directory}/{file_name(self.base_offset, kind)}{suffix}"
 
     # Appending
 
@@ -389,9 +402,24 @@ class Segment:
     def mark_deleted(self) -> list[str]:
         """Rename the files so that no start takes them for a segment; returns the new paths."""
         self.release()
-        renamed = []
-        for path in reversed(self.paths()):  # the .log last: without it the others are known to be orphans
-            if self._disk.exists(path):
-                self._disk.rename(path, path + DELETED_SUFFIX)
-                renamed.append(path + DELETED_SUFFIX)
-        return renamed
+        self.rename_indexes(DELETED_SUFFIX)
+        if self._disk.exists(self.path):
+            self.rename_log(DELETED_SUFFIX)  # last: without it the others are known to be orphans
+        return self.paths()
+
+    def rename_log(self, suffix: str) -> None:
+        """Give the .log another end to its name."""
+        path = self._name(LOG_SUFFIX, suffix)
+        self._disk.rename(self.path, path)
+        self.path = path
+
+    def rename_indexes(self, suffix: str) -> None:
+        """The same for the other files, those that exist."""
+        for kind in (TRANSACTION_INDEX_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX):
+            if self._disk.exists(self.path_of(kind)):
+                self._disk.rename(self.path_of(kind), self._name(kind, suffix))
+        self.suffix = suffix
+        for index, kind in ((self._offset_index, INDEX_SUFFIX), (self._time_index, TIME_INDEX_SUFFIX)):
+            if index is not None:
+                index.path = self.path_of(kind)
+        self.transaction_index.path = self.path_of(TRANSACTION_INDEX_SUFFIX)

@@ -84,6 +84,14 @@ class Segments:
                 waiting.append(segment)
         self.condemned = waiting
 
+    def replace(self, old: list[Segment], new: Segment) -> None:
+        """Put one segment in the place of those next to each other that it was made from; their files are the caller's."""
+        at = self._bases.index(old[0].base_offset)
+        assert self._list[at : at + len(old)] == old, (self._bases, old)
+        assert new.base_offset == old[0].base_offset, (new, old)
+        self._list[at : at + len(old)] = [new]
+        self._bases[at : at + len(old)] = [new.base_offset]
+
     def drop_last(self, count: int, remove_at_ms: int) -> list[Segment]:
         """Take the last `count` segments out, newest first and durably, so that what remains is always a prefix."""
         gone = [self._list.pop() for _ in range(count)]

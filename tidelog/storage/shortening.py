@@ -28,16 +28,20 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
     if offset >= log.log_end_offset:
         log.leader_epochs.truncate_from_end(log.log_end_offset)
         return
+    if log.compaction is not None:
+        log.compaction.give_up()
     if offset < log.segments.first.base_offset:
         truncate_fully_and_start_at(log, offset)
         return
     _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
     segment = log.segments[log.segments.floor_index(offset)]
     position, end_offset = _end_before(segment, offset)
-    moves_start = end_offset < log.log_start_offset
+    goes_back = end_offset < max(log.log_start_offset, log.cleaned_offset)
     log.log_start_offset = min(log.log_start_offset, end_offset)
-    if log.durability.truncated(end_offset) or moves_start:
-        # Before any byte goes: a stale checkpoint would keep a later start from scanning what is appended next.
+    log.cleaned_offset = min(log.cleaned_offset, end_offset)
+    if log.durability.truncated(end_offset) or goes_back:
+        # Before any byte goes: a stale checkpoint would keep a later start from scanning what is appended next, or the
+        # cleaner from comparing its keys.
         log.write_checkpoint()
     later = sum(1 for segment in log.segments if segment.base_offset > offset)
     if later:
@@ -84,6 +88,9 @@ def _rows_below(rows: list[tuple[int, int]], column: int, offset: int) -> int:
 
 def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> None:
     _log.info("%s-%d is emptied to start at %d", log.topic, log.partition, offset)
+    if log.compaction is not None:
+        log.compaction.give_up()
+    log.cleaned_offset = -1
     log.log_start_offset = min(log.log_start_offset, offset)
     log.durability.truncated(log.log_start_offset)
     log.write_checkpoint()
@@ -120,6 +127,8 @@ def apply_retention(log: PartitionLog, now_ms: int) -> None:
     """Take the segments that may go out of the log, rolling first when the last one is among them."""
     if log.segments.active.size_bytes == 0 and len(log.segments) == 1:
         return
+    if log.compaction is not None:
+        return  # it takes none but its own segments away
     try:
         count = deletable_prefix(_facts(log), log.config, log.log_start_offset, log.high_watermark, now_ms)
     except CorruptIndex as error:
