@@ -15,7 +15,6 @@ from typing import Any
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.simulation.storage_invariants import INVARIANTS, Broken
 from tests.simulation.storage_model import AppendedBatch, LogModel
-from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.records import (
     ControlRecordType,
     encode_batch,
@@ -23,7 +22,7 @@ from tidelog.protocol.records import (
     encode_end_txn_value,
 )
 from tidelog.storage.flush import FlushTask
-from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.log import PartitionLog
 from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.log_directory import LogDirectory
 
@@ -214,10 +213,8 @@ class History:
         self.model.doubtful = batch
         try:
             info = self.log.append_as_leader(memoryview(buffer), self.epoch, self.now_ms, from_client=from_client)
-        except KafkaError as error:
+        except OSError:
             self.model.doubtful = None
-            if error.code != ErrorCode.KAFKA_STORAGE_ERROR:
-                raise
             return
         self.model.doubtful = None
         if info.duplicate or info.first_offset != batch.base_offset or bytes(buffer) != batch.data:
@@ -304,7 +301,7 @@ class History:
         self.disk.sync_fails = True
         try:
             self.log.flush()
-        except CorruptLog:
+        except OSError:
             self.steps.append("SYNC FAILED")
             self.start_again()
         else:

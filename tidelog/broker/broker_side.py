@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
@@ -18,26 +18,28 @@ from tidelog.broker.directory_assignments import DirectoryAssignments
 from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
+from tidelog.broker.log_directories import NoDirectoryLeft
 from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
+from tidelog.broker.upkeep import Upkeep
+from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.image_delta import everything
 from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
 from tidelog.replication.ports import Endpoint
-from tidelog.storage.incarnation import surviving_epoch, write_incarnation
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
     from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.dynamic_config import DynamicConfig
+    from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.metadata_side import MetadataSide
     from tidelog.broker.node_ports import NodePorts
     from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage
     from tidelog.replication.partition import Partition
-    from tidelog.storage.log_directory import LogDirectory
 
 log = logging.getLogger("tidelog.node")
 
@@ -48,17 +50,19 @@ class BrokerSide:
         settings: DynamicConfig,
         ports: NodePorts,
         loop: asyncio.AbstractEventLoop,
-        directories: Sequence[LogDirectory],
+        directories: LogDirectories,
         bound_ports: Mapping[str, int],
         channels: Channels,
         metadata: MetadataSide,
         channel: ControllerChannel,
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self._settings = settings
         self._config = config = settings.static
         self._ports = ports
         self._loop = loop
-        self._directories = list(directories)
+        self._directories = directories
+        self._on_failure = on_failure
         self._bound_ports = bound_ports
         self._metadata = metadata
         self._is_applied = False
@@ -68,12 +72,16 @@ class BrokerSide:
         self.lifecycle = BrokerLifecycle(
             node_id=config.node_id,
             registration=self._registration,
-            previous_epoch=self._clean_epoch(),
+            previous_epoch=directories.clean_epoch(ports.boot_id),
             metadata_offset=lambda: metadata.tracker.offset if self._is_applied else -1,
             channel=channel,
-            settings=LifecycleSettings(config.integer("broker.heartbeat.interval.ms")),
+            settings=LifecycleSettings(
+                config.integer("broker.heartbeat.interval.ms"),
+                directory_failure_timeout_ms=config.integer("log.dir.failure.timeout.ms"),
+            ),
             loop=loop,
             rng=ports.rng,
+            on_unheard=self._directory_failure_unheard,
         )
         self._assignments = DirectoryAssignments(
             broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
@@ -96,9 +104,14 @@ class BrokerSide:
             on_link=self._on_link,
         )
         self._hosting = Hosting(
-            config.node_id, config, self._directories, self.partitions, loop, ports.clock_ms, self._on_role,
-            lambda work: loop.run_in_executor(ports.executor, work), fetchers=self._fetchers,
-            assignments=self._assignments,
+            config.node_id, config, directories, self.partitions, loop, ports.clock_ms, self._on_role,
+            fetchers=self._fetchers, assignments=self._assignments,
+        )  # fmt: skip
+        self.partitions.on_disk_failure = directories.failed_at
+        directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
+        self._upkeep = Upkeep(
+            config, directories, self.partitions, loop, ports.clock_ms,
+            lambda work: loop.run_in_executor(ports.executor, work),
         )  # fmt: skip
         self.groups = GroupCoordinatorService(
             GroupCoordinatorConfig.from_node(config.integer),
@@ -132,14 +145,16 @@ class BrokerSide:
     async def start(self) -> None:
         """Registered, caught up with the metadata, every log open and every role taken. Raises RegistrationRefused."""
         epoch = await self.lifecycle.register()
-        self._write_incarnation(epoch)
+        self._directories.write_incarnations(epoch, self._ports.boot_id)
         await self._metadata.tracker.wait_for(epoch)
         image = self._metadata.image
         await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
+        self._hosting.loaded()
         self._is_applied = True
         image = self._metadata.image
         self.on_image(image, everything(image))
         self._hosting.start()
+        self._upkeep.start()
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         if not self._is_applied:
@@ -153,28 +168,22 @@ class BrokerSide:
         """Another controller is active: it should hear of this broker before it looks for it."""
         self.lifecycle.poke()
 
-    def _clean_epoch(self) -> int:
-        """The epoch of the last process if all that it wrote is there: it stopped cleanly, or the machine ran on.
-
-        Else -1 (KIP-966).
-        """
-        if all(directory.was_clean for directory in self._directories):
-            return max(directory.clean_broker_epoch for directory in self._directories)
-        disk, boot_id = self._ports.disk, self._ports.boot_id
-        survived = {surviving_epoch(disk, directory.path, boot_id) for directory in self._directories}
-        return survived.pop() if len(survived) == 1 else -1
-
-    def _write_incarnation(self, epoch: int) -> None:
-        for directory in self._directories:
-            write_incarnation(self._ports.disk, directory.path, epoch, self._ports.boot_id)
-
     def _registration(self, previous_epoch: int) -> BrokerRegistrationRequest:
-        homes = set(map(str, self._config.log_dirs))
-        directory_ids = [directory.directory_id for directory in self._directories if directory.path in homes]
-        cluster_id = self._directories[0].cluster_id
+        directory_ids = self._directories.known_ids
         return broker_registration(
-            self._config, cluster_id, self._incarnation_id, self._bound_ports, directory_ids, previous_epoch
+            self._config,
+            self._directories.cluster_id,
+            self._incarnation_id,
+            self._bound_ports,
+            directory_ids,
+            previous_epoch,
         )
+
+    def _directory_failure_unheard(self, directory_id: bytes) -> None:
+        """The controller goes on naming replicas that are gone: this broker must go, so that it names others."""
+        why = f"no controller could be told in time that log directory {uuid_to_text(directory_id)} has failed"
+        log.critical(why)
+        self._on_failure(NoDirectoryLeft(why))
 
     # ----------------------------------------------------------------------------------------------- asked by the parts
 
@@ -218,5 +227,6 @@ class BrokerSide:
         self._isr_changes.close()
         self._assignments.close()
         await self.lifecycle.close()
+        self._upkeep.close()
         self._hosting.close()
         await self.partitions.close()

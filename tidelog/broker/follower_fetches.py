@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.fetch_sessions import forgotten_in
 from tidelog.broker.follower_answers import FollowerAnswers, Frames
+from tidelog.broker.follower_linger import LINGER_MS
 from tidelog.broker.follower_sessions import (
     EPOCH_FINAL,
     FollowerEntry,
@@ -242,7 +243,9 @@ class FollowerFetches:
                 if not found.log_start_offset <= offset <= found.log_end_offset:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
                 entry.follower = follower
-                follower.log_start_offset = entry.log_start_offset
+                if follower.log_start_offset != entry.log_start_offset:
+                    follower.log_start_offset = entry.log_start_offset
+                    self._partitions.deletions.look(partition)
                 partition.follower_fetched(follower, offset, now_ms)
                 if not follower.in_maximal_isr:
                     session.outside[entry] = None
@@ -279,9 +282,10 @@ class FollowerFetches:
     def _close(self, session_id: int) -> None:
         session = self.sessions.pop(session_id, None)
         if session is not None:
-            if session.timer is not None:
-                session.timer.cancel()
-                session.timer = None
+            for timer in (session.timer, session.linger_timer):
+                if timer is not None:
+                    timer.cancel()
+            session.timer = session.linger_timer = None
             if session.parked is not None:
                 self._release(session)
             self._empty(session)
@@ -299,7 +303,8 @@ class FollowerFetches:
             if is_full:  # every partition is answered, news or not
                 session.dirty = dict.fromkeys(session.entries.values())
             must = (is_full and session.id != 0) or session.max_wait_ms <= 0
-            frames = self._frames(session, correlation_id, version, must, is_full)
+            lingers = not (must or is_full) and session.linger.busy and self._lingers(session)
+            frames = None if lingers else self._frames(session, correlation_id, version, must, is_full)
             if frames is not None:
                 if not session.id:
                     self._empty(session)
@@ -312,6 +317,26 @@ class FollowerFetches:
         return parked
 
     def _answer_parked(self, session: FollowerSession) -> None:
+        if not (session.linger.busy and self._lingers(session)):
+            self._answer_now(session)
+
+    def _lingers(self, session: FollowerSession) -> bool:
+        """Whether the answer waits for more records; errors and cuts never do."""
+        if session.linger_timer is not None:
+            return True
+        if any(entry.problem is not None for entry in session.dirty):
+            return False
+        if not session.linger.may_wait(self._loop.time() * 1000):
+            return False
+        session.linger_timer = self._loop.call_later(LINGER_MS / 1000, self._lingered, session)
+        return True
+
+    def _lingered(self, session: FollowerSession) -> None:
+        session.linger_timer = None
+        session.linger.waited(self._loop.time() * 1000)
+        self._answer_now(session)
+
+    def _answer_now(self, session: FollowerSession) -> None:
         parked = session.parked
         if parked is None or session.warming or not session.dirty:
             return
@@ -368,9 +393,9 @@ class FollowerFetches:
 
         def warmed() -> None:
             session.warming = False
-            self._answer_parked(session)
+            self._answer_now(session)
 
-        self._partitions.run_cold(cold.warm, warmed)
+        self._partitions.run_cold(cold, warmed)
 
     def _frames(
         self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool = False

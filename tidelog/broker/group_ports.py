@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.partition import ACKS_ALL
+from tidelog.storage.log import CorruptLog
 from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -44,10 +45,13 @@ class GroupPorts:
         offset, end = log.log_start_offset, log.log_end_offset
         while offset < end:
             try:
-                result = log.read(offset, READ_BYTES, end)
-            except ColdRead as cold:
-                cold.warm()
-                continue
+                try:
+                    result = log.read(offset, READ_BYTES, end)
+                except ColdRead as cold:
+                    cold.warm()
+                    continue
+            except (OSError, CorruptLog) as error:
+                raise self._partitions.refusal(leader, error) from None
             if not result.size_bytes:
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing to read at {offset}, the log ends at {end}")
             for region in result.regions:

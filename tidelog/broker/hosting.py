@@ -1,17 +1,18 @@
 """The metadata image made real on this node: logs created and deleted, roles taken and given up, configs applied.
 
-Also the periodic upkeep of the logs (retention, checkpoints). It reacts to images that are already committed and
-decides nothing about who leads. Invariant: after `apply`, the partitions hosted are those the image places here.
+It reacts to images that are already committed and decides nothing about who leads. What a start finds on the disks is
+`found_logs.py`, which directories can be used `log_directories.py`. Invariant: after `apply`, the partitions hosted are
+those the image places here, but for those whose log directory is offline, which are answered with a storage error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from tidelog.broker.found_logs import FoundLogs
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.throttle import UNLIMITED, is_throttled
 from tidelog.storage.log import CorruptLog
@@ -19,11 +20,11 @@ from tidelog.storage.log import CorruptLog
 if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
     from tidelog.broker.directory_assignments import DirectoryAssignments
+    from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.partitions import Partitions
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
     from tidelog.replication.fetcher import ReplicaFetchers
     from tidelog.replication.partition import Partition
-    from tidelog.storage.checkpoints import CheckpointTask
     from tidelog.storage.log import PartitionLog
     from tidelog.storage.log_config import LogConfig
     from tidelog.storage.log_directory import LogDirectory
@@ -33,8 +34,8 @@ log = logging.getLogger("tidelog.hosting")
 TOPIC_RESOURCE = 2
 # New logs made in one turn of the loop, each a handful of files.
 HOSTED_IN_TURN_MAX = 100
+Found = tuple["LogDirectory", "PartitionLog"]
 RoleChange = Callable[["Partition", bool], None]
-RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
 
 class Hosting:
@@ -44,27 +45,22 @@ class Hosting:
         self,
         node_id: int,
         config: NodeConfig,
-        directories: Sequence[LogDirectory],
+        directories: LogDirectories,
         partitions: Partitions,
         loop: asyncio.AbstractEventLoop,
         clock_ms: Callable[[], int],
         on_role: RoleChange,
-        run_in_executor: RunInExecutor,
         *,
         fetchers: ReplicaFetchers | None = None,
         assignments: DirectoryAssignments | None = None,
     ) -> None:
         self._node_id = node_id
         self._config = config
-        self._directories = list(directories)
-        paths = set(map(str, config.log_dirs))
-        # Not the one for metadata alone, where there is one.
-        self._homes = [directory for directory in directories if directory.path in paths]
+        self._directories = directories
         self._partitions = partitions
         self._loop = loop
         self._clock_ms = clock_ms
         self._on_role = on_role
-        self._run_in_executor = run_in_executor
         self._fetchers = fetchers
         self._assignments = assignments
         self._has_started = False
@@ -72,49 +68,34 @@ class Hosting:
         self._put_off_partitions: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
             partitions.on_flushed = fetchers.resume
-        self._checkpointing: set[LogDirectory] = set()
+        directories.on_offline.append(self._directory_failed)
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}
-        self._loaded: dict[tuple[str, int], tuple[LogDirectory, PartitionLog]] = {}
-        self._unopened: dict[tuple[str, int], LogDirectory] = {}
+        self._found = FoundLogs(directories)
+        self._out_of_reach: dict[tuple[str, int], LogDirectory | None] = {}
+        """Replicas that cannot be served: in a directory that failed (which one, where that is known), or damaged."""
         self._log_configs: dict[str, LogConfig] = {}
-        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     # ----------------------------------------------------------------------------------------------------- start, stop
 
     def load(self, image: MetadataImage) -> None:
         """Open every log there is, recovering those of an unclean stop. Blocking: run before anything is served."""
         self._image = image
-        now_ms = self._clock_ms()
-        for directory in self._directories:
-            for key, found in directory.load(self._log_config, now_ms).items():
-                if found.flush_due:
-                    # What a kill left behind was readable before it: sync it now, or it waits for the next append.
-                    found.flush()
-                self._loaded[key] = (directory, found)
-            self._unopened.update(dict.fromkeys(directory.offline, directory))
+        self._found.load(self._log_config, self._clock_ms())
+
+    def loaded(self) -> None:
+        """The same, back on the loop's thread."""
+        self._out_of_reach.update(self._found.damaged)
+        for directory, error in self._found.failures:
+            self._directories.failed_at_start(directory, error)
 
     def start(self) -> None:
-        """The first image has been applied: set aside what it does not know, and keep the logs up from now on."""
-        for (topic_name, index), (directory, _) in self._loaded.items():
-            # Its topic was deleted, or it was moved away, while this node was not there to see it.
-            try:
-                where = directory.set_aside(topic_name, index)
-            except OSError as error:
-                log.error("%s-%d cannot be set aside: %s", topic_name, index, error)
-            else:
-                log.warning("the metadata does not place %s-%d here: it is kept as %s", topic_name, index, where)
-        self._loaded.clear()
+        """The first image has been applied: set aside what it does not know."""
+        self._found.set_rest_aside()
         self._has_started = True
         self._set_throttle_rates()
-        self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self._checkpoint)
-        self._every(self._config.integer("log.retention.check.interval.ms"), self._look_after)
-        self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
 
     def close(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
         self._put_off_partitions.clear()
 
     # ----------------------------------------------------------------------------------------------------------- image
@@ -133,8 +114,10 @@ class Hosting:
         for topic_id, indexes in delta.changed_partitions.items():
             if topic_id in image.topics_by_id:
                 self._apply_partitions(image.topics_by_id[topic_id], indexes)
-        if delta.changed_brokers and self._fetchers is not None:
-            self._fetchers.brokers_changed(delta.changed_brokers)
+        if delta.changed_brokers:
+            self._partitions.deletions.look_at_all()
+            if self._fetchers is not None:
+                self._fetchers.brokers_changed(delta.changed_brokers)
 
     def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int]) -> None:
         for index in sorted(indexes):
@@ -171,45 +154,65 @@ class Hosting:
         self._hosted_in_turn = 0
 
     def _host(self, topic: TopicImage, index: int, placed: PartitionImage) -> Partition | None:
-        now_ms = self._clock_ms()
-        if (topic.name, index) in self._unopened:
+        key, directory_id = (topic.name, index), placed.directory_of(self._node_id)
+        if key in self._out_of_reach:
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
-        loaded = self._loaded.pop((topic.name, index), None)
-        if loaded is not None and loaded[1].topic_id is None:
-            loaded[0].set_topic_id(topic.name, index, topic.topic_id)  # a loss of power took the file, not the records
-        if loaded is not None and loaded[1].topic_id not in (topic.topic_id, bytes(16)):
-            # A topic of that name was deleted and made again while this node was away.
-            loaded[0].delete_log(topic.name, index, now_ms)
-            loaded = None
-        if loaded is not None:
-            directory, found = loaded
-        else:
-            directory = self._choose_directory(placed)
-            try:
-                found = directory.create_log(topic.name, index, topic.topic_id, self._log_config(topic.name), now_ms)
-            except (OSError, CorruptLog) as error:
-                log.error("cannot create the log of %s-%d: %s", topic.name, index, error)
-                self._partitions.add_unavailable(topic.name, index, topic.topic_id)
-                return None
-        partition = self._partitions.add(topic.name, index, topic.topic_id, found)
+        found = None
+        try:
+            found = self._found.claim(key, topic.topic_id, directory_id)
+            self._found.delete_others(key, topic.topic_id, self._clock_ms())
+        except OSError as error:
+            self._directories.failed_at(error.filename or "", error)
+        if found is None:
+            if self._directories.may_be_offline(directory_id):
+                log.warning("%s-%d is in a log directory that is offline", topic.name, index)
+            else:
+                found = self._create(topic, index, directory_id)
+        if found is None:
+            self._out_of_reach[key] = None
+            self._partitions.add_unavailable(topic.name, index, topic.topic_id)
+            return None
+        partition = self._partitions.add(topic.name, index, topic.topic_id, found[1])
         self._configure(partition)
-        self._directory_of[partition] = directory
+        self._directory_of[partition] = found[0]
         return partition
 
-    def _choose_directory(self, placed: PartitionImage) -> LogDirectory:
-        """The directory the metadata names, else the one with the fewest logs (Kafka's LogManager)."""
-        wanted = placed.directory_of(self._node_id)
-        for directory in self._homes:
-            if directory.directory_id == wanted:
-                return directory
-        if len(self._homes) == 1:
-            return self._homes[0]
-        return min(self._homes, key=lambda directory: len(directory.logs))
+    def _create(self, topic: TopicImage, index: int, wanted: bytes) -> Found | None:
+        """A new log in the directory the metadata names, else in the one with the fewest (Kafka's LogManager).
+
+        A directory that refuses has failed, and the next is tried.
+        """
+        for directory in sorted(
+            self._directories.homes, key=lambda each: (each.directory_id != wanted, len(each.logs))
+        ):
+            try:
+                config = self._log_config(topic.name)
+                made = directory.create_log(topic.name, index, topic.topic_id, config, self._clock_ms())
+            except OSError as error:
+                log.error("cannot create the log of %s-%d in %s: %s", topic.name, index, directory.path, error)
+                self._directories.failed(directory, error)
+            except CorruptLog as error:
+                log.error("cannot create the log of %s-%d: %s", topic.name, index, error)
+                return None
+            else:
+                return directory, made
+        return None
+
+    def _directory_failed(self, directory: LogDirectory) -> None:
+        """Its replicas lead and follow no more; whoever waits for one of them is told."""
+        self._found.forget(directory)
+        lost = [partition for partition, where in self._directory_of.items() if where is directory]
+        for partition in lost:
+            self._leave(partition)
+            del self._directory_of[partition]
+            self._out_of_reach[partition.topic, partition.index] = directory
+            self._partitions.remove(partition, ErrorCode.KAFKA_STORAGE_ERROR)
+        log.warning("%d replicas in %s are offline", len(lost), directory.path)
 
     def _tell_directory(self, partition: Partition, placed: PartitionImage) -> None:
         """With one directory there is nothing to tell: the controller has assigned it already."""
-        if self._assignments is not None and len(self._homes) > 1:
+        if self._assignments is not None and len(self._directories.home_paths) > 1:
             lies_in = self._directory_of[partition].directory_id
             if placed.directory_of(self._node_id) != lies_in:
                 self._assignments.lies_in(partition.topic_id, partition.index, lies_in)
@@ -238,23 +241,28 @@ class Hosting:
         partition = self._partitions.find(topic.topic_id, index)
         directory: LogDirectory | None
         if partition is not None:
-            if partition.leads:
-                self._on_role(partition, False)
-            if self._fetchers is not None:
-                self._fetchers.unfollow(partition)
-            if self._assignments is not None:
-                self._assignments.forget(topic.topic_id, index)
-            self._partitions.remove(partition)
+            self._leave(partition)
+            self._partitions.remove(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             directory = self._directory_of.pop(partition)
         elif self._partitions.remove_unavailable(topic.name, index, topic.topic_id):
-            directory = self._unopened.pop((topic.name, index), None)
+            directory = self._out_of_reach.pop((topic.name, index), None)
         else:
             return
+        if directory is None or directory.failure is not None:
+            return
         try:
-            if directory is not None:
-                directory.delete_log(topic.name, index, self._clock_ms())
+            directory.delete_log(topic.name, index, self._clock_ms())
         except OSError as error:
             log.error("the log of %s-%d cannot be deleted: %s", topic.name, index, error)
+            self._directories.failed(directory, error)
+
+    def _leave(self, partition: Partition) -> None:
+        if partition.leads:
+            self._on_role(partition, False)
+        if self._fetchers is not None:
+            self._fetchers.unfollow(partition)
+        if self._assignments is not None:
+            self._assignments.forget(partition.topic_id, partition.index)
 
     # ---------------------------------------------------------------------------------------------------------- configs
 
@@ -309,49 +317,3 @@ class Hosting:
                 self._configure(partition)
         if every_topic:
             self._set_throttle_rates()
-
-    # ----------------------------------------------------------------------------------------------------------- upkeep
-
-    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
-        def run() -> None:
-            self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
-            try:
-                work()
-            except OSError as error:
-                log.error("upkeep of the logs failed: %s", error)
-
-        self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
-
-    def _checkpoint(self) -> None:
-        """On a thread, but for the start and the end of it: the device may take its time."""
-        for directory in self._directories:
-            if directory not in self._checkpointing:
-                self._checkpointing.add(directory)
-                task = directory.begin_checkpoints()
-                written = self._run_in_executor(task.run)
-                written.add_done_callback(partial(self._checkpointed, directory, task))
-
-    def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
-        self._checkpointing.discard(directory)
-        try:
-            directory.finish_checkpoints(task)
-        except OSError as error:
-            log.error("the checkpoints of %s could not be written: %s", directory.path, error)
-
-    def _check_isrs(self) -> None:
-        for partition in self._partitions.hosted():
-            partition.check_isr()
-            self._partitions.look_for_followers(partition)
-
-    def _look_after(self) -> None:
-        """Retention, flushes by time and what else the logs want done from time to time."""
-        now_ms = self._clock_ms()
-        hosted = list(self._partitions.hosted())
-        log_starts = [partition.log.log_start_offset for partition in hosted]
-        for directory in self._directories:
-            directory.maintain(now_ms)
-        for partition, log_start_offset in zip(hosted, log_starts):
-            if partition.log.log_start_offset != log_start_offset:
-                self._partitions.touch(partition)
-            if partition.log.flush_due:
-                self._partitions.flush(partition)

@@ -51,6 +51,7 @@ _FORGOTTEN = frozenset({ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCode.STALE_BROK
 class LifecycleSettings:
     heartbeat_interval_ms: int = 2_000
     heartbeat_timeout_ms: int = 4_500
+    directory_failure_timeout_ms: int = 30_000
 
 
 class RegistrationRefused(Exception):
@@ -58,7 +59,10 @@ class RegistrationRefused(Exception):
 
 
 class BrokerLifecycle:
-    """`registration(previous_epoch)` is what to register with; `metadata_offset()` the last one published here."""
+    """`registration(previous_epoch)` is what to register with; `metadata_offset()` the last one published here.
+
+    `on_unheard(directory_id)`: no controller could be told in time that this directory has failed.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class BrokerLifecycle:
         settings: LifecycleSettings,
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
+        on_unheard: Callable[[bytes], None] = lambda directory_id: None,
     ) -> None:
         self.epoch = -1
         self.is_fenced = True
@@ -82,6 +87,9 @@ class BrokerLifecycle:
         self._settings = settings
         self._loop = loop
         self._rng = rng
+        self._on_unheard = on_unheard
+        self._offline_directories: dict[bytes, asyncio.TimerHandle | None] = {}
+        """Told in every heartbeat; with each the time by which the controller must have heard of it, if it has not."""
         self._is_ready = False
         self._wants_shutdown = False
         self._may_shut_down = False
@@ -125,6 +133,12 @@ class BrokerLifecycle:
         """Send a heartbeat now: there is something new to say, or somebody new to say it to."""
         self._poked.set()
 
+    def directory_failed(self, directory_id: bytes) -> None:
+        """The controller is to know that the replicas in this log directory are gone."""
+        timeout_s = self._settings.directory_failure_timeout_ms / 1000
+        self._offline_directories[directory_id] = self._loop.call_later(timeout_s, self._on_unheard, directory_id)
+        self.poke()
+
     async def shut_down(self) -> None:
         """Have this broker's leaderships moved away, as far as somebody is there to do it."""
         if self._beating is None:
@@ -150,17 +164,20 @@ class BrokerLifecycle:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self._registering = self._beating = None
+        for timer in self._offline_directories.values():
+            if timer is not None:
+                timer.cancel()
 
     async def _beat(self) -> None:
         backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
         while True:
             self._poked.clear()
+            heartbeat = self._heartbeat()
             try:
                 response = await self._channel.attempt(
-                    self._heartbeat(), HEARTBEAT_VERSION,
-                    timeout_ms=self._settings.heartbeat_timeout_ms, lane="heartbeat",
-                )  # fmt: skip
-                wait_ms = self._heard(response)
+                    heartbeat, HEARTBEAT_VERSION, timeout_ms=self._settings.heartbeat_timeout_ms, lane="heartbeat"
+                )
+                wait_ms = self._heard(heartbeat, response)
             except PeerUnreachable as error:
                 log.debug("heartbeat: %s", error)
                 wait_ms = -1
@@ -181,9 +198,10 @@ class BrokerLifecycle:
             current_metadata_offset=self._metadata_offset(),
             want_fence=not self._is_ready,
             want_shut_down=self._wants_shutdown,
+            offline_log_dirs=list(self._offline_directories),
         )
 
-    def _heard(self, response: Any) -> int:
+    def _heard(self, heartbeat: BrokerHeartbeatRequest, response: Any) -> int:
         """Take in an answer; how long to the next heartbeat, -1 for soon."""
         code = ErrorCode(response.error_code)
         if code in _FORGOTTEN and not self._wants_shutdown:
@@ -195,6 +213,11 @@ class BrokerLifecycle:
             log.debug("heartbeat refused: %s", code.name)
             return -1
         self._heard_at = self._loop.time()
+        for directory_id in heartbeat.offline_log_dirs:
+            timer = self._offline_directories[directory_id]
+            if timer is not None:
+                timer.cancel()
+                self._offline_directories[directory_id] = None
         fenced = bool(response.is_fenced)
         if fenced != self.is_fenced:
             log.info("broker %d is %s", self._node_id, "fenced" if fenced else "unfenced")

@@ -23,6 +23,7 @@ from tidelog.broker.controller_channel import ControllerChannel
 from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.dynamic_config import DynamicConfig
 from tidelog.broker.lifecycle import RegistrationRefused
+from tidelog.broker.log_directories import LogDirectories
 from tidelog.broker.metadata_side import MetadataSide
 from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.node_ports import NodePorts, os_ports
@@ -30,7 +31,6 @@ from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.server import Server, ServerLimits
 from tidelog.broker.services import Services
 from tidelog.broker.wakes import Wakes
-from tidelog.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
     from tidelog.broker.config import Listener, NodeConfig
@@ -69,7 +69,7 @@ class Node:
         self._sockets: list[tuple[str, socket.socket]] = []
         self._bound_ports: dict[str, int] = {}
         self._metrics_socket: socket.socket | None = None
-        self._directories: list[LogDirectory] = []
+        self._directories = LogDirectories(config, ports.disk, self._loop, self._on_failure)
         self._channels: Channels | None = None
         self._channel: ControllerChannel
         self._controller_dispatcher: Dispatcher
@@ -86,6 +86,21 @@ class Node:
 
     async def start(self) -> str:
         """Come up; returns the line that says where. On failure call `stop`, which undoes what was done."""
+        starting = self._loop.create_task(self._start(), name="start")
+        either: list[asyncio.Future[Any]] = [starting, self._failure]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not starting.done():
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+        if self._failure.done():
+            if not starting.cancelled():
+                starting.exception()  # seen: it is because of the failure
+            self._failure.result()
+        return starting.result()
+
+    async def _start(self) -> str:
         self._check_served()
         for listener in self.config.listeners:
             self._sockets.append((listener.name, self._ports.bind(listener.host, listener.port)))
@@ -93,7 +108,7 @@ class Node:
         if self.config["metrics.port"] is not None:
             host, port = self.config.text("metrics.host"), self.config.integer("metrics.port")
             self._metrics_socket = self._ports.bind(host, port)
-        self._open_directories()
+        self._directories.open()
         self._put_together()
         if self._metrics_socket is not None:
             await self._show_metrics(self._metrics_socket)
@@ -140,24 +155,12 @@ class Node:
         names = self.config.controller_listener_names
         return [(name, sock) for name, sock in self._sockets if (name in names) == controller]
 
-    def _open_directories(self) -> None:
-        config, disk = self.config, self._ports.disk
-        paths = list(dict.fromkeys(map(str, [config.metadata_log_dir, *config.log_dirs])))
-        if not config.is_alone and not disk.exists(f"{paths[0]}/meta.properties"):
-            # Each would invent a cluster of its own.
-            raise ConfigError(f"{paths[0]} is not formatted: `tidelog format` gives all nodes the same cluster id")
-        cluster_id: str | None = None
-        for path in paths:
-            directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id)
-            cluster_id = directory.cluster_id
-            self._directories.append(directory)
-
     def _put_together(self) -> None:
         config, ports, loop = self.config, self._ports, self._loop
         bound_ports = self._bound_ports
         channels = self._channels = Channels(loop, f"tidelog-{config.node_id}")
         metadata = self._metadata = MetadataSide(
-            config, ports, loop, self._directories[0], bound_ports, channels, self._on_image, self._on_leader,
+            config, ports, loop, self._directories.metadata, bound_ports, channels, self._on_image, self._on_leader,
             self._on_failure,
         )  # fmt: skip
         channel = self._channel = ControllerChannel(
@@ -170,14 +173,15 @@ class Node:
         )
         if config.is_broker:
             self._broker = BrokerSide(
-                self.settings, ports, loop, self._directories, bound_ports, channels, metadata, channel
-            )
+                self.settings, ports, loop, self._directories, bound_ports, channels, metadata, channel,
+                self._on_failure,
+            )  # fmt: skip
         broker: Any = self._broker
         services = self._services = Services(
             config=config,
             settings=self.settings,
             node_id=config.node_id,
-            cluster_id=self._directories[0].cluster_id,
+            cluster_id=self._directories.cluster_id,
             clock_ms=ports.clock_ms,
             image=lambda: metadata.tracker.image,
             # Nothing that a controller alone serves asks for these.
@@ -225,7 +229,7 @@ class Node:
             f"{each.name}://{f'[{each.host}]' if ':' in each.host else each.host}:{each.port}" for each in listeners
         )
         data = ",".join(directory.path for directory in self._directories)
-        cluster_id = self._directories[0].cluster_id
+        cluster_id = self._directories.cluster_id
         return f"tidelog {__version__} node {config.node_id} ready: {addresses} (cluster {cluster_id}, data {data})"
 
     # ---------------------------------------------------------------------------------------------------------- notices
@@ -251,7 +255,7 @@ class Node:
 
     async def stop(self) -> None:
         """Undo `start`, however far it came. Everything appended is on disk when this returns."""
-        if self._broker is not None:
+        if self._broker is not None and not self._failure.done():
             await self._leave(self._broker)
         creation = self._services.topic_creation if self._services is not None else None
         parts: tuple[Any, ...] = (
@@ -264,12 +268,7 @@ class Node:
         if self._ports.executor is not None:
             self._ports.executor.shutdown(wait=True)
         epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
-        for directory in self._directories:
-            try:
-                # A start that came to nothing changes nothing: the last clean stop is still the last.
-                directory.close(epoch if epoch >= 0 else directory.clean_broker_epoch)
-            except OSError as error:
-                log.error("%s did not close cleanly: %s", directory.path, error)
+        self._directories.close(epoch)
         for _, sock in self._sockets:
             sock.close()
         if self._metrics_socket is not None:

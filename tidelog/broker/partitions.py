@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from tidelog.broker.deletions import Deletions
 from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
 from tidelog.broker.follower_answers import Tail
 from tidelog.broker.follower_fetches import FollowerFetches
@@ -23,6 +24,7 @@ from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
 from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
+from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from tidelog.storage.log import AppendInfo, PartitionLog
+    from tidelog.storage.reader import ColdRead
 
 log = logging.getLogger("tidelog.partitions")
 
@@ -77,9 +80,12 @@ class Partitions:
         """`replica`: what replicas ask of the node; None for a node that is alone."""
         self.deadlines = DeadlineTimer(loop)
         self.wakes = Wakes(loop)
+        self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_flushed: Callable[[Partition], None] | None = None
         """Told when records of a follower's log, held back for it, are on the device."""
+        self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
+        """Told of every error of the device, with the path of what met it."""
         self._replica_ports = replica or ReplicaPorts()
         self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
         self.fetch_bytes_max = fetch_bytes_max
@@ -126,6 +132,10 @@ class Partitions:
         """The replica hosted here, whatever its role."""
         return self._hosted.get(topic, {}).get(index)
 
+    def is_known(self, topic: str | bytes, index: int) -> bool:
+        """Whether there is such a partition, here or elsewhere."""
+        return self.find(topic, index) is not None or self._known_elsewhere(topic, index)
+
     def hosted(self) -> Iterable[Partition]:
         return self._watches.keys()
 
@@ -158,6 +168,19 @@ class Partitions:
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flush_if_due(partition)
         return info
+
+    def delete_records(self, partition: Partition, offset: int) -> int:
+        """Move the leader's log start; the offset meant. Raises KafkaError. Whoever fetches is told."""
+        log_start_offset = partition.log.log_start_offset
+        try:
+            meant = partition.delete_records_as_leader(offset)
+        except Exception as error:
+            raise self.refusal(partition, error) from None
+        if partition.log.log_start_offset != log_start_offset:
+            self.touch(partition)
+            for follower in partition.watch.followers:
+                follower.appended()
+        return meant
 
     def flush_if_due(self, partition: Partition) -> None:
         if partition.log.flush_due:
@@ -199,15 +222,26 @@ class Partitions:
         while self._flushes:
             await asyncio.wait(self._flushes)
 
-    def run_cold(self, read: Callable[[], object], done: Callable[[], None]) -> None:
-        """Run a blocking read on a thread, then `done` on the loop, whether it succeeded or not."""
+    def run_cold(self, cold: ColdRead, done: Callable[[], None]) -> None:
+        """Bring what a read missed into memory, on a thread; then `done` on the loop, whether it succeeded or not."""
+        cold.pin()
 
-        def finished(future: asyncio.Future[object]) -> None:
-            if not future.cancelled():
-                future.exception()  # seen: the caller reads again and meets it there
-                done()
+        def finished(future: asyncio.Future[None]) -> None:
+            cold.unpin()
+            if future.cancelled():
+                return
+            error = future.exception()
+            if isinstance(error, OSError):
+                self._cannot_read(cold.path, error)
+            done()
 
-        self._loop.run_in_executor(self._executor, read).add_done_callback(finished)
+        self._loop.run_in_executor(self._executor, cold.warm).add_done_callback(finished)
+
+    def _cannot_read(self, path: str, error: OSError) -> None:
+        """Whoever asks again would only wait for the same again."""
+        for partition in list(self._watches):
+            if path.startswith(partition.log.directory + "/"):
+                self._fail(partition, error)
 
     # ------------------------------------------------------------------------------------------------------ waiting
 
@@ -283,7 +317,7 @@ class Partitions:
         return partition
 
     def add_unavailable(self, topic: str, index: int, topic_id: bytes) -> None:
-        """A replica that belongs here and whose log cannot be opened."""
+        """A replica that belongs here and whose log is out of reach."""
         self._unavailable.update(((topic, index), (topic_id, index)))
 
     def remove_unavailable(self, topic: str, index: int, topic_id: bytes) -> bool:
@@ -292,8 +326,10 @@ class Partitions:
         self._unavailable.difference_update(((topic, index), (topic_id, index)))
         return found
 
-    def remove(self, partition: Partition) -> None:
-        """Forget a replica: whoever waits for it is told."""
+    def remove(self, partition: Partition, code: ErrorCode) -> None:
+        """Forget a replica: whoever waits for it is told so. KAFKA_STORAGE_ERROR: it is there, but out of reach."""
+        if code == ErrorCode.KAFKA_STORAGE_ERROR:
+            self.add_unavailable(partition.topic, partition.index, partition.topic_id)
         for key in (partition.topic, partition.topic_id):
             indexes = self._hosted[key]
             del indexes[partition.index]
@@ -302,7 +338,9 @@ class Partitions:
         if partition.topic not in self._hosted:
             del self.traffic[partition.topic]
         partition.leads = False
-        self.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        gone = code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        self.deletions.give_up(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if gone else code)
+        self.give_up(partition, code)
         watch = self._watches.pop(partition)
         for entry in watch.fetches:
             entry.watched = None
@@ -322,6 +360,7 @@ class Partitions:
         """It leads in another epoch, or other replicas follow it: whoever fetches is to know at once."""
         watch = self._watches[partition]
         watch.tail.clear()
+        self.deletions.look(partition)
         for entry in watch.fetches:
             entry.changed()
         for follower in list(watch.followers):
@@ -342,6 +381,7 @@ class Partitions:
     def give_up(self, partition: Partition, code: ErrorCode) -> None:
         """This replica no longer leads: waiting fetches look again, waiting produces fail with `code`."""
         watch = self._watches[partition]
+        self.deletions.give_up(partition, code)
         self.role_changed(partition)
         for callback in [*watch.produces.take_all(), *watch.syncs.take_all(), *watch.writes.take_all()]:
             callback(KafkaError(code))
@@ -351,7 +391,10 @@ class Partitions:
         if isinstance(error, KafkaError):
             return error
         if isinstance(error, (OSError, CorruptLog)) and partition is not None:
-            self._fail(partition, error)
+            if is_exhaustion(error):
+                log.error("%s-%d: %s", partition.topic, partition.index, error)
+            else:
+                self._fail(partition, error)
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
         log.error("%s failed", partition, exc_info=error)
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -366,3 +409,5 @@ class Partitions:
             partition.offline = True
         if partition in self._watches:
             self.give_up(partition, ErrorCode.KAFKA_STORAGE_ERROR)
+        if isinstance(error, OSError):
+            self.on_disk_failure(partition.log.directory, error)

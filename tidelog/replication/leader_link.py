@@ -26,6 +26,7 @@ from tidelog.replication.follower import (
     truncation_offset,
 )
 from tidelog.replication.leader_bounds import ask_bounds
+from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -325,19 +326,21 @@ class LeaderLink:
                     self._held[followed] = None
                 if durability.is_wanted or durability.blocked_from >= 0:
                     self._fetchers.on_appended(partition)
-            partition.adopt(high_watermark, log_start_offset)
+            if partition.adopt(high_watermark, log_start_offset) and followed not in self._held:
+                self._mention(followed)  # the leader waits for it: DeleteRecords
             if partition.throttled_as_follower and records:
                 self._throttle(followed, len(records), high_watermark)
             if followed.failures:
                 followed.failures = 0
         except KafkaError as error:
-            if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
-                self._fetchers.failed(partition, error)
-                return
             _log.error("%s-%d: %s", partition.topic, partition.index, error)
             self._delay(followed)
         except (OSError, CorruptLog) as error:
-            self._fetchers.failed(partition, error)
+            if is_exhaustion(error):
+                _log.error("%s-%d: %s", partition.topic, partition.index, error)
+                self._delay(followed)
+            else:
+                self._fetchers.failed(partition, error)
 
     def _throttle(self, followed: Followed, size_bytes: int, high_watermark: int) -> None:
         """Fetch on only when the rate allows it; who has all that is committed is not held back."""

@@ -25,6 +25,12 @@ _OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", 0)
 _WRITE_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _WARM_STEP_BYTES = 512 * 1024
 _COPY_STEP_BYTES = 4 * 1024 * 1024
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """This process or machine has run out of something; it says nothing of the disk, and it passes."""
+    return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
 class DirectoryInUse(Exception):

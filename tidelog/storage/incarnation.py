@@ -32,3 +32,11 @@ def surviving_epoch(disk: Disk, directory: str, boot_id: str) -> int:
         return int(content["brokerEpoch"]) if content["bootId"] == boot_id else -1
     except (ValueError, KeyError, TypeError):
         return -1
+
+
+def remove_incarnation(disk: Disk, directory: str) -> None:
+    """Something written in this epoch may be lost: nobody is to speak for it. Where even this fails, so be it."""
+    try:
+        disk.remove(f"{directory}/{INCARNATION_FILE}")
+    except OSError:
+        pass

@@ -151,9 +151,9 @@ class PartitionLog:
     ) -> AppendInfo:
         """Check, stamp and append with one write. `batches` must be writable; it is stamped in place.
 
-        Raises KafkaError for what is refused, KAFKA_STORAGE_ERROR when the disk refuses, CorruptLog when the log is
-        lost. `from_client` False is for the node's own batches: control batches and several at once are allowed,
-        sequences are not checked.
+        Raises KafkaError for what is refused, OSError when the disk refuses (the log is as it was, but its directory
+        should not be used any more), CorruptLog when the log is lost. `from_client` False is for the node's own
+        batches: control batches and several at once are allowed, sequences are not checked.
         """
         first_offset = self.log_end_offset
         data, admitted = admit(batches, first_offset, leader_epoch, now_ms, self._rules, from_client)
@@ -241,8 +241,7 @@ class PartitionLog:
             segment.take_back_write()
         except OSError as second:
             self.failure = f"{self.directory}: {second} after {error}"
-            raise CorruptLog(self.failure) from error
-        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory}: {error}") from error
+        raise error
 
     def _roll_for(self, size_bytes: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
         if size_bytes > self._segment_bytes:
@@ -263,7 +262,7 @@ class PartitionLog:
         """Whole batches from the one that holds `offset`, stopping before `upper_offset`; empty at the bound.
 
         At most `max_bytes`, except that the first batch always comes whole if `min_one_batch`. Raises
-        OFFSET_OUT_OF_RANGE, ColdRead (warm it in a thread and ask again), CorruptLog.
+        OFFSET_OUT_OF_RANGE, ColdRead (warm it in a thread and ask again), CorruptLog, OSError.
         """
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise KafkaError(
@@ -274,19 +273,12 @@ class PartitionLog:
             return ReadResult([], 0, offset)
         try:
             return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
-        except (CorruptIndex, OSError) as error:
-            return self._read_again(error, offset, max_bytes, upper_offset, min_one_batch)
-
-    def _read_again(
-        self, error: Exception, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool
-    ) -> ReadResult:
+        except CorruptIndex as error:
+            self._mend(error)
         try:
-            if isinstance(error, CorruptIndex):
-                self._mend(error)
-                return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
-            raise error
-        except (CorruptIndex, OSError) as last:
-            raise CorruptLog(f"{self.directory}: {last}") from error
+            return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
+        except CorruptIndex as error:
+            raise CorruptLog(f"{self.directory}: {error}") from error
 
     def _mend(self, error: CorruptIndex) -> None:
         _log.warning("an index is rebuilt: %s", error)
@@ -347,12 +339,12 @@ class PartitionLog:
         return self.durability.begin(self.segments, self.leader_epochs, self.log_end_offset)
 
     def finish_flush(self, task: FlushTask, now_ms: int | None = None) -> None:
-        """Take over what the task synced. Raises CorruptLog when syncing failed: the device cannot be trusted."""
+        """Take over what the task synced. OSError when syncing failed: the device cannot be trusted any more."""
         try:
             self.durability.finish(task, self.log_end_offset, now_ms)
         except OSError as error:
             self.failure = f"{self.directory}: {error}"
-            raise CorruptLog(self.failure) from error
+            raise
         self._flush_at = self.durability.flush_at
 
     def flush(self) -> None:
@@ -394,7 +386,7 @@ class PartitionLog:
         return sealing.begin_close(self)
 
     def finish_close(self, task: FlushTask | None) -> None:
-        """Give back the files. Raises CorruptLog when the flush had failed."""
+        """Give back the files. OSError when the flush had failed."""
         try:
             if task is not None:
                 self.finish_flush(task)
@@ -409,9 +401,9 @@ class PartitionLog:
             task.run()
         self.finish_close(task)
 
-    def abandon(self) -> None:
-        """The log is being deleted: give back its files, sync nothing; a flush that runs may still be finished."""
-        self.failure = f"{self.directory} was deleted"
+    def abandon(self, why: str = "was deleted") -> None:
+        """Deleted, or out of reach: give back its files, sync nothing; a flush that runs may still be finished."""
+        self.failure = f"{self.directory} {why}"
         self.durability.abandon()
         if self.compaction is not None:
             self.compaction.abandon()

@@ -1,8 +1,9 @@
 """All logs of one log.dir: formatting and locking it, finding its partitions, checkpoints, the clean-shutdown marker.
 
-One instance per directory; which directory a partition goes to is the caller's choice. Invariants: the marker is gone,
-durably, before anything can be written; a segment's files are renamed only after the log start above it is
-checkpointed; a checkpoint never promises what is not on the device.
+One instance per directory; which directory a partition goes to is the caller's choice, and so is what follows from an
+OSError: `fail`, as a rule. Invariants: the marker is gone, durably, before anything can be written; a segment's files
+are renamed only after the log start above it is checkpointed; a checkpoint never promises what is not on the device;
+nothing is written after `fail`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class LogDirectory:
         self.directory_id = uuid_from_text(properties["directory.id"])
         self.logs: dict[TopicPartition, PartitionLog] = {}
         self.offline: dict[TopicPartition, str] = {}
-        """Partitions that could not be opened, and why."""
+        """Partitions whose logs are damaged beyond what a start can mend, and why."""
+        self.failure: str | None = None
+        """Why the directory is out of use, None while it is in use."""
         self._checkpoints = OffsetCheckpoints(disk, path)
         self._cleaned: dict[TopicPartition, int] = {}  # as last checkpointed
         self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
@@ -118,7 +121,7 @@ class LogDirectory:
     # Logs
 
     def load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> dict[TopicPartition, PartitionLog]:
-        """Open every partition; those that cannot be opened are in `offline`. `config_for` takes a topic name."""
+        """Open every partition; damaged ones are in `offline`. `config_for` takes a topic name. Raises OSError."""
         recovery_points = self._checkpoints.read(RECOVERY_POINT_FILE)
         log_starts = self._checkpoints.read(LOG_START_FILE)
         high_watermarks = self._checkpoints.read(HIGH_WATERMARK_FILE)
@@ -135,7 +138,8 @@ class LogDirectory:
             checkpoints = Checkpoints(log_starts.get(key, 0), recovery_points.get(key, 0))
             try:
                 log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms)
-            except (OSError, CorruptLog) as error:
+            except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+                # Something is wrong with these files; any other OSError speaks of the device.
                 _logger.error("%s-%d stays offline: %s", *key, error)
                 self.offline[key] = str(error)
                 continue
@@ -250,6 +254,20 @@ class LogDirectory:
 
     # Upkeep
 
+    def fail(self, why: str) -> None:
+        """The device refused. What is there stays as it is; a later start may find it better."""
+        if self.failure is not None:
+            return
+        self.failure = why
+        for log in self._all_logs():
+            log.abandon("is in a log directory that failed")
+        self.logs.clear()
+        self._doomed.clear()
+        self._lock.release()
+
+    def _all_logs(self) -> list[PartitionLog]:
+        return [*self.logs.values()] if self.metadata_log is None else [*self.logs.values(), self.metadata_log]
+
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
         self._checkpoints.write(self._offsets(also_unchanged=True))
@@ -260,7 +278,8 @@ class LogDirectory:
 
     def finish_checkpoints(self, task: CheckpointTask) -> None:
         """Put them in place, unless newer ones are there by now. Raises OSError when they could not be written."""
-        self._checkpoints.finish(task)
+        if self.failure is None:
+            self._checkpoints.finish(task)
 
     def _offsets(self, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
         logs = self.logs
@@ -294,9 +313,10 @@ class LogDirectory:
 
         Without `load` nothing is known of the logs: the checkpoints stay, and the marker comes back if it was there.
         """
-        logs = [*self.logs.values()] if self.metadata_log is None else [*self.logs.values(), self.metadata_log]
+        if self.failure is not None:
+            return
         try:
-            is_clean = self._close_logs(logs) and not self.offline
+            is_clean = self._close_logs(self._all_logs()) and not self.offline
             if self._is_loaded:
                 self.write_checkpoints()
             if is_clean and (self._is_loaded or self.was_clean):
@@ -321,7 +341,7 @@ class LogDirectory:
         for log, done in tasks:
             try:
                 log.finish_close(done)
-            except CorruptLog as error:
+            except (OSError, CorruptLog) as error:
                 is_clean = _not_closed(log, error)
             is_clean = is_clean and log.is_closed
         return is_clean

@@ -39,25 +39,29 @@ class ReadResult(NamedTuple):
 
 
 class ColdRead(Exception):
-    """The bytes are not in memory. Run `warm()` in a thread, then ask again."""
+    """The bytes are not in memory. Run `warm()` in a thread, with the file pinned meanwhile, then ask again."""
 
-    def __init__(self, file: File, position: int, size_bytes: int) -> None:
-        super().__init__(f"{size_bytes} bytes at {position} are not in memory")
+    def __init__(self, file: File, path: str, position: int, size_bytes: int) -> None:
+        super().__init__(f"{size_bytes} bytes at {position} of {path} are not in memory")
+        self.path = path
         self._file = file
         self._position = position
         self._size_bytes = size_bytes
 
+    def pin(self) -> None:
+        self._file.pin()
+
+    def unpin(self) -> None:
+        self._file.unpin()
+
     def warm(self) -> None:
-        """Read the range, waiting for the device as long as it takes. Errors surface when the caller asks again."""
+        """Read the range, waiting for the device as long as it takes. Raises OSError: asking again would not."""
         position, end = self._position, self._position + self._size_bytes
-        try:
-            while position < end:
-                data = self._file.read_at(min(_WARM_CHUNK_BYTES, end - position), position)
-                if not data:
-                    return
-                position += len(data)
-        except (OSError, ValueError):  # perhaps closed meanwhile
-            return
+        while position < end:
+            data = self._file.read_at(min(_WARM_CHUNK_BYTES, end - position), position)
+            if not data:
+                return
+            position += len(data)
 
 
 def read(segment: Segment, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
@@ -108,11 +112,11 @@ def _bytes(segment: Segment, start: int, length: int) -> Region:
     is_warm = start >= segment.warm_from and segment.size_bytes - start <= _SURELY_WARM_BYTES
     if length > MAP_ABOVE_BYTES:
         if not is_warm and not segment.file.is_warm(length, start):
-            raise ColdRead(segment.file, start, length)
+            raise ColdRead(segment.file, segment.path, start, length)
         return segment.view(start + length)[start : start + length]
     data = segment.file.read_at(length, start) if is_warm else segment.file.read_at_nowait(length, start)
     if data is None:
-        raise ColdRead(segment.file, start, length)
+        raise ColdRead(segment.file, segment.path, start, length)
     if len(data) != length:
         raise OSError(5, f"{length} bytes at {start} should be there, {len(data)} are", segment.path)
     return data
@@ -201,7 +205,7 @@ def _chunk(segment: Segment, file: File, position: int, size: int, wait: bool) -
         return file.read_at(length, position)
     data = file.read_at_nowait(length, position)
     if data is None:
-        raise ColdRead(file, position, length)
+        raise ColdRead(file, segment.path, position, length)
     return data
 
 

@@ -88,7 +88,7 @@ async def test_logs_that_the_metadata_does_not_know_are_kept_aside(
     await node.stop()
     shutil.rmtree(tmp_path / "data" / "__cluster_metadata-0")
     node = await start_node(**{"log.segment.delete.delay.ms": "0"})
-    node.node._broker._hosting._look_after()
+    node.node._broker._upkeep.look_after()
     wire = await node.connect()
     await wire.create_topic("t")
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == []
@@ -144,7 +144,7 @@ async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_repla
     node = await start_node()
     wire = await node.connect()
     await wire.create_topic("t")
-    hosting, directory = node.node._broker._hosting, node.node._directories[0]
+    upkeep, directory = node.node._broker._upkeep, node.node._directories.metadata
     written, threads = asyncio.Event(), set()
     real = CheckpointTask.run
 
@@ -155,7 +155,7 @@ async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_repla
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(CheckpointTask, "run", run)
-    hosting._checkpoint()
+    upkeep.checkpoint()
     await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
     directory.write_checkpoints()
     await asyncio.wait_for(written.wait(), 5)
@@ -165,8 +165,8 @@ async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_repla
     assert "t 0 1" in high_watermarks.read_text(), "the older one came later"
     await wire.call(produce("t", make_batch(b"b")), 9, ProduceResponse)
     written.clear()
-    hosting._checkpoint()
+    upkeep.checkpoint()
     await asyncio.wait_for(written.wait(), 5)
     await asyncio.sleep(0.02)
     assert "t 0 2" in high_watermarks.read_text()
-    assert not hosting._checkpointing
+    assert not upkeep._checkpointing

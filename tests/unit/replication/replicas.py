@@ -19,9 +19,11 @@ from tests.simulation.simulated_disk import SimulatedDisk
 from tidelog.broker.apis import fetch, list_offsets, produce
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.hosting import Hosting
+from tidelog.broker.log_directories import LogDirectories
 from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.partitions import Partitions
 from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.upkeep import Upkeep
 from tidelog.protocol.batch_builder import encode_batch
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from tidelog.protocol.messages.list_offsets import (
@@ -243,9 +245,17 @@ class ReplicaNode:
             on_failed=self.partitions.failed,
             on_appended=self.partitions.flush_if_due,
         )
+        self.broken: list[Exception] = []
+        self.directories = LogDirectories(config, disk, loop, self.broken.append)
+        self.directories.online.append(self.directory)
+        self.partitions.on_disk_failure = self.directories.failed_at
         self.hosting = Hosting(
-            node_id, config, [self.directory], self.partitions, loop, self.clock_ms, lambda partition, leads: None,
-            lambda work: loop.run_in_executor(None, work), fetchers=self.fetchers,
+            node_id, config, self.directories, self.partitions, loop, self.clock_ms, lambda partition, leads: None,
+            fetchers=self.fetchers,
+        )  # fmt: skip
+        self.upkeep = Upkeep(
+            config, self.directories, self.partitions, loop, self.clock_ms,
+            lambda work: loop.run_in_executor(None, work),
         )  # fmt: skip
         self.services: Any = SimpleNamespace(
             partitions=self.partitions, clock_ms=self.clock_ms, image=lambda: cluster.image, node_id=node_id,
@@ -391,6 +401,7 @@ class Replicas:
             self.start(each)
         for node in self.nodes.values():
             node.hosting.start()
+            node.upkeep.start()
         self.loop.settle()
 
     def add_topic(self, topic_id: bytes, name: str, count: int) -> TopicImage:
@@ -433,6 +444,7 @@ class Replicas:
         """Kill the process; with `power` what its disk had not synced may be lost too."""
         node = self.nodes.pop(node_id)
         node.fetchers.close()
+        node.upkeep.close()
         node.hosting.close()
         if power:
             node.disk.lose_power()

@@ -140,7 +140,11 @@ class QuorumService:
             try:
                 return answer._replace(records=node.log.records_from(ask.end_offset, bytes_max))
             except ColdRead as cold:
-                await node.run_in_executor(cold.warm)
+                try:
+                    await node.run_in_executor(cold.warm)
+                except OSError as error:
+                    node.fail(error)
+                    break
             answer = leading.answer_fetch(node.raft, ask)
             if answer.error or answer.diverging is not None or answer.snapshot is not None:
                 break

@@ -1,0 +1,89 @@
+"""The logs that a start finds in the log directories, until each is claimed by the metadata or set aside.
+
+A replica may be found twice: its directory was out of reach for a while and the replica was made anew in another, or
+the process ended while it was moved. The one where the metadata places it counts. Invariant: what the metadata does
+not claim is kept under another name, never deleted, and never served.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidelog.storage.log import CorruptLog
+
+if TYPE_CHECKING:
+    from tidelog.broker.log_directories import LogDirectories
+    from tidelog.storage.log import PartitionLog
+    from tidelog.storage.log_config import LogConfig
+    from tidelog.storage.log_directory import LogDirectory
+
+log = logging.getLogger("tidelog.hosting")
+
+Key = tuple[str, int]
+Found = tuple["LogDirectory", "PartitionLog"]
+
+
+class FoundLogs:
+    def __init__(self, directories: LogDirectories) -> None:
+        self._directories = directories
+        self._found: dict[Key, list[Found]] = {}
+        self.damaged: dict[Key, LogDirectory] = {}
+        """Replicas whose logs cannot be opened though their directory can be read."""
+        self.failures: list[tuple[LogDirectory, OSError]] = []
+        """Directories that could not be read whole: they are to be taken offline."""
+
+    def load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> None:
+        """Open every log, recovering those of an unclean stop. Blocking: on a thread, before anything is served."""
+        for directory in self._directories:
+            try:
+                for key, found in directory.load(config_for, now_ms).items():
+                    if found.flush_due:
+                        # What a kill left behind was readable before it: sync it now, or it waits for the next append.
+                        found.flush()
+                    self._found.setdefault(key, []).append((directory, found))
+            except (OSError, CorruptLog) as error:
+                cause = error if isinstance(error, OSError) else OSError(str(error))
+                self.failures.append((directory, cause))
+            self.damaged.update(dict.fromkeys(directory.offline, directory))
+
+    def forget(self, directory: LogDirectory) -> None:
+        """It has failed meanwhile."""
+        for key, found in list(self._found.items()):
+            self._found[key] = [each for each in found if each[0] is not directory]
+
+    def claim(self, key: Key, topic_id: bytes, directory_id: bytes) -> Found | None:
+        """The log of this replica, which the metadata places in this directory, or in one that it does not know."""
+        candidates = self._found.get(key, [])
+        for each in candidates:
+            if each[1].topic_id is None and len(candidates) == 1:
+                each[0].set_topic_id(*key, topic_id)  # a loss of power took the file, not the records
+        own = [each for each in candidates if each[1].topic_id in (topic_id, bytes(16))]
+        if not own:
+            return None
+        claimed = next((each for each in own if each[0].directory_id == directory_id), own[0])
+        candidates.remove(claimed)
+        return claimed
+
+    def delete_others(self, key: Key, topic_id: bytes, now_ms: int) -> None:
+        """Logs of topics that were deleted and made again with the same name while this node was away."""
+        for each in list(self._found.get(key, [])):
+            directory, found = each
+            if found.topic_id not in (topic_id, bytes(16), None):
+                directory.delete_log(*key, now_ms)
+                self._found[key].remove(each)
+
+    def set_rest_aside(self) -> None:
+        """Topics deleted, or replicas moved away, while this node was not there to see it."""
+        for key, found in self._found.items():
+            for directory, _ in found:
+                if not self._directories.is_usable(directory):
+                    continue
+                try:
+                    where = directory.set_aside(*key)
+                except OSError as error:
+                    self._directories.failed(directory, error)
+                else:
+                    log.warning("the metadata does not place %s-%d here: it is kept as %s", *key, where)
+        self._found.clear()

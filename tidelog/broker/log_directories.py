@@ -1,0 +1,203 @@
+"""The log directories of a node: which are open, which are offline, and what happens when one fails.
+
+Kafka's LogDirFailureChannel with what LogManager and ReplicaManager make of it. An error of the device, wherever it is
+met, takes its whole directory offline for good; the node goes on with the others, and ends when none is left or the
+metadata is in it. Invariant: a directory fails once, never in the middle of what met the error, and nothing is written
+to it any more. What its partitions and the controller make of it is the listeners' business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tidelog.broker.config import ConfigError
+from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
+from tidelog.storage.disk import is_exhaustion
+from tidelog.storage.incarnation import remove_incarnation, surviving_epoch, write_incarnation
+from tidelog.storage.log_directory import LogDirectory
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tidelog.broker.config import NodeConfig
+    from tidelog.storage.disk import Disk
+
+log = logging.getLogger("tidelog.directories")
+
+
+class NoDirectoryLeft(OSError):
+    """The node cannot go on without the directory that has failed; the text is fit to be shown."""
+
+
+class LogDirectories:
+    """`on_fatal` is told when the node cannot go on; `on_offline` are told of each directory that failed, in order."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        disk: Disk,
+        loop: asyncio.AbstractEventLoop,
+        on_fatal: Callable[[Exception], None],
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._loop = loop
+        self._on_fatal = on_fatal
+        self.on_offline: list[Callable[[LogDirectory], None]] = []
+        self._home_paths = list(dict.fromkeys(map(str, config.log_dirs)))
+        self.online: list[LogDirectory] = []
+        """Every open one; first that of the metadata, which may be for metadata alone."""
+        self.offline: dict[str, str] = {}
+        """Path -> why, of those that could not be opened or have failed."""
+        self._known_ids: list[bytes] = []
+        self._failing: set[LogDirectory] = set()
+
+    def __iter__(self) -> Iterator[LogDirectory]:
+        """Those that can be used."""
+        return iter([directory for directory in self.online if self.is_usable(directory)])
+
+    def is_usable(self, directory: LogDirectory) -> bool:
+        return directory.failure is None and directory not in self._failing
+
+    # ------------------------------------------------------------------------------------------------------ start, stop
+
+    def open(self) -> None:
+        """Open what can be opened. Raises ConfigError, ForeignDirectory, DirectoryInUse, OSError.
+
+        A directory that cannot be read or written is offline from the start, unless the metadata is in it, or no other
+        is left for topics.
+        """
+        config, disk = self._config, self._disk
+        metadata_path = str(config.metadata_log_dir)
+        if not config.is_alone and not disk.exists(f"{metadata_path}/meta.properties"):
+            # Each would invent a cluster of its own.
+            raise ConfigError(f"{metadata_path} is not formatted: `tidelog format` gives all nodes the same cluster id")
+        cluster_id: str | None = None
+        for path in dict.fromkeys((metadata_path, *self._home_paths)):
+            try:
+                directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id)
+            except OSError as error:
+                if path == metadata_path:
+                    raise
+                log.error("log directory %s is offline: %s", path, error)
+                self.offline[path] = str(error)
+            else:
+                cluster_id = directory.cluster_id
+                self.online.append(directory)
+        self._known_ids = [directory.directory_id for directory in self.homes]
+        if config.is_broker and not self.homes:
+            reasons = ", ".join(f"{path}: {self.offline[path]}" for path in self._home_paths)
+            raise NoDirectoryLeft(f"none of the log directories can be used: {reasons}")
+
+    def close(self, broker_epoch: int) -> None:
+        """Leave a clean end where there is one."""
+        for directory in self._failing:
+            directory.fail("it failed at the very end")
+        for directory in self.online:
+            try:
+                # A start that came to nothing changes nothing: the last clean stop is still the last.
+                directory.close(broker_epoch if broker_epoch >= 0 else directory.clean_broker_epoch)
+            except OSError as error:
+                log.error("%s did not close cleanly: %s", directory.path, error)
+
+    # ---------------------------------------------------------------------------------------------------- what there is
+
+    @property
+    def metadata(self) -> LogDirectory:
+        return self.online[0]
+
+    @property
+    def cluster_id(self) -> str:
+        return self.online[0].cluster_id
+
+    @property
+    def home_paths(self) -> list[str]:
+        """Where topics may be, online or not."""
+        return self._home_paths
+
+    @property
+    def homes(self) -> list[LogDirectory]:
+        """The usable ones that take topics: not the one for metadata alone, where there is one."""
+        return [directory for directory in self if directory.path in self._home_paths]
+
+    @property
+    def known_ids(self) -> list[bytes]:
+        """Those a registration names: also of homes that have failed since, so that the controller hears what went."""
+        return self._known_ids
+
+    def home_at(self, path: str) -> LogDirectory | None:
+        """The usable one with that path."""
+        return next((directory for directory in self.homes if directory.path == path), None)
+
+    def may_be_offline(self, directory_id: bytes) -> bool:
+        """Whether a replica that the metadata places in this directory may be in one that is out of reach."""
+        if directory_id in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+            return False
+        homes = self.homes
+        return len(homes) < len(self._home_paths) and all(each.directory_id != directory_id for each in homes)
+
+    # ------------------------------------------------------------------------------------------------------- the epochs
+
+    def clean_epoch(self, boot_id: str) -> int:
+        """The epoch of the last process if all that it wrote is there: it stopped cleanly, or the machine ran on.
+
+        Else -1 (KIP-966), and always where a directory is missing.
+        """
+        if self.offline:
+            return -1
+        if all(directory.was_clean for directory in self.online):
+            return max(directory.clean_broker_epoch for directory in self.online)
+        survived = {surviving_epoch(self._disk, directory.path, boot_id) for directory in self.online}
+        return survived.pop() if len(survived) == 1 else -1
+
+    def write_incarnations(self, epoch: int, boot_id: str) -> None:
+        """This process writes from now on, in this broker epoch."""
+        for directory in self.online:
+            try:
+                write_incarnation(self._disk, directory.path, epoch, boot_id)
+            except OSError as error:
+                self.failed(directory, error)
+
+    # ---------------------------------------------------------------------------------------------------------- failing
+
+    def failed_at(self, path: str, error: OSError) -> None:
+        """An error of the device was met with this file or directory."""
+        for directory in list(self.online):
+            if path == directory.path or path.startswith(directory.path + "/"):
+                self.failed(directory, error)
+
+    def failed(self, directory: LogDirectory, error: OSError) -> None:
+        """The same for a whole directory. It goes offline as soon as what is under way has returned."""
+        if is_exhaustion(error) or directory in self._failing or directory.failure is not None:
+            return
+        self._failing.add(directory)
+        log.error("log directory %s has failed: %s", directory.path, error)
+        self._loop.call_soon(self._take_offline, directory, str(error))
+
+    def failed_at_start(self, directory: LogDirectory, error: OSError) -> None:
+        """The same before anybody uses it."""
+        log.error("log directory %s cannot be read: %s", directory.path, error)
+        self._take_offline(directory, str(error))
+
+    def _take_offline(self, directory: LogDirectory, why: str) -> None:
+        self._failing.add(directory)
+        for each in self.online:
+            # What it had written may be lost: the next process must not speak for this one's epoch.
+            remove_incarnation(self._disk, each.path)
+        is_metadata = directory is self.metadata
+        self.offline[directory.path] = why
+        if not is_metadata:
+            self.online.remove(directory)
+        if is_metadata or not self.homes:
+            what = "it holds the metadata" if is_metadata else "it was the last one"
+            message = f"this node cannot go on without log directory {directory.path}, {what}: {why}"
+            log.critical(message)
+            directory.fail(why)
+            self._on_fatal(NoDirectoryLeft(message))
+            return
+        for listener in self.on_offline:
+            listener(directory)
+        directory.fail(why)
+        self._failing.discard(directory)

@@ -1,0 +1,95 @@
+"""What the logs of a node want done from time to time: checkpoints, retention, flushes by time, a look at the ISRs.
+
+When each is due comes from the configuration; what is done is the logs' and the partitions' own. Invariant: one
+checkpoint task of a directory at a time, and an error of the device is its directory's, not the upkeep's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidelog.broker.config import NodeConfig
+    from tidelog.broker.log_directories import LogDirectories
+    from tidelog.broker.partitions import Partitions
+    from tidelog.storage.checkpoints import CheckpointTask
+    from tidelog.storage.log_directory import LogDirectory
+
+RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
+
+
+class Upkeep:
+    def __init__(
+        self,
+        config: NodeConfig,
+        directories: LogDirectories,
+        partitions: Partitions,
+        loop: asyncio.AbstractEventLoop,
+        clock_ms: Callable[[], int],
+        run_in_executor: RunInExecutor,
+    ) -> None:
+        self._config = config
+        self._directories = directories
+        self._partitions = partitions
+        self._loop = loop
+        self._clock_ms = clock_ms
+        self._run_in_executor = run_in_executor
+        self._checkpointing: set[LogDirectory] = set()
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+
+    def start(self) -> None:
+        self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self.checkpoint)
+        self._every(self._config.integer("log.retention.check.interval.ms"), self.look_after)
+        self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
+            work()
+
+        self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
+
+    def checkpoint(self) -> None:
+        """On a thread, but for the start and the end of it: the device may take its time."""
+        for directory in self._directories:
+            if directory not in self._checkpointing:
+                self._checkpointing.add(directory)
+                task = directory.begin_checkpoints()
+                written = self._run_in_executor(task.run)
+                written.add_done_callback(partial(self._checkpointed, directory, task))
+
+    def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
+        self._checkpointing.discard(directory)
+        try:
+            directory.finish_checkpoints(task)
+        except OSError as error:
+            self._directories.failed(directory, error)
+
+    def _check_isrs(self) -> None:
+        for partition in self._partitions.hosted():
+            partition.check_isr()
+            self._partitions.look_for_followers(partition)
+
+    def look_after(self) -> None:
+        """Retention, flushes by time and what else the logs want done from time to time."""
+        now_ms = self._clock_ms()
+        hosted = list(self._partitions.hosted())
+        log_starts = [partition.log.log_start_offset for partition in hosted]
+        for directory in self._directories:
+            try:
+                directory.maintain(now_ms)
+            except OSError as error:
+                self._directories.failed(directory, error)
+        for partition, log_start_offset in zip(hosted, log_starts):
+            if partition.log.log_start_offset != log_start_offset:
+                self._partitions.touch(partition)
+            if partition.log.flush_due:
+                self._partitions.flush(partition)
