@@ -62,7 +62,7 @@ class CleanedBatch(NamedTuple):
 
 
 class BatchFilter:
-    """`now_ms`: when the cleaning began. `last_of_producers`: producer id -> its last batch, of those that are known."""
+    """`now_ms`: when the cleaning began. `last_of_producers`: producer id -> its last batch, of all that are known."""
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class BatchFilter:
         drop_tombstones = header.has_delete_horizon and header.base_timestamp <= self._now_ms
         kept = self._keys.keep(section, header, drop_tombstones)
         self.stats.keyless += kept.keyless
-        if not kept.count:
+        if not kept.records:
             return self._without_records(header, is_last)
-        self.stats.messages_kept += kept.count
+        self.stats.messages_kept += kept.records
         needs_horizon = kept.has_tombstone and not header.has_delete_horizon
-        if kept.count == header.record_count and not needs_horizon:
+        if kept.records == header.record_count and not needs_horizon:
             return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
         return self._rewritten(section, header, kept, needs_horizon)
 
@@ -159,7 +159,7 @@ class BatchFilter:
             attributes=attributes,
             base_timestamp=base_timestamp,
             max_timestamp=max_timestamp,
-            record_count=kept.count,
+            record_count=kept.records,
         )
         return CleanedBatch(_batch(left, records), header.last_offset, max_timestamp)
 

@@ -26,11 +26,11 @@ Run = tuple[int, int]
 
 
 class KeptRecords(NamedTuple):
-    """What is left of a batch: `runs` are the spans of its record section that stay, `count` records with
-    `max_timestamp` (-1 without any). `has_tombstone`: one of those has no value. `keyless`: dropped for lack of a key."""
+    """What is left of a batch: `runs` are the spans of its record section that stay, with so many `records`, the newest
+    of `max_timestamp` (-1 without any). `has_tombstone`: one has no value. `keyless`: dropped for lack of a key."""
 
     runs: list[Run]
-    count: int
+    records: int
     max_timestamp: int
     has_tombstone: bool
     keyless: int

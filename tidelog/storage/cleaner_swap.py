@@ -1,4 +1,4 @@
-"""Putting a cleaned segment in the place of those it was made from, so that a crash at any point leaves one or the other.
+"""Putting a cleaned segment in the place of those it was made from, so that a crash leaves the one or the others.
 
 The order is Kafka's (LocalLog.replaceSegments), with the directory synced in between, because a loss of power may keep
 any part of the renames that were not: the cleaned files are on the device under `.cleaned`; all of them become `.swap`,

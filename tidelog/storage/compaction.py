@@ -8,15 +8,15 @@ and whoever cuts or closes the log gives up its cleaning first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tidelog.protocol import compression as codecs
+from tidelog.protocol.control_batches import ControlRecordType, control_record_type
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.record_batch import HEADER_SIZE, BatchHeader, CorruptRecord, check_crc, read_header
 from tidelog.protocol.records import decode_batch, record_section
-from tidelog.protocol import compression as codecs
-from tidelog.protocol.control_batches import ControlRecordType, control_record_type
 from tidelog.storage import lookup
 from tidelog.storage.cleaner_choice import CleanableRange, CleanerSegment, cleanable_range, first_dirty, groups
 from tidelog.storage.cleaner_filter import BatchFilter, CleanedBatch, LastOfProducer
@@ -191,7 +191,7 @@ class Compaction:
         except (OSError, KafkaError, CleaningFailed) as error:
             self.error = error
 
-    def _whole(self) -> Iterator[None]:
+    def _whole(self) -> Generator[None]:
         yield from self._note_keys()
         self.cleaned_offset = self._keys.latest_offset + 1
         cleaned = [segment for segment in self._segments if segment.base_offset < self.cleaned_offset]
@@ -320,7 +320,7 @@ def _batches_in(data: memoryview) -> tuple[list[tuple[int, BatchHeader]], int]:
 
 
 def _size_of_first(data: memoryview, left: int, path: str) -> int:
-    """Of the batch at the start of `data`, which is not whole there. Raises where it is not whole in the file either."""
+    """Of the batch that begins `data` and is not whole in it. Raises where it is not whole in the file either."""
     size = read_header(data).size_bytes
     if size > left or size <= len(data):
         raise CorruptRecord(f"a batch of {size} bytes where {left} are left in {path}")

@@ -85,7 +85,7 @@ class Segments:
         self.condemned = waiting
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Put one segment in the place of those next to each other that it was made from; their files are the caller's."""
+        """Put one segment in the place of the neighbours it was made from; their files are the caller's."""
         at = self._bases.index(old[0].base_offset)
         assert self._list[at : at + len(old)] == old, (self._bases, old)
         assert new.base_offset == old[0].base_offset, (new, old)
