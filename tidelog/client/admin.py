@@ -1,4 +1,4 @@
-"""The administrator's client: topics, configurations, offsets; `admin_cluster` has what is asked of the cluster itself.
+"""The administrator's client: topics, configurations, records; `admin_cluster` and `admin_groups` have the rest.
 
 Requests go to any broker, the controller's through it, a partition's to its leader, a group's to its coordinator.
 Invariant: what a cluster refuses is a KafkaError naming what was refused; what may pass (a leader being elected, a
@@ -12,14 +12,13 @@ from typing import Any
 
 from tidelog.client.admin_base import check
 from tidelog.client.admin_cluster import ClusterAdmin
-from tidelog.client.coordinator import Coordinator
+from tidelog.client.admin_groups import GroupAdmin
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
     ConfigEntry,
     NewTopic,
-    OffsetAndMetadata,
     OffsetAndTimestamp,
     PartitionDescription,
     TopicDescription,
@@ -55,7 +54,7 @@ _BROKER_RESOURCE = 4
 _SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
-class Admin(ClusterAdmin):
+class Admin(ClusterAdmin, GroupAdmin):
     """Manages a cluster. Options are Kafka's admin configuration with underscores.
 
     async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:
@@ -240,13 +239,6 @@ class Admin(ClusterAdmin):
 
         await self._until(attempt)
         return left
-
-    async def list_consumer_group_offsets(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed, everywhere or for these partitions; those without an offset are left out."""
-        coordinator = Coordinator(await self._reach(), group_id)
-        return await coordinator.committed(partitions, self._config.default_api_timeout_ms, require_stable=False)
 
 
 def _creatable(topic: Any) -> CreatableTopic:

@@ -11,33 +11,29 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from tidelog.client import admin, consumer, producer
+from tidelog.client import consumer, producer
 from tidelog.client.accumulator import Headers
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
 from tidelog.client.consumer import Offsets
 from tidelog.client.loop_thread import Twin
 from tidelog.client.model import (
-    ClusterDescription,
-    ConfigEntry,
     ConsumerRecord,
-    NewTopic,
     OffsetAndMetadata,
     OffsetAndTimestamp,
     PartitionDescription,
-    PartitionReassignment,
-    QuorumDescription,
     RecordMetadata,
-    TopicDescription,
     TopicPartition,
 )
 from tidelog.client.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
 from tidelog.client.subscription import RebalanceListener
-from tidelog.protocol.errors import KafkaError
+from tidelog.client.sync_admin import Admin
+
+__all__ = ["Admin", "Consumer", "Producer", "RawReader"]
 
 log = logging.getLogger(__name__)
 
@@ -260,84 +256,6 @@ class Consumer(Twin):
 
     def topics(self) -> set[str]:
         return self._run(self._consumer.topics)
-
-
-class Admin(Twin):
-    """`tidelog.Admin`, blocking."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self._admin = admin.Admin(**options)
-
-    def start(self) -> None:
-        self._run(self._admin.start)
-
-    def close(self) -> None:
-        self._end(self._admin.close)
-
-    def create_topics(self, topics: Iterable[NewTopic], **how: Any) -> dict[str, bytes]:
-        return self._run(lambda: self._admin.create_topics(topics, **how))
-
-    def delete_topics(self, names: Iterable[str], **how: Any) -> None:
-        self._run(lambda: self._admin.delete_topics(names, **how))
-
-    def list_topics(self, *, include_internal: bool = False) -> list[str]:
-        return self._run(lambda: self._admin.list_topics(include_internal=include_internal))
-
-    def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
-        return self._run(lambda: self._admin.describe_topics(names))
-
-    def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
-        return self._run(lambda: self._admin.describe_cluster(include_fenced=include_fenced))
-
-    def unregister_broker(self, broker_id: int) -> None:
-        self._run(lambda: self._admin.unregister_broker(broker_id))
-
-    def create_partitions(self, counts: Mapping[str, int], **how: Any) -> None:
-        self._run(lambda: self._admin.create_partitions(counts, **how))
-
-    def elect_leaders(
-        self, partitions: Iterable[TopicPartition] | None = None, **how: Any
-    ) -> dict[TopicPartition, KafkaError | None]:
-        return self._run(lambda: self._admin.elect_leaders(partitions, **how))
-
-    def alter_partition_reassignments(
-        self, targets: Mapping[TopicPartition, Sequence[int] | None], **how: Any
-    ) -> dict[TopicPartition, KafkaError | None]:
-        return self._run(lambda: self._admin.alter_partition_reassignments(targets, **how))
-
-    def list_partition_reassignments(
-        self, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, PartitionReassignment]:
-        return self._run(lambda: self._admin.list_partition_reassignments(partitions))
-
-    def incremental_alter_configs(self, **what: Any) -> None:
-        self._run(lambda: self._admin.incremental_alter_configs(**what))
-
-    def describe_quorum(self) -> QuorumDescription:
-        return self._run(self._admin.describe_quorum)
-
-    def add_raft_voter(self, node_id: int, directory_id: bytes, endpoints: Iterable[tuple[str, str, int]]) -> None:
-        self._run(lambda: self._admin.add_raft_voter(node_id, directory_id, endpoints))
-
-    def remove_raft_voter(self, node_id: int, directory_id: bytes) -> None:
-        self._run(lambda: self._admin.remove_raft_voter(node_id, directory_id))
-
-    def describe_configs(self, **what: Any) -> dict[str | int, dict[str, ConfigEntry]]:
-        return self._run(lambda: self._admin.describe_configs(**what))
-
-    def list_offsets(
-        self, partitions: Mapping[TopicPartition, int | str], *, isolation_level: str = "read_uncommitted"
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        return self._run(lambda: self._admin.list_offsets(partitions, isolation_level=isolation_level))
-
-    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return self._run(lambda: self._admin.delete_records(offsets))
-
-    def list_consumer_group_offsets(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        return self._run(lambda: self._admin.list_consumer_group_offsets(group_id, partitions))
 
 
 class RawReader(Twin):
