@@ -58,6 +58,10 @@ class GroupPorts:
                 yield memoryview(region)
             offset = result.next_offset
 
+    def high_watermark(self, topic: str, partition: int) -> int | None:
+        found = self._partitions.find(topic, partition)
+        return None if found is None else found.high_watermark
+
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return self._loop.call_later(delay_ms / 1000, callback)
 

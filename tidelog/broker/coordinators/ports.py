@@ -28,6 +28,9 @@ class Ports(Protocol):
     def read_log(self, partition: int) -> Iterator[memoryview]:
         """The partition's log from its start to its end: whole batches, some at a time."""
 
+    def high_watermark(self, topic: str, partition: int) -> int | None:
+        """Of any partition that this node has a replica of."""
+
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> TimerHandle: ...
 
     def now_ms(self) -> int:

@@ -44,6 +44,7 @@ class FakePorts:
         self.logs: dict[int, list[bytearray]] = {}
         self.end_offsets: dict[int, int] = {}
         self.high_watermarks: dict[int, int] = {}
+        self.topic_ends: dict[tuple[str, int], int] = {}
         self.refuse_appends: KafkaError | None = None
         self.time_ms = 1_000_000
         self.wall_ahead_ms = 1_700_000_000_000
@@ -98,6 +99,9 @@ class FakePorts:
     def read_log(self, partition: int) -> Iterator[memoryview]:
         for batch in list(self.logs.get(partition, [])):
             yield memoryview(batch)
+
+    def high_watermark(self, topic: str, partition: int) -> int | None:
+        return self.topic_ends.get((topic, partition))
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Handle:
         assert delay_ms >= 0

@@ -136,3 +136,14 @@ def test_states_are_asked_for_in_any_spelling():
     world = World()
     world.stable("reads")
     assert [each.group_id for each in world.service.list_groups([" sTable "], [])] == ["reads"]
+
+
+def test_lags_are_told_of_partitions_that_are_here():
+    world = World(partitions=4)
+    world.ports.topic_ends = {("t", 0): 10, ("t", 1): 3, ("u", 0): 5}
+    world.commit("a", {("t", 0): 4, ("t", 1): 7, ("elsewhere", 0): 1})
+    world.commit("b", {("u", 0): 5})
+    assert sorted(world.service.lags()) == [("a", "t", 0, 6), ("a", "t", 1, 0), ("b", "u", 0, 0)]
+    assert len(list(world.service.lags(limit=2))) == 2
+    world.service.on_partition_resigned(world.service.partition_for("b"))
+    assert ("b", "u", 0, 0) not in list(world.service.lags())

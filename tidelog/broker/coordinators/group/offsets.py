@@ -69,6 +69,13 @@ class OffsetStore:
     def of_group(self, group_id: str) -> TopicOffsets:
         return self._groups.get(group_id, {})
 
+    def positions(self) -> Iterator[tuple[str, str, int, int]]:
+        """(group, topic, partition, offset) of everything that is committed."""
+        for group_id, topics in self._groups.items():
+            for topic, partitions in topics.items():
+                for index, entry in partitions.items():
+                    yield group_id, topic, index, entry.offset
+
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
         return any(
             partition in pending.get(group_id, {}).get(topic, ()) for pending in self._pending.values() if pending

@@ -8,7 +8,7 @@ Kafka finds the same groups in the same log. Source: Kafka's `GroupCoordinatorSe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ TOPIC = "__consumer_offsets"
 PROTOCOL_NAMED_FROM = 5  # SyncGroup says protocol type and name
 LEAVE_MANY_FROM = 3
 NULL_PROTOCOL_FROM = 7  # JoinGroup
+LAGS_MAX = 10_000
 
 
 class GroupCoordinatorService:
@@ -51,6 +52,7 @@ class GroupCoordinatorService:
     ) -> None:
         self.config = config
         self._partition_count = partition_count
+        self._ports = ports
         self._runtime: CoordinatorRuntime[GroupCoordinator] = CoordinatorRuntime(
             "group coordinator",
             ports,
@@ -181,6 +183,21 @@ class GroupCoordinatorService:
             for group in self._runtime.read(partition, lambda coordinator: coordinator.list_groups(states, types))
         ]
 
+    def lags(self, limit: int = LAGS_MAX) -> Iterator[tuple[str, str, int, int]]:
+        """(group, topic, partition, records not read), for the groups coordinated here and the partitions of which this
+        node has a replica; no more than `limit`. To be walked through in one turn of the loop.
+        """
+        left = limit
+        for shard in self._runtime.active_partitions():
+            for group_id, topic, partition, offset in self._runtime.read(shard, _positions):
+                end = self._ports.high_watermark(topic, partition)
+                if end is None:
+                    continue
+                if not left:
+                    return
+                left -= 1
+                yield group_id, topic, partition, max(end - offset, 0)
+
     def delete_group(self, context: RequestContext, group_id: str) -> DeletableGroupResult | Deferred:
         answer: DeletableGroupResult | Deferred = self._runtime.submit(
             self.partition_for(group_id),
@@ -208,6 +225,10 @@ class GroupCoordinatorService:
 
 def _describe(group_id: str, api_version: int, coordinator: GroupCoordinator) -> DescribedGroup:
     return coordinator.describe_group(group_id, api_version)
+
+
+def _positions(coordinator: GroupCoordinator) -> Iterator[tuple[str, str, int, int]]:
+    return coordinator.offsets.positions()
 
 
 def caller_of(context: RequestContext, token: int) -> Caller:
