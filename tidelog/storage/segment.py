@@ -208,8 +208,9 @@ class Segment:
 
     def take_back_write(self) -> None:
         """After a failed write: nothing of it may stay behind the end. OSError when even that fails."""
-        self.file.truncate(self.size_bytes)
-        self.file.sync()
+        if self._file is not None:  # else it could not be opened, and nothing was written
+            self._file.truncate(self.size_bytes)
+            self._file.sync()
 
     def forget_recent(self) -> None:
         self.recent_offsets = array("q")

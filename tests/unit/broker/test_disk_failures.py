@@ -1,0 +1,358 @@
+"""A device that refuses takes its log directory with it, whole and for good; the node serves the rest of it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.conftest import RunningNode
+from tests.unit.broker.faulty_disk import FaultyDisk
+from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tidelog.broker.config import NodeConfig
+from tidelog.broker.log_directories import NoDirectoryLeft
+from tidelog.broker.node import Node
+from tidelog.broker.node_ports import os_ports
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidelog.protocol.messages.produce import ProduceResponse
+
+MakeBatch = Callable[..., bytes]
+Start = Callable[..., Coroutine[Any, Any, RunningNode]]
+STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+@pytest.fixture
+async def start(disk: FaultyDisk, tmp_path: Path, homes: list[Path]) -> AsyncIterator[Start]:
+    """A node with its metadata in a directory of its own, and two for topics."""
+    running: list[RunningNode] = []
+
+    async def start(**config: str) -> RunningNode:
+        settings = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": ",".join(map(str, homes)),
+            "metadata.log.dir": str(tmp_path / "metadata"),
+            "offsets.topic.num.partitions": "2",
+        }
+        node = Node(NodeConfig(settings | config), replace(os_ports(), disk=disk))
+        try:
+            line = await node.start()
+        except BaseException:
+            await node.stop()
+            raise
+        running.append(RunningNode(node, int(line.partition("://")[2].partition(" ")[0].rpartition(":")[2])))
+        return running[-1]
+
+    yield start
+    for each in running:
+        await each.stop()
+
+
+async def until(done: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def error_of_fetch(wire: Any, topic: str, offset: int = 0) -> int:
+    answer = await wire.call(fetch(topic, offset), 11, FetchResponse)
+    code: int = answer.responses[0].partitions[0].error_code
+    return code
+
+
+async def send(wire: Any, topic: str, batch: bytes) -> tuple[int, int]:
+    (answer,) = produced(await wire.call(produce(topic, batch), 9, ProduceResponse))
+    return answer
+
+
+class Placed:
+    """Three topics with a record each: "one" and "two" in the directory that will fail, "other" in the other one."""
+
+    def __init__(self, running: RunningNode, wire: Any, homes: list[Path], batch: bytes) -> None:
+        self.running, self.wire, self.homes, self.batch = running, wire, homes, batch
+
+    @classmethod
+    async def make(cls, running: RunningNode, homes: list[Path], batch: bytes) -> Placed:
+        wire = await running.connect()
+        for topic in ("one", "other", "two"):
+            await wire.create_topic(topic)
+            assert await send(wire, topic, batch) == (0, 0)
+        placed = cls(running, wire, homes, batch)
+        assert placed.home("one") == placed.home("two") != placed.home("other")
+        return placed
+
+    def home(self, topic: str) -> Path:
+        (home,) = [home for home in self.homes if (home / f"{topic}-0").exists()]
+        return home
+
+    async def require_one_gone(self) -> None:
+        """The directory of "one" is offline, for everybody and as the metadata says; the other one is not."""
+        await until(lambda: self.running.node._directories.offline)
+        wire = await self.running.connect()
+        for topic in ("one", "two"):
+            assert await send(wire, topic, self.batch) == (STORAGE_ERROR, -1)
+            assert await error_of_fetch(wire, topic) == STORAGE_ERROR
+        code, offset = await send(wire, "other", self.batch)
+        assert (code, offset > 0) == (0, True)
+        assert fetched(await wire.call(fetch("other"), 11, FetchResponse))[0] == b"x"
+        await until(lambda: self._leader("one") == -1 == self._leader("two"))
+        assert self._leader("other") == self.running.node.config.node_id
+        (at,) = self.running.node._directories.offline
+        assert at == str(self.home("one"))
+        metadata = await wire.call(MetadataRequest(topics=[MetadataRequestTopic(name="one")]), 12, MetadataResponse)
+        (partition,) = metadata.topics[0].partitions
+        assert (partition.error_code, partition.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+        assert partition.offline_replicas == [self.running.node.config.node_id]
+
+    def _leader(self, topic: str) -> int:
+        image = self.running.node._services.image()  # type: ignore[union-attr]
+        return int(image.topics_by_name[topic].partitions[0].leader)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+async def test_a_refused_write_takes_its_directory_offline(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, code: int
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    disk.fail(placed.home("one"), code)
+    assert await send(placed.wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    await placed.require_one_gone()
+    untouched = disk.met.copy()
+    placed.running.node._broker._upkeep.look_after()  # type: ignore[union-attr]
+    placed.running.node._broker._upkeep.checkpoint()  # type: ignore[union-attr]
+    await asyncio.sleep(0.05)
+    assert disk.met == untouched, "nothing is written there any more"
+
+
+async def test_a_failed_sync_is_not_tried_again_and_acknowledges_nothing(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(**{"log.flush.interval.messages": "1"}), homes, make_batch(b"x"))
+    home = placed.home("one")
+    disk.fail(home, errno.EIO, "sync")
+    assert await send(placed.wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    assert len([each for each in disk.met if each[0] == "sync"]) == 1
+    disk.faults.clear()  # the device reports a failed sync once, and says that all is well from then on
+    await placed.require_one_gone()
+
+
+async def test_whoever_waits_for_a_partition_of_the_directory_is_told(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    waiting = await placed.running.connect()
+    waiting.send(fetch("two", 1, wait_ms=20_000), 11)
+    await asyncio.sleep(0.05)
+    disk.fail(placed.home("one"), errno.EIO)
+    assert await send(placed.wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    answer = await asyncio.wait_for(waiting.receive(FetchResponse, 11), 5)
+    assert answer.responses[0].partitions[0].error_code == STORAGE_ERROR
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_what_cannot_be_read_takes_its_directory_offline(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, waits: bool
+) -> None:
+    """`waits`: pages that are not in memory, which a thread meets; else the read on the loop does."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    partition = placed.running.node._broker.partitions.find("one", 0)  # type: ignore[union-attr]
+    if waits:
+        partition.log.segments.active.warm_from = 1 << 40
+    disk.fail(placed.home("one"), errno.EIO, "read")
+    assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
+    await placed.require_one_gone()
+
+
+async def test_upkeep_meets_a_bad_directory_too(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    disk.fail(placed.home("one"), errno.EROFS)
+    placed.running.node._broker._upkeep.checkpoint()  # type: ignore[union-attr]
+    await placed.require_one_gone()
+
+
+async def test_new_replicas_go_where_they_can_be_written(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    bad = placed.home("other")  # the emptier one, which would be chosen
+    disk.fail(bad, errno.ENOSPC)
+    await placed.wire.create_topic("new")
+    assert await send(placed.wire, "new", placed.batch) == (0, 0)
+    assert placed.home("new") != bad
+    assert str(bad) in placed.running.node._directories.offline
+
+
+async def test_a_process_without_descriptors_blames_no_directory(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    placed.running.node._broker.partitions.find("one", 0).log.segments.release()  # type: ignore[union-attr]
+    disk.fail(placed.home("one"), errno.EMFILE, "open")
+    assert await error_of_fetch(placed.wire, "one") == STORAGE_ERROR
+    assert await send(placed.wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    disk.faults.clear()
+    assert await send(placed.wire, "one", placed.batch) == (0, 1)
+    assert not placed.running.node._directories.offline
+
+
+async def test_topics_of_a_bad_directory_can_be_deleted_and_made_again(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    bad = placed.home("one")
+    disk.fail(bad, errno.EIO)
+    await send(placed.wire, "one", placed.batch)
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="one")], timeout_ms=5000)
+    assert (await placed.wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+    await placed.wire.create_topic("one")
+    assert await send(placed.wire, "one", make_batch(b"new")) == (0, 0)
+    await placed.running.stop()
+    disk.faults.clear()
+    wire = await (await start()).connect()
+    assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"new"]
+    assert len(list(bad.glob("one-0.*-delete"))) == 1, "a log of another topic is none of this one"
+
+
+async def test_what_was_there_is_there_again_when_the_directory_is(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    disk.fail(placed.home("one"), errno.EIO)
+    await send(placed.wire, "one", placed.batch)
+    await placed.require_one_gone()
+    await placed.running.stop()
+    disk.faults.clear()
+    wire = await (await start()).connect()
+    for topic in ("one", "two"):
+        assert fetched(await wire.call(fetch(topic), 11, FetchResponse)) == [b"x"]
+        assert await send(wire, topic, placed.batch) == (0, 1)
+
+
+@pytest.mark.parametrize("what", ["cannot be opened", "cannot be listed", "logs cannot be read"])
+async def test_a_start_with_a_bad_directory_serves_the_rest_and_makes_nothing_anew(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, what: str
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    bad = placed.home("one")
+    await placed.running.stop()
+    if what == "cannot be opened":
+        disk.fail(bad, errno.EROFS)
+    elif what == "cannot be listed":
+        bad.rename(bad.with_name("gone"))
+        bad.write_text("no directory")
+    else:
+        disk.fail(bad / "two-0", errno.EIO, "read")
+        (bad / ".kafka_cleanshutdown").unlink()
+    placed.running = await start()
+    if what == "cannot be listed":
+        wire = await placed.running.connect()
+        assert await send(wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+        assert await send(wire, "other", placed.batch) == (0, 1)
+    else:
+        await placed.require_one_gone()
+    assert not (placed.home("other") / "one-0").exists(), "an empty log must not take its place"
+    await placed.running.stop()
+    disk.faults.clear()
+    if what == "cannot be listed":
+        bad.unlink()
+        bad.with_name("gone").rename(bad)
+    wire = await (await start()).connect()
+    assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
+
+
+async def test_a_directory_that_was_replaced_by_an_empty_one_is_filled_anew(
+    start: Start, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    lost = placed.home("one")
+    await placed.running.stop()
+    lost.rename(lost.with_name("lost"))
+    wire = await (await start()).connect()
+    for topic in ("other", "one"):
+        await until_led(wire, topic)
+    assert (await send(wire, "one", placed.batch))[0] == 0
+
+
+async def until_led(wire: Any, topic: str) -> None:
+    async with asyncio.timeout(5):
+        while await error_of_fetch(wire, topic):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("which", ["metadata", "all"])
+async def test_a_node_without_metadata_or_any_directory_ends(
+    start: Start, disk: FaultyDisk, tmp_path: Path, homes: list[Path], make_batch: MakeBatch, which: str
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    node = placed.running.node
+    if which == "metadata":
+        disk.fail(tmp_path / "metadata", errno.EIO)
+        placed.running.node._broker._upkeep.checkpoint()  # type: ignore[union-attr]
+    else:
+        for home in homes:
+            disk.fail(home, errno.EIO)
+        for topic in ("one", "other"):
+            await send(placed.wire, topic, placed.batch)
+    with pytest.raises(NoDirectoryLeft, match="cannot go on"):
+        await asyncio.wait_for(node.failed(), 5)
+    await placed.running.stop()
+    disk.faults.clear()
+    wire = await (await start()).connect()
+    for topic in ("one", "two", "other"):
+        assert fetched(await wire.call(fetch(topic), 11, FetchResponse))[:1] == [b"x"]
+
+
+async def test_a_node_does_not_start_where_no_directory_can_be_used(
+    start: Start, disk: FaultyDisk, homes: list[Path]
+) -> None:
+    for home in homes:
+        home.write_text("no directory")
+    with pytest.raises(NoDirectoryLeft, match="none of the log directories"):
+        await start()
+
+
+async def test_a_start_that_finds_no_readable_directory_ends_at_once(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    await placed.running.stop()
+    for home in homes:
+        disk.fail(home, errno.EIO, "read")
+        disk.faults.append((str(home / "meta.properties"), frozenset(), 0))
+    with pytest.raises((NoDirectoryLeft, OSError)):
+        await asyncio.wait_for(start(), 10)
+
+
+async def test_nobody_speaks_for_an_epoch_of_which_something_may_be_lost(
+    start: Start, disk: FaultyDisk, homes: list[Path], tmp_path: Path, make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    everywhere = [*homes, tmp_path / "metadata"]
+    assert all((home / "broker.incarnation").exists() for home in everywhere)
+    disk.fail(placed.home("one"), errno.EIO, "sync", "write")
+    await send(placed.wire, "one", placed.batch)
+    await placed.require_one_gone()
+    assert not any((home / "broker.incarnation").exists() for home in everywhere)
+    await placed.running.stop()
+    disk.faults.clear()
+    directories = (await start()).node._broker._directories  # type: ignore[union-attr]
+    assert directories.clean_epoch("any") == -1
