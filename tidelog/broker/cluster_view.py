@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from tidelog.replication.controller.image import BrokerImage, EndpointImage, MetadataImage
+from tidelog.protocol.uuids import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
+from tidelog.replication.controller.image import BrokerImage, EndpointImage, MetadataImage, PartitionImage
 
 # What Kafka says of a topic that is not there.
 NO_SUCH_TOPIC: Final = "This server does not host this topic-partition."
@@ -27,6 +28,22 @@ def broker_endpoint(image: MetadataImage, node_id: int, listener_name: str) -> E
     """Where to reach a broker that is not fenced; None if it is, or lacks the listener."""
     broker = image.brokers.get(node_id)
     return None if broker is None or broker.fenced else broker.endpoints.get(listener_name)
+
+
+def offline_replicas(image: MetadataImage, partition: PartitionImage, listener_name: str) -> list[int]:
+    """Those whose broker is fenced, unknown or without this listener, or whose directory is gone."""
+    found = []
+    for replica, directory in zip(partition.replicas, partition.directories):
+        broker = image.brokers.get(replica)
+        if broker is None or broker.fenced or listener_name not in broker.endpoints or _is_gone(broker, directory):
+            found.append(replica)
+    return found
+
+
+def _is_gone(broker: BrokerImage, directory: bytes) -> bool:
+    if directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+        return False
+    return directory == LOST_DIRECTORY or bool(broker.log_dirs and directory not in broker.log_dirs)
 
 
 def cluster_controller(image: MetadataImage, own_id: int, leader_id: int | None = None) -> int:

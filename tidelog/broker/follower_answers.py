@@ -55,7 +55,7 @@ class Tail:
         end_offset, mark = log.log_end_offset, log.high_watermark
         key = (offset, end_offset, mark, max_bytes)
         if key == self._frame_key:
-            return readdress(self._frame, correlation_id, session_id), 1
+            return readdress(self._frame, correlation_id, session_id), len(self._frame)
         if offset == self.offset and end_offset == self.end_offset and len(self._records) <= max_bytes:
             regions: list[Buffer] = [self._records]
             size_bytes = len(self._records)
@@ -109,13 +109,16 @@ class FollowerAnswers:
                     break
                 raise
             total_bytes += fetched.size_bytes
-            must_answer = must_answer or bool(fetched.error_code or fetched.diverging)
+            must_answer = must_answer or bool(
+                fetched.error_code or fetched.diverging or fetched.log_start_offset > entry.log_start_offset >= 0
+            )
             told.append((entry, fetched))
         if not must_answer and total_bytes < session.min_bytes:
             return None
         for entry, fetched in told:
             self._sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
             self._count(entry, fetched.size_bytes)
+        session.linger.sent(total_bytes, session.last_fetch_ms)
         answers = neighbours([fetched for _, fetched in told])
         return encode_fetch_response(correlation_id, version, 0, session.id, answers)
 
@@ -137,6 +140,7 @@ class FollowerAnswers:
             entry.sent_high_watermark = partition.log.high_watermark
             entry.in_flight = True
             session.in_flight[entry] = None
+            session.linger.sent(size_bytes, session.last_fetch_ms)
         else:
             self._sent(entry, partition.log.high_watermark, False)
         return frame

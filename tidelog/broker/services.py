@@ -14,6 +14,7 @@ from tidelog.broker.heartbeats import Heartbeats
 from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.producer_ids import ProducerIds
+from tidelog.broker.telemetry import ClientTelemetry
 from tidelog.broker.topic_creation import TopicCreation
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
@@ -50,16 +51,19 @@ class Services:
     raft: RaftNode
     broker_epoch: Callable[[], int]
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
-    embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     requests: RequestCounters = field(default_factory=RequestCounters)
+    embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)
     heartbeats: Heartbeats = field(init=False)
+    telemetry: ClientTelemetry = field(init=False)
 
     def __post_init__(self) -> None:
         self.producer_ids = ProducerIds(self._allocate_producer_ids)
         self.topic_creation = TopicCreation(self.config, self.controller_channel)
         self.heartbeats = Heartbeats(self._broker_connection_lost)
+        pushed_bytes_max = self.config.integer("telemetry.max.bytes")
+        self.telemetry = ClientTelemetry(self.image, self.clock_ms, self.rng, pushed_bytes_max)
 
     def quorum_leader_id(self) -> int:
         """Whom this node's quorum follows now, -1 nobody."""

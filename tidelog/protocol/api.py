@@ -237,11 +237,19 @@ SERVED: dict[int, range] = {
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         ApiKey.DESCRIBE_CONFIGS,
         ApiKey.DESCRIBE_LOG_DIRS,
+        ApiKey.DELETE_RECORDS,
+        ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
         ApiKey.DELETE_GROUPS,
         ApiKey.OFFSET_DELETE,
         ApiKey.DESCRIBE_CLUSTER,
         *_ADMINISTRATION,
     )
+}
+
+# Answered, but advertised only by a broker that has a use for clients' metrics: as Kafka without a receiver plugin.
+UNADVERTISED: dict[int, range] = {
+    key: KAFKA_VERSIONS[key] for key in (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 }
 
 CONTROLLER_SERVED: dict[int, range] = {

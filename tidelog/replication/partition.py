@@ -249,6 +249,32 @@ class Partition:
         self._propose(self.in_sync.shrinkage(self.log.log_end_offset, ports.now_ms(), ports.broker_epoch()))
         self.advance_high_watermark()
 
+    def delete_records_as_leader(self, offset: int) -> int:
+        """Move the log start to `offset` (-1: the high watermark), unless it is there; returns the offset meant.
+
+        Raises POLICY_VIOLATION for a topic that is compacted only, OFFSET_OUT_OF_RANGE.
+        """
+        log = self.log
+        if not log.config.is_deleted_by_age_or_size:
+            message = f"records of {self.topic}-{self.index} are not deleted: its cleanup.policy forbids it"
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, message)
+        meant = log.high_watermark if offset == -1 else offset
+        if meant < 0:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is no offset")
+        log.delete_records(meant)
+        return meant
+
+    @property
+    def low_watermark(self) -> int:
+        """The offset at which every living replica's log starts, or an earlier one; -1 while one has not said so."""
+        lowest = self.log.log_start_offset
+        for follower in self.in_sync.followers.values():
+            if follower.log_start_offset < lowest:
+                broker = self._ports.broker(follower.broker_id)
+                if broker is not None and not broker.fenced:
+                    lowest = follower.log_start_offset
+        return lowest
+
     def _propose(self, proposal: Proposal | None) -> None:
         if proposal is not None:
             self._note_awaited()
@@ -283,8 +309,8 @@ class Partition:
         assert not self.leads
         self.log.append_as_follower(batches, now_ms)
 
-    def adopt(self, high_watermark: int, log_start_offset: int) -> None:
-        """Take over the leader's marks, as far as this log reaches."""
+    def adopt(self, high_watermark: int, log_start_offset: int) -> bool:
+        """Take over the leader's marks, as far as this log reaches; whether the log starts elsewhere now."""
         log = self.log
         mark = high_watermark if high_watermark < log.log_end_offset else log.log_end_offset
         if mark > log.high_watermark:
@@ -292,6 +318,8 @@ class Partition:
             self._on_advance(self)
         if log.log_start_offset < log_start_offset <= log.high_watermark:
             log.delete_records(log_start_offset)
+            return True
+        return False
 
     # --------------------------------------------------------------------------------------------------------- read
 

@@ -8,7 +8,7 @@ from tidelog.broker.apis import metadata
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tidelog.protocol.messages.metadata_records import PartitionChangeRecord
-from tidelog.protocol.uuids import ZERO_UUID
+from tidelog.protocol.uuids import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, ZERO_UUID
 from tidelog.replication.controller.image import MetadataImage
 from tidelog.replication.controller.records import ImageBuilder
 from tidelog.replication.controller.state import NewTopic
@@ -168,12 +168,23 @@ async def test_a_leader_without_the_clients_listener_is_not_reachable(services, 
 )
 async def test_a_replica_on_a_broker_that_is_gone_is_offline(services, version, code, replicas):
     await create(services, "a")
-    image = with_change(services, replicas=[1, 2], directories=[b"d" * 16, b"e" * 16])
+    home = services.image().brokers[1].log_dirs[0]
+    image = with_change(services, replicas=[1, 2], directories=[home, b"e" * 16])
     services.image = lambda: image
     partition = ask(services, version, "a").topics[0].partitions[0]
     assert (partition.error_code, partition.replica_nodes) == (code, replicas)
     if version >= 5:
         assert partition.offline_replicas == [2]
+
+
+@pytest.mark.parametrize(
+    ("directory", "offline"), [(UNASSIGNED_DIRECTORY, []), (LOST_DIRECTORY, [1]), (b"x" * 16, [1])]
+)
+async def test_a_replica_in_a_directory_that_is_gone_is_offline(services, directory, offline):
+    await create(services, "a")
+    image = with_change(services, replicas=[1], directories=[directory])
+    services.image = lambda: image
+    assert ask(services, 12, "a").topics[0].partitions[0].offline_replicas == offline
 
 
 @pytest.mark.parametrize("version", VERSIONS)

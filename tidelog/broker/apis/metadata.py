@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tidelog.broker import authorized_operations
-from tidelog.broker.cluster_view import broker_endpoint, cluster_controller, reachable_brokers
+from tidelog.broker.cluster_view import broker_endpoint, cluster_controller, offline_replicas, reachable_brokers
 from tidelog.broker.request import Deferred, RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -20,7 +20,7 @@ from tidelog.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from tidelog.protocol.uuids import LOST_DIRECTORY, ZERO_UUID
+from tidelog.protocol.uuids import ZERO_UUID
 from tidelog.replication.controller.image import (
     INTERNAL_TOPICS,
     MetadataImage,
@@ -152,11 +152,7 @@ def _partition(
     image: MetadataImage, index: int, partition: PartitionImage, version: int, listener: str
 ) -> MetadataResponsePartition:
     brokers = image.brokers
-    offline = [
-        replica
-        for replica, directory in zip(partition.replicas, partition.directories)
-        if replica not in brokers or brokers[replica].fenced or directory == LOST_DIRECTORY
-    ]
+    offline = offline_replicas(image, partition, listener)
     leader = partition.leader
     error = ErrorCode.NONE
     if broker_endpoint(image, leader, listener) is None:

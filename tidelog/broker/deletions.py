@@ -1,0 +1,57 @@
+"""DeleteRecords requests that wait until every living replica of a partition has deleted, too.
+
+Kafka's DelayedDeleteRecords. A partition's low watermark moves when a follower's fetch states a later log start, when
+a broker dies and when the replicas change; whoever notices one of these calls `look`. Invariant: an entry is called
+back exactly once, unless it was forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.replication.partition import Partition
+
+Deleted = Callable[[int, ErrorCode], None]
+"""The low watermark and NONE, or -1 and what prevents it."""
+
+
+class Deletions:
+    def __init__(self) -> None:
+        self._waiting: dict[Partition, dict[Deleted, int]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def wait(self, partition: Partition, required_offset: int, callback: Deleted) -> None:
+        """Call back once the partition's low watermark is at `required_offset`, or nobody can say any more."""
+        self._waiting.setdefault(partition, {})[callback] = required_offset
+
+    def forget(self, partition: Partition, callback: Deleted) -> None:
+        waiting = self._waiting.get(partition)
+        if waiting is not None and waiting.pop(callback, None) is not None and not waiting:
+            del self._waiting[partition]
+
+    def look(self, partition: Partition) -> None:
+        """The low watermark may have moved."""
+        waiting = self._waiting.get(partition)
+        if waiting is None:
+            return
+        low_watermark = partition.low_watermark
+        for callback, required_offset in list(waiting.items()):
+            if low_watermark >= required_offset:
+                self.forget(partition, callback)
+                callback(low_watermark, ErrorCode.NONE)
+
+    def look_at_all(self) -> None:
+        """Brokers have come or gone."""
+        for partition in list(self._waiting):
+            self.look(partition)
+
+    def give_up(self, partition: Partition, code: ErrorCode) -> None:
+        """This replica no longer leads, or its log is gone."""
+        for callback in self._waiting.pop(partition, {}):
+            callback(-1, code)
