@@ -19,6 +19,7 @@ from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
 from tidelog.broker.log_directories import NoDirectoryLeft
+from tidelog.broker.log_cleaner import LogCleaner
 from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
@@ -113,6 +114,9 @@ class BrokerSide:
             config, directories, self.partitions, loop, ports.clock_ms,
             lambda work: loop.run_in_executor(ports.executor, work),
         )  # fmt: skip
+        self.cleaner = LogCleaner(
+            directories, settings, loop, ports.clock_ms, lambda work: loop.run_in_executor(ports.executor, work)
+        )
         self.groups = GroupCoordinatorService(
             GroupCoordinatorConfig.from_node(config.integer),
             GroupPorts(OFFSETS_TOPIC, self.partitions, loop, ports.clock_ms),
@@ -155,6 +159,7 @@ class BrokerSide:
         self.on_image(image, everything(image))
         self._hosting.start()
         self._upkeep.start()
+        self.cleaner.start()
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         if not self._is_applied:
@@ -228,5 +233,6 @@ class BrokerSide:
         self._assignments.close()
         await self.lifecycle.close()
         self._upkeep.close()
+        await self.cleaner.close()
         self._hosting.close()
         await self.partitions.close()

@@ -291,10 +291,12 @@ class Compaction:
         size = segment.size_bytes
         file = self._disk.open(f"{segment.directory}/{file_name(segment.base_offset, LOG_SUFFIX)}")
         try:
-            position, want = 0, self._piece_bytes
+            position, want, offset = 0, self._piece_bytes, segment.base_offset
             while position < size:
                 data = memoryview(file.read_at(min(want, size - position), position))
-                found, end = _batches_in(data)
+                found, end, offset = _batches_in(data, offset)
+                if offset > segment.next_offset:
+                    raise CorruptRecord(f"a batch beyond the end of {segment.path}, {segment.next_offset}")
                 if not found:
                     want = _size_of_first(data, size - position, segment.path)
                     continue
@@ -306,7 +308,8 @@ class Compaction:
             file.close()
 
 
-def _batches_in(data: memoryview) -> tuple[list[tuple[int, BatchHeader]], int]:
+def _batches_in(data: memoryview, offset: int) -> tuple[list[tuple[int, BatchHeader]], int, int]:
+    """(position and header of every whole batch, where they end, the offset after them); none may be below `offset`."""
     found = []
     position, size = 0, len(data)
     while size - position >= HEADER_SIZE:
@@ -314,9 +317,11 @@ def _batches_in(data: memoryview) -> tuple[list[tuple[int, BatchHeader]], int]:
         end = position + header.size_bytes
         if end > size:
             break
+        if header.base_offset < offset or header.last_offset_delta < 0:
+            raise CorruptRecord(f"a batch of offset {header.base_offset} where {offset} should follow")
         found.append((position, header))
-        position = end
-    return found, position
+        position, offset = end, header.next_offset
+    return found, position, offset
 
 
 def _size_of_first(data: memoryview, left: int, path: str) -> int:

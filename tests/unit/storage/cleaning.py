@@ -1,0 +1,43 @@
+"""Cleaning a log in one line, and what is in it afterwards."""
+
+from __future__ import annotations
+
+from tests.unit.storage.batches import NOW, records_of
+from tidelog.storage.cleaner_keys import PlainKeyTable
+from tidelog.storage.compaction import Compaction, find_cleanable
+from tidelog.storage.log import PartitionLog
+
+MEGABYTE = 1024 * 1024
+
+
+def begin(
+    log: PartitionLog,
+    now_ms: int = NOW,
+    *,
+    memory_bytes: int = MEGABYTE,
+    load_factor: float = 0.9,
+    piece_bytes: int = 300,
+) -> Compaction:
+    keys = PlainKeyTable(memory_bytes, load_factor)
+    return Compaction(log, find_cleanable(log, now_ms), keys, now_ms, piece_bytes=piece_bytes)
+
+
+def clean(
+    log: PartitionLog,
+    now_ms: int = NOW,
+    *,
+    memory_bytes: int = MEGABYTE,
+    load_factor: float = 0.9,
+    piece_bytes: int = 300,
+) -> Compaction:
+    """A whole cleaning, from choosing to the last rename."""
+    compaction = begin(log, now_ms, memory_bytes=memory_bytes, load_factor=load_factor, piece_bytes=piece_bytes)
+    while True:
+        compaction.run()
+        if not compaction.advance():
+            return compaction
+
+
+def contents(log: PartitionLog) -> list[tuple[int, bytes | None, bytes | None]]:
+    """(offset, key, value) of every record."""
+    return [(record.offset, record.key, record.value) for record in records_of(log)]

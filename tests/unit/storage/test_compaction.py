@@ -1,0 +1,380 @@
+"""A cleaned log keeps the newest record of every key, and everything else about it stays true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, idempotent, marker, records_of
+from tests.unit.storage.cleaning import begin, clean, contents
+from tidelog.protocol.records import Headers, encode_batch, iter_records
+from tidelog.storage.compaction import CleaningFailed, find_cleanable
+from tidelog.storage.log import PartitionLog
+from tidelog.storage.log_config import INT64_MAX, LogConfig
+from tidelog.storage.reader import headers
+
+CONFIG = LogConfig(
+    segment_bytes=1000, index_interval_bytes=100, message_timestamp_after_max_ms=INT64_MAX,
+    cleanup_policy=frozenset({"compact"}),
+)  # fmt: skip
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path / "logs", CONFIG)
+
+
+def keyed(*pairs: tuple[str, str | None], timestamp: int = NOW, **kw: object) -> memoryview:
+    none: Headers = ()
+    rows = [(timestamp + i, k.encode(), v.encode() if v is not None else None, none) for i, (k, v) in enumerate(pairs)]
+    return memoryview(encode_batch(rows, **kw))  # type: ignore[arg-type]
+
+
+def roll(log: PartitionLog) -> None:
+    log.roll(NOW)
+
+
+def newest(log: PartitionLog) -> dict[bytes, bytes | None]:
+    return {key: value for _, key, value in contents(log) if key is not None}
+
+
+class TestKeys:
+    def test_only_the_newest_record_of_a_key_stays(self, logs: Logs):
+        logs.append(keyed(("a", "1"), ("b", "1"), ("a", "2")), keyed(("b", "2"), ("c", "1")))
+        roll(logs.log)
+        clean(logs.log)
+        assert contents(logs.log) == [(2, b"a", b"2"), (3, b"b", b"2"), (4, b"c", b"1")]
+        assert logs.log.cleaned_offset == 5
+
+    def test_a_batch_that_stays_whole_is_copied_byte_by_byte(self, logs: Logs):
+        batch = keyed(("a", "1"), ("b", "1"))
+        logs.append(batch)
+        written = bytes(logs.log.read(0, 1000, 2).regions[0])
+        roll(logs.log)
+        clean(logs.log)
+        assert bytes(logs.log.read(0, 1000, 2).regions[0]) == written
+
+    def test_the_active_segment_is_left_alone(self, logs: Logs):
+        logs.append(keyed(("a", "1")))
+        roll(logs.log)
+        logs.append(keyed(("a", "2")), keyed(("a", "3")))
+        clean(logs.log)
+        assert [value for _, _, value in contents(logs.log)] == [b"1", b"2", b"3"]
+
+    @pytest.mark.parametrize("codec", range(5))
+    def test_batches_of_every_codec(self, logs: Logs, codec: int):
+        for number in range(20):
+            pairs = [(f"k{n % 7}", f"{number}-{n}" * 3) for n in range(number % 5 + 1)]
+            logs.append(keyed(*pairs, compression=codec))
+        wanted = newest(logs.log)
+        roll(logs.log)
+        clean(logs.log)
+        assert newest(logs.log) == wanted
+        assert len(contents(logs.log)) == len(wanted)
+        left = [header for segment in logs.log.segments for _, header in headers(segment)]
+        compressions = {header.compression for header in left if header.record_count}
+        assert compressions == {codec}
+
+    def test_long_keys_and_empty_ones(self, logs: Logs):
+        long = "k" * 200
+        logs.append(keyed((long, "1"), ("", "1"), ("k" * 33, "1"), ("k" * 32, "1")), keyed((long, "2"), ("", "2")))
+        roll(logs.log)
+        clean(logs.log)
+        assert [offset for offset, _, _ in contents(logs.log)] == [2, 3, 4, 5]
+
+    def test_small_segments_become_one(self, logs: Logs):
+        for number in range(60):
+            logs.append(keyed((f"k{number % 10}", "v" * 20)))
+        roll(logs.log)
+        before = logs.log.segment_count
+        clean(logs.log)
+        assert len(contents(logs.log)) == 10
+        clean_again(logs)
+        assert logs.log.segment_count <= 3 < before
+        assert len(contents(logs.log)) == 11
+
+    def test_a_log_cleaned_in_several_rounds_because_the_table_is_small(self, logs: Logs):
+        for number in range(40):
+            logs.append(keyed((f"k{number % 25}", f"{number}")))
+        wanted = newest(logs.log)
+        roll(logs.log)
+        rounds = 0
+        while logs.log.cleaned_offset < 40:
+            compaction = clean(logs.log, memory_bytes=2000, load_factor=1.0)
+            assert compaction.cleaned_offset > compaction.chosen.first_dirty_offset
+            assert newest(logs.log) == wanted
+            rounds += 1
+        assert rounds > 3
+        assert len(contents(logs.log)) == 25
+
+    def test_records_without_a_key_go(self, logs: Logs):
+        none: Headers = ()
+        batch = memoryview(encode_batch([(NOW, None, b"x", none), (NOW, b"k", b"y", none)]))
+        logs.append(batch, from_client=False)
+        roll(logs.log)
+        compaction = clean(logs.log)
+        assert contents(logs.log) == [(1, b"k", b"y")]
+        assert compaction.stats.keyless == 1
+
+
+def clean_again(logs: Logs, now_ms: int = NOW) -> None:
+    """One more dirty record, so that there is something to clean."""
+    logs.append(keyed(("again", "1")))
+    roll(logs.log)
+    clean(logs.log, now_ms)
+    assert logs.log.segments.first.base_offset == 0
+
+
+class TestTombstones:
+    def test_a_tombstone_stays_until_its_time_is_over(self, logs: Logs):
+        logs.append(keyed(("a", "1")), keyed(("a", None), ("b", "1")))
+        roll(logs.log)
+        clean(logs.log)
+        assert contents(logs.log) == [(1, b"a", None), (2, b"b", b"1")]
+        horizons = [
+            header.base_timestamp for _, header in headers(logs.log.segments.first) if header.has_delete_horizon
+        ]
+        assert horizons == [NOW + CONFIG.delete_retention_ms]
+        assert [record.timestamp for record in records_of(logs.log)] == [NOW, NOW + 1]
+        clean_again(logs, NOW + CONFIG.delete_retention_ms - 1)
+        assert (1, b"a", None) in contents(logs.log)
+        assert horizons == [
+            header.base_timestamp for _, header in headers(logs.log.segments.first) if header.has_delete_horizon
+        ]
+        logs.append(keyed(("z", "1")))
+        roll(logs.log)
+        clean(logs.log, NOW + CONFIG.delete_retention_ms)
+        assert b"a" not in newest(logs.log)
+        assert (2, b"b", b"1") in contents(logs.log)
+        assert {record.timestamp for record in records_of(logs.log) if record.key == b"b"} == {NOW + 1}
+
+    def test_a_tombstone_that_was_superseded_goes_at_once(self, logs: Logs):
+        logs.append(keyed(("a", None)), keyed(("a", "2")))
+        roll(logs.log)
+        clean(logs.log)
+        assert contents(logs.log) == [(1, b"a", b"2")]
+
+
+class TestProducersAndTransactions:
+    def test_the_last_batch_of_a_producer_stays_as_an_empty_one(self, logs: Logs):
+        for sequence in range(3):
+            logs.append(keyed(("a", str(sequence)), producer_id=7, producer_epoch=0, base_sequence=sequence))
+        logs.append(keyed(("a", "9")))
+        roll(logs.log)
+        clean(logs.log)
+        assert contents(logs.log) == [(3, b"a", b"9")]
+        log = logs.kill_and_open()
+        assert log.producers.entries[7].last_sequence == 2
+        repeated = logs.append(keyed(("a", "2"), producer_id=7, producer_epoch=0, base_sequence=2))[0]
+        assert repeated.duplicate
+        assert repeated.first_offset == 2
+
+    def test_aborted_records_go_and_never_come_back(self, logs: Logs):
+        logs.append(keyed(("a", "old")))
+        logs.append(keyed(("a", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        logs.append(marker(abort=True), from_client=False)
+        logs.append(keyed(("b", "1"), producer_id=8, producer_epoch=0, base_sequence=0, transactional=True))
+        logs.append(marker(abort=False, producer_id=8), from_client=False)
+        roll(logs.log)
+        clean(logs.log)
+        log = logs.log
+        assert contents(log) == [(0, b"a", b"old"), (3, b"b", b"1")]
+        assert [row[:3] for row in log.aborted_transactions(0, log.log_end_offset)] == [(7, 1, 2)]
+        log = logs.kill_and_open()
+        assert contents(log) == [(0, b"a", b"old"), (3, b"b", b"1")]
+
+    def test_markers_go_after_their_data_and_their_time(self, logs: Logs):
+        logs.append(keyed(("a", "1"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        logs.append(marker(abort=True), from_client=False)
+        logs.append(keyed(("a", "2"), producer_id=7, producer_epoch=1, base_sequence=0, transactional=True))
+        logs.append(marker(abort=False, epoch=1), from_client=False)
+        logs.append(keyed(("a", "3"), producer_id=7, producer_epoch=1, base_sequence=1, transactional=True))
+        logs.append(marker(abort=False, epoch=1), from_client=False)
+        roll(logs.log)
+        clean(logs.log)
+        assert controls(logs.log) == [1, 3, 5]
+        clean_again(logs)
+        assert controls(logs.log) == [1, 3, 5]  # with a time from now on
+        clean_again(logs, NOW + CONFIG.delete_retention_ms)
+        assert controls(logs.log) == [5]  # of data that is still there
+        assert [row[:2] for row in logs.log.aborted_transactions(0, logs.log.log_end_offset)] == []
+
+    def test_nothing_from_an_open_transaction_on_is_cleaned(self, logs: Logs):
+        logs.append(keyed(("a", "1")), keyed(("a", "2")))
+        roll(logs.log)
+        logs.append(keyed(("b", "1"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        logs.append(keyed(("b", "2")), keyed(("b", "3")))
+        roll(logs.log)
+        clean(logs.log)
+        assert [value for _, key, value in contents(logs.log) if key == b"a"] == [b"2"]
+        assert [value for _, key, value in contents(logs.log) if key == b"b"] == [b"1", b"2", b"3"]
+
+
+def controls(log: PartitionLog) -> list[int]:
+    return [h.base_offset for segment in log.segments for _, h in headers(segment) if h.is_control and h.record_count]
+
+
+class TestWhatIsAround:
+    def test_segments_end_where_they_ended_before(self, logs: Logs):
+        for number in range(60):
+            logs.append(keyed(("k", str(number))))
+        roll(logs.log)
+        ends = {segment.next_offset for segment in logs.log.segments}
+        clean(logs.log)
+        for segment in list(logs.log.segments)[:-1]:
+            assert list(headers(segment))[-1][1].next_offset == segment.next_offset
+            assert segment.next_offset in ends
+        assert contents(logs.log) == [(59, b"k", b"59")]
+        log = logs.kill_and_open()
+        assert contents(log) == [(59, b"k", b"59")]
+        assert log.log_end_offset == 60
+
+    def test_reads_from_every_offset_go_on(self, logs: Logs):
+        for number in range(200):
+            logs.append(keyed((f"k{number % 13}", str(number))))
+        roll(logs.log)
+        clean(logs.log)
+        left = contents(logs.log)
+        for offset in range(200):
+            found: list[int] = []
+            at = offset
+            while not found and at < 200:
+                result = logs.log.read(at, 10_000, 200)
+                found = [r.offset for region in result.regions for r in iter_records(region) if r.offset >= offset]
+                assert result.next_offset > at
+                at = result.next_offset
+            assert found[:1] == [o for o, _, _ in left if o >= offset][:1]
+
+    def test_offsets_by_time(self, logs: Logs):
+        for number in range(100):
+            logs.append(keyed((f"k{number % 13}", str(number)), timestamp=NOW + number))
+        roll(logs.log)
+        clean(logs.log)
+        left = records_of(logs.log)
+        for time in range(NOW, NOW + 101, 7):
+            wanted = next(((r.timestamp, r.offset) for r in left if r.timestamp >= time), None)
+            found = logs.log.offset_for_timestamp(time)
+            assert (found and found[:2]) == wanted
+        largest = logs.log.max_timestamp_offset()
+        assert largest is not None
+        assert largest[:2] == (NOW + 99, 99)
+
+    def test_a_reader_that_holds_a_slice_of_what_is_replaced(self, logs: Logs):
+        value = "v" * 90_000
+        big = Logs(logs.path.parent / "big", replace(CONFIG, segment_bytes=1_000_000))
+        big.append(keyed(("a", value)), keyed(("a", value)), keyed(("b", "1")))
+        roll(big.log)
+        held = big.log.read(0, 1_000_000, 3).regions
+        before = [bytes(region) for region in held]
+        clean(big.log)
+        big.log.maintain(NOW + HOUR)
+        assert [bytes(region) for region in held] == before
+        assert [offset for offset, _, _ in contents(big.log)] == [1, 2]
+        assert big.files("*.deleted") == []
+
+    def test_reads_at_every_step_of_the_swap(self, logs: Logs):
+        for number in range(100):
+            logs.append(keyed((f"k{number % 13}", str(number))))
+        roll(logs.log)
+        wanted = newest(logs.log)
+        compaction = begin(logs.log)
+        while True:
+            compaction.run()
+            assert newest(logs.log) == wanted
+            logs.log.segments.release()
+            assert newest(logs.log) == wanted
+            if not compaction.advance():
+                break
+        assert len(contents(logs.log)) == 13
+        assert logs.files("*.swap") == logs.files("*.cleaned") == []
+
+    def test_a_log_that_is_cut_at_any_step(self, tmp_path: Path):
+        steps = 0
+        while True:
+            logs = Logs(tmp_path / str(steps), CONFIG)
+            for number in range(60):
+                logs.append(keyed((f"k{number % 13}", str(number))))
+            roll(logs.log)
+            compaction = begin(logs.log)
+            finished = False
+            for _ in range(steps):
+                compaction.run()
+                finished = not compaction.advance()
+                if finished:
+                    break
+            logs.log.truncate_to(30)
+            logs.append(keyed(("k0", "new")))
+            if not finished:
+                compaction.run()
+                assert not compaction.advance()
+                assert logs.log.cleaned_offset == -1
+            assert logs.files("*.cleaned") == logs.files("*.swap") == []
+            now = newest(logs.log)
+            assert now[b"k0"] == b"new"
+            log = logs.kill_and_open()
+            assert newest(log) == now
+            assert log.cleaned_offset <= 30
+            logs.kill()
+            if finished:
+                break
+            steps += 1
+        assert steps > 5
+
+    def test_a_damaged_batch_stops_the_cleaning_and_nothing_else(self, logs: Logs):
+        logs.append(keyed(("a", "1")), keyed(("a", "2")))
+        roll(logs.log)
+        path = logs.folder / f"{0:020d}.log"
+        data = bytearray(path.read_bytes())
+        data[140 - 1] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(CleaningFailed, match="CRC"):
+            clean(logs.log)
+        assert logs.log.compaction is None
+        assert logs.files("*.cleaned") == []
+        assert logs.log.log_end_offset == 2
+
+    def test_where_cleaning_begins_is_remembered_and_forgotten_with_the_log(self, logs: Logs):
+        logs.append(keyed(("a", "1")), keyed(("a", "2")))
+        roll(logs.log)
+        clean(logs.log)
+        logs.directory.write_checkpoints()
+        log = logs.kill_and_open()
+        assert log.cleaned_offset == 2
+        logs.directory.delete_log("t", 0, NOW)
+        logs.log = logs.directory.create_log("t", 0, bytes(range(1, 17)), CONFIG, NOW)
+        logs.log.assign_epoch(0)
+        logs.append(*[keyed(("a", str(n))) for n in range(5)])
+        log = logs.kill_and_open()
+        assert log.cleaned_offset == -1
+
+    def test_what_is_dirty_and_how_much(self, logs: Logs):
+        logs.append(keyed(("a", "1")), keyed(("b", "2")))
+        roll(logs.log)
+        found = find_cleanable(logs.log, NOW)
+        assert (found.first_dirty_offset, found.end_offset, found.dirty_ratio) == (0, 2, 1.0)
+        clean(logs.log)
+        assert not find_cleanable(logs.log, NOW).cleanable_bytes
+        logs.append(keyed(("c", "1")))
+        roll(logs.log)
+        found = find_cleanable(logs.log, NOW)
+        assert found.first_dirty_offset == 2
+        assert 0.3 < found.dirty_ratio < 0.4
+        lagging = replace(CONFIG, min_compaction_lag_ms=HOUR)
+        logs.log.set_config(lagging)
+        assert not find_cleanable(logs.log, NOW + HOUR - 1).cleanable_bytes
+        assert find_cleanable(logs.log, NOW + HOUR).cleanable_bytes
+        logs.log.set_config(replace(CONFIG, max_compaction_lag_ms=HOUR))
+        assert find_cleanable(logs.log, NOW + HOUR).delay_ms == 0
+        assert find_cleanable(logs.log, NOW + HOUR + 1).delay_ms == 1
+
+
+def test_batches_of_idempotent_producers_are_known_after_grouping(logs: Logs):
+    for sequence in range(30):
+        logs.append(idempotent(sequence, key=b"same"))
+    roll(logs.log)
+    clean(logs.log)
+    left = [header for segment in logs.log.segments for _, header in headers(segment)]
+    assert [header.last_sequence for header in left if header.producer_id == 7] == [29]
