@@ -18,8 +18,8 @@ from tidelog.broker.directory_assignments import DirectoryAssignments
 from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
-from tidelog.broker.log_directories import NoDirectoryLeft
 from tidelog.broker.log_cleaner import LogCleaner
+from tidelog.broker.log_directories import NoDirectoryLeft
 from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
