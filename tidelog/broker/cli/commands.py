@@ -21,6 +21,7 @@ _COMMANDS = {
     "topics": ("tidelog.broker.cli.topics", "List, create, describe, alter and delete topics."),
     "produce": ("tidelog.broker.cli.produce", "Send lines of standard input to a topic."),
     "consume": ("tidelog.broker.cli.consume", "Print the records of a topic."),
+    "groups": ("tidelog.broker.cli.groups", "List and describe consumer groups, reset and delete their offsets."),
     "elect-leaders": ("tidelog.broker.cli.elect_leaders", "Make first replicas leaders again, or any that lives."),
     "reassign": ("tidelog.broker.cli.reassign", "Move partitions between brokers."),
     "quorum": ("tidelog.broker.cli.quorum", "Describe the metadata quorum, change its voters."),

@@ -1,0 +1,148 @@
+"""Where a group's offsets shall go: what the options of `tidelog groups reset-offsets` mean. Pure.
+
+Scopes (`TOPIC`, `TOPIC:0,1`), plans as Kafka's tool exports them (`topic,partition,offset`, a group before it where
+there are several), points in time, and offsets held within the log. The words and the rules are those of Kafka's
+ConsumerGroupCommand, so that a file that one wrote can be read by the other.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from tidelog.client.model import TopicPartition
+
+Offsets = dict[TopicPartition, int]
+
+_DURATION = re.compile(
+    r"([+-])?P(?=[\dT+-])(?:([+-]?\d+)D)?"
+    r"(?:T(?=[\d+-])(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d+(?:[.,]\d{1,9})?)S)?)?",
+    re.IGNORECASE,
+)
+
+
+class ResetError(ValueError):
+    """An option or a file that cannot be understood; the text says what is wrong."""
+
+
+class Move(NamedTuple):
+    """A partition's offset before, None where nothing was committed, and after."""
+
+    old: int | None
+    new: int
+
+
+def scope_in(text: str) -> tuple[str, list[int] | None]:
+    """A topic with its partitions, None for all of them. Raises ResetError."""
+    topic, colon, numbers = text.partition(":")
+    if not topic:
+        raise ResetError(f"{text!r} names no topic")
+    if not colon:
+        return topic, None
+    try:
+        partitions = [int(number) for number in numbers.split(",")]
+    except ValueError:
+        partitions = [-1]
+    if min(partitions) < 0:
+        raise ResetError(f"{text!r}: expected TOPIC:PARTITION,PARTITION...")
+    return topic, list(dict.fromkeys(partitions))
+
+
+def chosen(scopes: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartition]:
+    """The partitions of the scopes; `counts` says how many a topic has. Raises ResetError."""
+    found: dict[TopicPartition, None] = {}
+    for scope in scopes:
+        topic, numbers = scope_in(scope)
+        if topic not in counts:
+            raise ResetError(f"there is no topic {topic!r}")
+        for number in range(counts[topic]) if numbers is None else numbers:
+            if number >= counts[topic]:
+                raise ResetError(f"topic {topic!r} has {counts[topic]} partitions, not one numbered {number}")
+            found[TopicPartition(topic, number)] = None
+    return list(found)
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+
+def datetime_in(text: str) -> int:
+    """`2026-03-01T12:00:00.000`, in UTC unless it says otherwise, in ms since 1970. Raises ResetError."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ResetError(f"{text!r} is no time: expected YYYY-MM-DDTHH:MM:SS.sss") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)
+
+
+def duration_in(text: str) -> int:
+    """ISO 8601's `P1DT2H3M4.5S`, in ms. Raises ResetError."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ResetError(f"{text!r} is no duration: expected PnDTnHnMnS, such as PT90M")
+    sign, days, hours, minutes, seconds = found.groups()
+    total_s = int(days or 0) * 86400 + int(hours or 0) * 3600 + int(minutes or 0) * 60
+    total_ms = total_s * 1000 + round(float((seconds or "0").replace(",", ".")) * 1000)
+    return -total_ms if sign == "-" else total_ms
+
+
+# -------------------------------------------------------------------------------------------------------------- plans
+
+
+def plans_in(text: str, groups: list[str]) -> dict[str, Offsets]:
+    """The offsets by group of an exported file; a file without groups is for the one group. Raises ResetError."""
+    plans: dict[str, Offsets] = {}
+    for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
+        if not row:
+            continue
+        cells = [cell.strip() for cell in row]
+        if len(cells) == 3 and len(groups) == 1:
+            cells.insert(0, groups[0])
+        if len(cells) != 4:
+            wanted = "topic,partition,offset" if len(groups) == 1 else "group,topic,partition,offset"
+            raise ResetError(f"line {number}: expected {wanted}")
+        group, topic, partition, offset = cells
+        if not partition.isdecimal() or not offset.lstrip("-").isdecimal():
+            raise ResetError(f"line {number}: partition and offset must be numbers")
+        plans.setdefault(group, {})[TopicPartition(topic, int(partition))] = int(offset)
+    return plans
+
+
+def as_csv(plans: Mapping[str, Mapping[TopicPartition, int]], with_group: bool) -> str:
+    """What `plans_in` reads."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for group, offsets in plans.items():
+        for (topic, partition), offset in sorted(offsets.items()):
+            writer.writerow([group, topic, partition, offset] if with_group else [topic, partition, offset])
+    return out.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------------- offsets
+
+
+def shifted(committed: Mapping[TopicPartition, int], partitions: Iterable[TopicPartition], by: int) -> Offsets:
+    """Raises ResetError where there is nothing to shift."""
+    for partition in partitions:
+        if partition not in committed:
+            raise ResetError(f"cannot shift the offset of {partition}: nothing is committed there")
+    return {partition: committed[partition] + by for partition in partitions}
+
+
+def within(
+    wanted: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> tuple[Offsets, list[str]]:
+    """The offsets, moved to the log's start or end where they lie outside of it; and what to say about that."""
+    offsets: Offsets = {}
+    warnings: list[str] = []
+    for partition, offset in wanted.items():
+        held = offsets[partition] = min(max(offset, starts[partition]), ends[partition])
+        if held != offset:
+            where = "the log ends" if offset > held else "the log starts"
+            warnings.append(f"{partition}: {where} at {held}, so it will be that and not {offset}")
+    return offsets, warnings
