@@ -35,6 +35,7 @@ PURE = (
     "storage/leader_epochs.py",
     "storage/retention.py",
     "replication/isr.py",
+    "broker/follower_linger.py",
     "replication/backoff.py",
     "replication/follower.py",
     "replication/quorum/state.py",

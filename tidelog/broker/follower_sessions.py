@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.broker.follower_linger import FollowerLinger
 from tidelog.broker.request import Deferred
 from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, encode_fetch_response
 from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRequest, encode_nothing_fetched
@@ -52,6 +53,7 @@ class FollowerEntry:
         """The leader's log has grown, or the partition is to be looked at again."""
         if not self.in_flight:
             session = self.session
+            session.linger.news += 1
             if self not in session.dirty:
                 session.dirty[self] = None
                 if self.follower is not None:
@@ -65,9 +67,9 @@ class FollowerSession:
     """`id` 0: made for one request and forgotten after it."""
 
     __slots__ = (
-        "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "max_bytes",
-        "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id", "throttled", "timer",
-        "unsettled", "uses_topic_ids", "waiting", "warming",
+        "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
+        "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id",
+        "throttled", "timer", "unsettled", "uses_topic_ids", "waiting", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +93,8 @@ class FollowerSession:
         self.parked: ParkedFetch | None = None
         self.waiting = ParkedFetch(self)
         self.timer: asyncio.TimerHandle | None = None
+        self.linger = FollowerLinger()
+        self.linger_timer: asyncio.TimerHandle | None = None
         self.warming = False
         self.throttled = False
 
