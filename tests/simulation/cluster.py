@@ -63,6 +63,8 @@ class Layout:
     brokers: tuple[int, ...]
     config: Mapping[str, str] = field(default_factory=dict)
     first_voters: tuple[int, ...] = ()
+    log_dirs: tuple[str, ...] = (DATA,)
+    """Beginning with the one that has the metadata."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -85,7 +87,7 @@ class Layout:
             "process.roles": ",".join(roles),
             "listeners": ",".join(listeners),
             "controller.listener.names": "CONTROLLER",
-            "log.dirs": DATA,
+            "log.dirs": ",".join(self.log_dirs),
         }
         if self.first_voters:
             own["controller.quorum.bootstrap.servers"] = ",".join(
@@ -128,7 +130,8 @@ class SimulatedNode:
         if self.host.running:
             return
         self.seen = {}
-        self.ready = self.disk_was_bad = False
+        self.ready = False
+        self.disk_was_bad = bool(self.host.disk.broken)
         self.node = None
         self.started_at = self.host.world.now
         self.cluster.by_loop[self.host.start(self._main)] = self
@@ -137,6 +140,8 @@ class SimulatedNode:
         host = self.host
         ports = NodePorts(host.disk, host.bind, host.clock_ms, host.rng, None, host.boot_id)
         node = self.node = Node(self.config, ports)
+        # What was committed in this very turn is to be seen before its replica is gone.
+        node._directories.on_offline.insert(0, lambda directory: self.cluster.look(self))
         try:
             await node.start()
             self.ready = True
@@ -229,6 +234,8 @@ class Cluster:
                 write_initial_voters(node.host.disk, DATA, voters, node.host.clock_ms())
             node.host.disk.sync_everything()
         self.clients: list[Host] = []
+        self.look: Callable[[SimulatedNode], None] = lambda node: None
+        """Whoever checks the nodes may do so now."""
 
     def client(self) -> Host:
         """A machine that runs no node."""

@@ -6,6 +6,7 @@ A fault is a name with arguments, done by the method of that name. Invariant: af
 
 from __future__ import annotations
 
+import errno
 from random import Random
 from typing import Any, NamedTuple
 
@@ -45,6 +46,16 @@ WEIGHTS = {
     "fill_disk": 2,
     "fail_syncs": 2,
 }
+# For nodes with more than one log directory.
+DIRECTORY_WEIGHTS = {**WEIGHTS, "break_directory": 40, "reassign": 6}
+DISK_FAULTS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (errno.ENOSPC, ("write", "create")),
+    (errno.EROFS, ()),
+    (errno.EIO, ()),
+    (errno.EIO, ("sync",)),
+    (errno.EIO, ("read",)),
+    (errno.EIO, ("read", "write", "sync", "create")),
+)
 # Without a sync before every acknowledgement, what several machines lose at once is lost.
 CACHE_ONLY = ("lose_power", "lose_power_in_a_write", "lose_power_everywhere")
 
@@ -151,6 +162,20 @@ class Faults:
             node.host.disk.sync_fails = True
             self._replace_soon(node, amount)
 
+    def break_directory(self, node: SimulatedNode, amount: float) -> None:
+        """One of its log directories, seldom that of the metadata; an operator comes, mends it and restarts."""
+        disk, homes = node.host.disk, node.cluster.layout.log_dirs
+        path = homes[0] if self.rng.random() < 0.2 else self.rng.choice(homes[1:])
+        code, kinds = self.rng.choice(DISK_FAULTS)
+        disk.break_directory(path, code, *kinds)
+        node.disk_was_bad = True
+        self.world.after(0.2 + 5 * amount, self._mend, node, amount)
+
+    def _mend(self, node: SimulatedNode, amount: float) -> None:
+        if node.host.disk.broken:
+            node.host.disk.broken.clear()
+            self.kill(node, amount)
+
     def _replace_soon(self, node: SimulatedNode, amount: float) -> None:
         """What could not be written stays offline until the node is restarted."""
         node.disk_was_bad = True
@@ -255,6 +280,7 @@ class Faults:
                     loop.resume()
             node.host.disk.fail_at = 1 << 60
             node.host.disk.full = node.host.disk.sync_fails = False
+            node.host.disk.broken.clear()
             if node.disk_was_bad:
                 node.kill()
             self._revive(node)

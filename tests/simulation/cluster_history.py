@@ -57,6 +57,7 @@ class ClusterHistory:
         self.invariants = [kind(self.cluster, self.knowledge) for kind in kinds]
         self.steppers = [each for each in self.invariants if type(each) in STEP_INVARIANTS]
         self.world.on_step = self._check
+        self.cluster.look = lambda node: check_step(node, self.steppers)
         for node in self.cluster.nodes.values():
             node.host.wall_offset_ms = rng.randint(-500, 500)
             node.host.rate = 1 + (rng.random() - 0.5) * 0.02

@@ -96,7 +96,7 @@ class CommittedRecordsNeverChange(Invariant):
     def on_replica(self, node: SimulatedNode, replica: Any) -> None:
         key = ("agreed", replica)
         mark, before = replica.high_watermark, node.seen.get(key, 0)
-        if mark <= before or replica.offline:
+        if mark <= before:
             return
         where = replica.topic_id, replica.index
         committed = self.knowledge.committed.get(where)
@@ -160,6 +160,7 @@ class ImagesAgree(Invariant):
 
 def check_step(node: SimulatedNode, invariants: Sequence[Invariant]) -> None:
     """What is to be checked after a node has run."""
+    node.host.disk.is_watched = True
     for invariant in invariants:
         invariant.on_step(node)
     seen = node.seen
@@ -169,6 +170,7 @@ def check_step(node: SimulatedNode, invariants: Sequence[Invariant]) -> None:
             seen[replica] = state
             for invariant in invariants:
                 invariant.on_replica(node, replica)
+    node.host.disk.is_watched = False
 
 
 def picture(image: Any) -> Any:

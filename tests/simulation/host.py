@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from tests.simulation.simulated_disk import SimulatedDisk
+from tests.simulation.simulated_disk import Inode, SimulatedDisk
 from tests.simulation.simulated_loop import SimulatedLoop
 from tests.simulation.simulated_network import Network, SimulatedServer, SimulatedSocket
 from tests.simulation.world import World
@@ -42,10 +42,10 @@ class HostDisk(SimulatedDisk):
             self._root.lose(_Nothing())
         super().lose_power()
 
-    def operation(self, kind: str) -> None:
+    def operation(self, kind: str, path: str = "", inode: Inode | None = None) -> None:
         if self.operations + 1 >= self.fail_at:
             self._on_power_loss()
-        super().operation(kind)
+        super().operation(kind, path, inode)
 
 
 class Host:

@@ -4,6 +4,7 @@ It implements storage's Disk port. Every file has what is in the page cache and 
 likewise has entries that a power loss may take back. `lose_power` leaves, by the rng, all, nothing, a prefix with its
 last write torn, or an arbitrary subset of the pages and directory entries that were not synced; `end_process` loses
 only what was in the process. `fail_after` makes the n-th operation that changes anything the last one.
+`break_directory` makes all below a path refuse; what a sync that failed was to save goes with the process.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class SimulatedFile:
 
     def _write_at(self, data: Buffer, position: int) -> int:
         assert not self._closing, f"write to a closed file: {self._path}"
-        self._disk.operation("write")
+        self._disk.operation("write", self._path)
         content = bytes(data)
         shorter = self._disk.short_write(len(content))
         self._inode.write(content[:shorter], position)
@@ -187,6 +188,7 @@ class SimulatedFile:
     def read_at(self, size_bytes: int, position: int) -> bytes:
         assert self._is_open, f"read from a closed file: {self._path}"
         self._disk.require_power()
+        self._disk.meet("read", self._path)
         return bytes(self._inode.data[position : position + size_bytes])
 
     def read_at_nowait(self, size_bytes: int, position: int) -> bytes | None:
@@ -200,12 +202,12 @@ class SimulatedFile:
 
     def truncate(self, size_bytes: int) -> None:
         assert self._is_open, self._path
-        self._disk.operation("truncate")
+        self._disk.operation("truncate", self._path)
         self._inode.cut(size_bytes)
 
     def sync(self) -> None:
         assert self._is_open, f"sync of a closed file: {self._path}"
-        self._disk.operation("sync")
+        self._disk.operation("sync", self._path, self._inode)
         self._inode.sync()
 
     def map(self, size_bytes: int) -> FileMap:
@@ -248,14 +250,30 @@ class SimulatedDisk:
         self.full = False
         """Whether writes fail with ENOSPC, perhaps after a part was written."""
         self.sync_fails = False
+        self.broken: dict[str, tuple[int, frozenset[str]]] = {}
+        """Directories that refuse what changes them, or "read": path -> (errno, kinds of operations)."""
+        self.is_watched = False
+        """Whether it is not the process that reads now, but who checks it."""
+        self._unsynced: list[Inode] = []
 
     # Faults
+
+    def break_directory(self, path: str, code: int, *kinds: str) -> None:
+        """Until it is taken out of `broken`, over any number of processes. Without kinds, whatever changes it."""
+        self.broken[path] = (code, frozenset(kinds or ("write", "truncate", "sync", "create", "rename", "remove")))
+
+    def meet(self, kind: str, path: str, inode: Inode | None = None) -> None:
+        for broken, (code, kinds) in self.broken.items():
+            if kind in kinds and not self.is_watched and (path == broken or path.startswith(broken + "/")):
+                if kind == "sync" and inode is not None:
+                    self._unsynced.append(inode)
+                raise OSError(code, f"simulated failure to {kind}", path)
 
     def fail_after(self, operations: int) -> None:
         """Lose power at that many changing operations from now."""
         self.fail_at = self.operations + operations
 
-    def operation(self, kind: str) -> None:
+    def operation(self, kind: str, path: str = "", inode: Inode | None = None) -> None:
         self.require_power()
         self.operations += 1
         if self.operations >= self.fail_at:
@@ -263,6 +281,8 @@ class SimulatedDisk:
             raise PowerLoss
         if kind == "sync" and self.sync_fails:
             raise OSError(errno.EIO, "simulated failure of a sync")
+        if self.broken:
+            self.meet(kind, path, inode)
 
     def require_power(self) -> None:
         if self._is_off:
@@ -287,6 +307,9 @@ class SimulatedDisk:
         self.fail_at = NEVER
         self.full = self.sync_fails = False
         self.locks.clear()
+        for inode in self._unsynced:
+            inode.lose(self._rng)
+        self._unsynced.clear()
 
     def sync_everything(self) -> None:
         """As if everything so far had happened long ago."""
@@ -301,17 +324,18 @@ class SimulatedDisk:
         if node is None:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
-            self.operation("create")
+            self.operation("create", path)
             node = Inode()
             parent.change("", name, node)
         assert isinstance(node, Inode), path
         return SimulatedFile(self, node, path)
 
     def read_file(self, path: str) -> bytes:
+        self.meet("read", path)
         return bytes(self._inode(path).data)
 
     def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
-        self.operation("write")
+        self.operation("write", path)
         parent, name = self._parent(path)
         node = parent.entries.get(name)
         if node is None:
@@ -321,13 +345,13 @@ class SimulatedDisk:
         if node.data:
             node.cut(0)
         if data:
-            self.operation("write")
+            self.operation("write", path)
             shorter = self.short_write(len(data))
             node.write(bytes(data)[:shorter], 0)
             if shorter < len(data):
                 raise OSError(errno.ENOSPC, "simulated full disk")
         if sync:
-            self.operation("sync")
+            self.operation("sync", path, node)
             node.sync()
 
     def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
@@ -350,6 +374,7 @@ class SimulatedDisk:
         return 0
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
+        self.meet("read", path)
         entries = self._directory(path).entries
         return [DirectoryEntry(name, isinstance(node, Directory)) for name, node in entries.items()]
 
@@ -358,14 +383,14 @@ class SimulatedDisk:
         for name in path.strip("/").split("/"):
             node = directory.entries.get(name)
             if node is None:
-                self.operation("create")
+                self.operation("create", path)
                 node = Directory()
                 directory.change("", name, node)
             assert isinstance(node, Directory), path
             directory = node
 
     def rename(self, source: str, target: str) -> None:
-        self.operation("rename")
+        self.operation("rename", source)
         parent, name = self._parent(source)
         other, target_name = self._parent(target)
         assert parent is other, "a rename across directories"
@@ -377,7 +402,7 @@ class SimulatedDisk:
     def remove(self, path: str) -> None:
         parent, name = self._parent(path)
         if name in parent.entries:
-            self.operation("remove")
+            self.operation("remove", path)
             parent.change(name, "", None)
 
     def remove_tree(self, path: str) -> None:
@@ -385,17 +410,17 @@ class SimulatedDisk:
         self.remove(path)
 
     def sync_file(self, path: str) -> None:
-        self.operation("sync")
+        self.operation("sync", path, self._inode(path))
         self._inode(path).sync()
 
     def sync_directory(self, path: str) -> None:
-        self.operation("sync")
+        self.operation("sync", path)
         self._directory(path).sync()
 
     def sync_all(self, path: str) -> bool:
         if self._rng.random() < 0.5:
             return False
-        self.operation("sync")
+        self.operation("sync", path)
         self._root.sync_everything()
         return True
 
