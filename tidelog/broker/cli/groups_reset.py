@@ -8,7 +8,6 @@ ConsumerGroupCommand, so that a file that one wrote can be read by the other.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -97,7 +96,7 @@ def duration_in(text: str) -> int:
 def plans_in(text: str, groups: list[str]) -> dict[str, Offsets]:
     """The offsets by group of an exported file; a file without groups is for the one group. Raises ResetError."""
     plans: dict[str, Offsets] = {}
-    for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
+    for number, row in enumerate(csv.reader(text.splitlines()), 1):
         if not row:
             continue
         cells = [cell.strip() for cell in row]
@@ -115,12 +114,22 @@ def plans_in(text: str, groups: list[str]) -> dict[str, Offsets]:
 
 def as_csv(plans: Mapping[str, Mapping[TopicPartition, int]], with_group: bool) -> str:
     """What `plans_in` reads."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    lines = _Lines()
+    writer = csv.writer(lines, lineterminator="\n")
     for group, offsets in plans.items():
         for (topic, partition), offset in sorted(offsets.items()):
             writer.writerow([group, topic, partition, offset] if with_group else [topic, partition, offset])
-    return out.getvalue()
+    return "".join(lines.written)
+
+
+class _Lines:
+    """What a writer of csv files takes for one."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def write(self, line: str) -> None:
+        self.written.append(line)
 
 
 # ------------------------------------------------------------------------------------------------------------- offsets
