@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import NOW, batch, idempotent, marker
+from tidelog.protocol.compression import compress
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import check_crc, read_header, write_crc
-from tidelog.protocol.records import decode_batch
-from tidelog.storage.append import AppendRules, admit, admit_replicated
+from tidelog.protocol.records import decode_batch, encode_batch, record_section
+from tidelog.storage.append import (
+    BLAMED_MAX,
+    INSPECTED_BYTES_MAX,
+    INSPECTED_RECORDS_MAX,
+    AppendRules,
+    admit,
+    admit_replicated,
+)
 from tidelog.storage.log_config import LogConfig
 
 
@@ -182,6 +190,67 @@ def test_records_that_are_not_what_the_header_says_are_found_where_records_are_l
     data = patched(patched(batch(2, key=b"k"), 57, ">i", 3), 23, ">i", 2)
     code = refused(data, cleanup_policy=frozenset({"compact"}))
     assert code in (ErrorCode.INVALID_RECORD, ErrorCode.CORRUPT_MESSAGE)
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("count", [2, 4, 300])
+def test_small_batches_that_hold_other_records_than_they_announce_are_refused(codec: int, count: int):
+    for announced in (1, 3, 5, count - 1, count + 1, 2**31 - 1):
+        data = batch(count, compression=codec)
+        if announced == count:
+            continue
+        struct.pack_into(">i", data, 57, announced)
+        assert refused(patched(data, 23, ">i", announced - 1)) == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_garbage_is_refused_so_that_producers_do_not_repeat_it(codec: int):
+    data = batch(1, value=b"x" * 200)
+    data[61:] = bytes(range(1, len(data) - 60))
+    assert refused(patched(data, 21, ">h", codec)) == ErrorCode.INVALID_RECORD
+    assert refused(patched(data, 21, ">h", codec), cleanup_policy=frozenset({"compact"})) == ErrorCode.INVALID_RECORD
+
+
+def test_what_decompresses_to_much_is_counted_only_where_records_are_looked_at():
+    data = batch(1, value=bytes(1_000_000), compression=4)
+    assert len(data) < 2048
+    admitted(memoryview(bytearray(data)))
+    header = read_header(data)
+    struct.pack_into(">i", data, 57, 50_000)
+    lying = patched(data, 23, ">i", 49_999)
+    admitted(memoryview(bytearray(lying)))
+    assert refused(lying, cleanup_policy=frozenset({"compact"})) == ErrorCode.INVALID_RECORD
+    assert header.record_count == 1
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_a_bomb_costs_no_more_than_its_bound(codec: int):
+    bomb = batch(1, value=bytes(INSPECTED_BYTES_MAX + 1), compression=codec)
+    settings = {"cleanup_policy": frozenset({"compact"}), "max_message_bytes": 4_000_000}
+    assert refused(bomb, **settings) == ErrorCode.MESSAGE_TOO_LARGE
+    many = batch(1, value=bytes(INSPECTED_BYTES_MAX // 2), compression=codec)
+    struct.pack_into(">i", many, 57, INSPECTED_RECORDS_MAX + 1)
+    assert refused(patched(many, 23, ">i", INSPECTED_RECORDS_MAX), **settings) == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_a_refusal_names_no_more_than_a_thousand_records():
+    data = memoryview(bytearray(encode_batch([(NOW, None, b"v", ())] * (BLAMED_MAX + 500))))
+    with pytest.raises(KafkaError) as caught:
+        admitted(data, cleanup_policy=frozenset({"compact"}))
+    assert len(caught.value.record_errors) == BLAMED_MAX
+
+
+def test_compressed_records_whose_offsets_leave_some_out_are_given_new_ones_where_they_are_looked_at():
+    data = batch(3, compression=1, key=b"k")
+    header = read_header(data)
+    section = bytearray(record_section(data, 0, header, 1 << 20))
+    section[3] = 20  # the first record's delta: 10
+    sparse = memoryview(bytearray(data[:61]) + compress(1, section))
+    struct.pack_into(">i", sparse, 8, len(sparse) - 12)
+    write_crc(sparse, 0, len(sparse))
+    written, [entry] = admitted(sparse, cleanup_policy=frozenset({"compact"}))
+    assert [record.offset for record in decode_batch(written)] == [100, 101, 102]
+    assert entry[2:4] == (100, 102)
 
 
 class TestReplicated:

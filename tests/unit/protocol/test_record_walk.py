@@ -1,0 +1,124 @@
+"""Records counted and scanned where they lie: what the decoder takes is taken, and what it refuses is noticed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.protocol.batch_builder import encode_batch
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record import encode_varint
+from tidelog.protocol.record_batch import HEADER_SIZE, read_header
+from tidelog.protocol.record_walk import CHECKED_RECORDS, check_plausible, check_records, scan_records
+from tidelog.protocol.records import Record, decode_section
+
+NOW_MS = 1_700_000_000_000
+
+optional_bytes = st.none() | st.binary(max_size=300)
+records = st.lists(
+    st.tuples(
+        st.integers(NOW_MS, NOW_MS + 100_000),
+        optional_bytes,
+        optional_bytes,
+        st.lists(st.tuples(st.text(max_size=5), optional_bytes), max_size=3),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def section_of(values: object) -> bytes:
+    return bytes(encode_batch(values)[HEADER_SIZE:])  # type: ignore[arg-type]
+
+
+def check(section: bytes, count: int, padding: bytes = b"") -> None:
+    data = memoryview(padding + section + padding)
+    check_records(data, len(padding), len(padding) + len(section), count)
+
+
+def refused(section: bytes, count: int) -> None:
+    with pytest.raises(KafkaError) as caught:
+        check(section, count, b"\x0e\0\0\0\1\1\0" * 3)  # behind it lies the next batch
+    assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+@given(records)
+def test_what_was_encoded_is_taken_and_scanned_as_it_is_decoded(values: list[tuple[object, ...]]) -> None:
+    batch = encode_batch(values)  # type: ignore[arg-type]
+    section = bytes(batch[HEADER_SIZE:])
+    check(section, len(values), b"padding")
+    decoded: list[Record] = decode_section(section, read_header(batch))
+    base = read_header(batch).base_timestamp
+    scanned = [(offset, base + delta, has_key) for offset, delta, has_key in scan_records(section, len(values))]
+    assert scanned == [(each.offset, each.timestamp, each.key is not None) for each in decoded]
+
+
+@given(records, st.integers(-45, 45).filter(bool))
+def test_another_count_is_refused(values: list[tuple[object, ...]], more: int) -> None:
+    refused(section_of(values), max(1, len(values) + more) if len(values) + more != 0 and len(values) > 1 else 2)
+
+
+@given(records, st.integers(0, 2**32), st.integers(0, 255))
+def test_a_scan_refuses_what_the_decoder_refuses(values: list[tuple[object, ...]], place: int, byte: int) -> None:
+    batch = encode_batch(values)  # type: ignore[arg-type]
+    section = bytearray(batch[HEADER_SIZE:])
+    section[place % len(section)] = byte
+    header = read_header(batch)
+    try:
+        decoded = len(decode_section(bytes(section), header))
+    except KafkaError as error:
+        if "64 bits" in error.message or "ends of 64" in error.message:
+            return
+        decoded = -1
+    try:
+        found = len(list(scan_records(section, header.record_count)))
+    except KafkaError:
+        found = -1
+    assert found == decoded
+
+
+@pytest.mark.parametrize("sizes", [[100] * 5000, [7, 300] * 2000, list(range(3000)), [60] * 200 + [20_000] * 200])
+def test_long_batches(sizes: list[int]) -> None:
+    section = section_of([(NOW_MS + n // 7, None, bytes(size), ()) for n, size in enumerate(sizes)])
+    check(section, len(sizes))
+    for wrong in (len(sizes) - 1, len(sizes) + 1):
+        refused(section, wrong)
+    refused(section[:-1], len(sizes))
+    refused(section + b"\0", len(sizes))
+
+
+def test_random_bytes_are_refused() -> None:
+    rng = random.Random(3)
+    for count in (1, 2, 5, 40):
+        for _ in range(200):
+            refused(rng.randbytes(rng.randrange(1, 500)), count)
+
+
+@pytest.mark.parametrize("number", range(CHECKED_RECORDS))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"\0\0" + encode_varint(9) + b"\1" + encode_varint(50) + b"v" * 3 + b"\0",  # a value beyond the record
+        b"\0\0\0" + encode_varint(40) + b"k" * 4 + b"\1\0",  # a key beyond it
+        b"\0\0\0\1\1" + encode_varint(-2),  # a negative number of headers
+        b"\0\0\0\1\1" + encode_varint(9),  # more headers than bytes
+        b"\0\0\0\1\1" + encode_varint(1) + encode_varint(-1) + b"\1",  # a header without a key
+        b"\0\0\0\1\1\0" + b"more",  # bytes behind the headers
+        b"\0" + b"\xff" * 12 + b"\0\1\1\0",  # a timestamp of more than 64 bits
+        b"\0\0\0\1",  # nothing behind the key
+    ],
+)
+def test_fields_of_the_first_records_must_fill_them(number: int, fields: bytes) -> None:
+    whole = [b"\0\0" + encode_varint(n) + b"\1" + encode_varint(5) + b"value\0" for n in range(6)]
+    whole[number] = fields
+    refused(b"".join(encode_varint(len(each)) + each for each in whole), len(whole))
+
+
+def test_a_count_that_so_many_bytes_cannot_hold_is_refused_whatever_the_codec() -> None:
+    check_plausible(1_000, 200, 1)
+    for codec in range(5):
+        with pytest.raises(KafkaError):
+            check_plausible(2**31 - 1, 300, codec)
