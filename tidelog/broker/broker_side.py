@@ -91,7 +91,7 @@ class BrokerSide:
             broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
         )
         self.partitions = self._make_partitions()
-        self._fetchers = ReplicaFetchers(
+        self.fetchers = ReplicaFetchers(
             node_id=config.node_id,
             broker_epoch=self._broker_epoch,
             connect=channels.connect,
@@ -106,7 +106,7 @@ class BrokerSide:
         )
         self._hosting = Hosting(
             config.node_id, config, directories, self.partitions, loop, ports.clock_ms, self._on_role,
-            fetchers=self._fetchers, assignments=self._assignments,
+            fetchers=self.fetchers, assignments=self._assignments,
         )  # fmt: skip
         self.partitions.on_disk_failure = directories.failed_at
         directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
@@ -142,6 +142,7 @@ class BrokerSide:
                 lag_ms_max=config.integer("replica.lag.time.max.ms"),
             ),
             tells_followers_high_watermark=config["replica.selector.class"] is not None,
+            stopwatch=ports.stopwatch or loop.time,
         )
 
     # ------------------------------------------------------------------------------------------------------------ start
@@ -228,7 +229,7 @@ class BrokerSide:
         """No more is appended or fetched; what was appended is on its way to the disk."""
         self.groups.close()
         self.lost_brokers.close()
-        self._fetchers.close()
+        self.fetchers.close()
         self._isr_changes.close()
         self._assignments.close()
         await self.lifecycle.close()

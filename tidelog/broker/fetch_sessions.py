@@ -123,9 +123,13 @@ class FetchSessions:
         self._slots_max = slots_max
         self._rng = rng
         self._sessions: dict[int, FetchSession] = {}  # least recently used first
+        self.evictions = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __iter__(self) -> Iterator[FetchSession]:
+        return iter(self._sessions.values())
 
     def resolve(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> tuple[FetchSession, bool]:
         """The session a request belongs to, brought up to date, and whether all its partitions must be answered.
@@ -169,6 +173,7 @@ class FetchSessions:
         for session in self._sessions.values():
             if not session.waiters and now_ms - session.last_used_ms > EVICTION_MS_MIN:
                 self._remove(session.id)
+                self.evictions += 1
                 return True
         return False
 

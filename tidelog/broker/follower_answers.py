@@ -78,6 +78,8 @@ class FollowerAnswers:
         self, partitions: Partitions, loop: asyncio.AbstractEventLoop, wake: Callable[[FollowerSession], None]
     ) -> None:
         self.throttle = Throttle()
+        self.bytes_out = 0
+        """Of record batches sent to followers since the start."""
         self._partitions = partitions
         self._loop = loop
         self._wake = wake
@@ -118,6 +120,7 @@ class FollowerAnswers:
         for entry, fetched in told:
             self._sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
             self._count(entry, fetched.size_bytes)
+        self.bytes_out += total_bytes
         session.linger.sent(total_bytes, session.last_fetch_ms)
         answers = neighbours([fetched for _, fetched in told])
         return encode_fetch_response(correlation_id, version, 0, session.id, answers)
@@ -136,6 +139,7 @@ class FollowerAnswers:
             entry.problem = self._partitions.refusal(partition, error).code
             return None
         if size_bytes:
+            self.bytes_out += size_bytes
             del session.dirty[entry]
             entry.sent_high_watermark = partition.log.high_watermark
             entry.in_flight = True

@@ -17,7 +17,7 @@ from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
 from tidelog.broker.follower_answers import Tail
 from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_sessions import FollowerEntry
-from tidelog.broker.metrics_counters import TopicTraffic
+from tidelog.broker.metrics_counters import Histogram, TopicTraffic
 from tidelog.broker.purgatory import OffsetWaiters
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.broker.wakes import Wakes
@@ -76,6 +76,7 @@ class Partitions:
         fetch_bytes_max: int,
         replica: ReplicaPorts | None = None,
         tells_followers_high_watermark: bool = False,
+        stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`replica`: what replicas ask of the node; None for a node that is alone."""
         self.deadlines = DeadlineTimer(loop)
@@ -86,7 +87,7 @@ class Partitions:
         """Told when records of a follower's log, held back for it, are on the device."""
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
         """Told of every error of the device, with the path of what met it."""
-        self._replica_ports = replica or ReplicaPorts()
+        self.replica_ports = replica or ReplicaPorts()
         self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
         self.fetch_bytes_max = fetch_bytes_max
         self._loop = loop
@@ -95,6 +96,8 @@ class Partitions:
         # By topic name and by topic id: a handler looks up whichever its version carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
         self._unavailable: set[tuple[str | bytes, int]] = set()
+        self._stopwatch = stopwatch
+        self.flush_durations = Histogram()
         self.traffic: dict[str, TopicTraffic] = {}
         """Of each topic hosted here, for as long as it is."""
         self._watches: dict[Partition, _Watch] = {}  # also kept by the partition, for whoever is in a hurry
@@ -135,6 +138,11 @@ class Partitions:
     def is_known(self, topic: str | bytes, index: int) -> bool:
         """Whether there is such a partition, here or elsewhere."""
         return self.find(topic, index) is not None or self._known_elsewhere(topic, index)
+
+    @property
+    def unavailable_count(self) -> int:
+        """Replicas that belong here and whose logs cannot be opened."""
+        return len(self._unavailable) // 2
 
     def hosted(self) -> Iterable[Partition]:
         return self._watches.keys()
@@ -191,11 +199,13 @@ class Partitions:
         if self._closing:
             return
         task = partition.log.begin_flush()
+        began = self._stopwatch()
         future = self._loop.run_in_executor(self._executor, task.run)
         self._flushes.add(future)
 
         def flushed(done: asyncio.Future[None]) -> None:
             self._flushes.discard(done)
+            self.flush_durations.observe(self._stopwatch() - began)
             try:
                 done.result()
                 partition.log.finish_flush(task, self._clock_ms())
@@ -307,7 +317,7 @@ class Partitions:
 
     def add(self, topic: str, index: int, topic_id: bytes, found: PartitionLog) -> Partition:
         """Host a replica, with no role yet."""
-        partition = Partition(topic, index, topic_id, found, self._advanced, self._replica_ports)
+        partition = Partition(topic, index, topic_id, found, self._advanced, self.replica_ports)
         self._hosted.setdefault(topic, {})[index] = partition
         self._hosted.setdefault(topic_id, {})[index] = partition
         traffic = self.traffic.get(topic)

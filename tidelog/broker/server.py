@@ -79,7 +79,8 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._idle_since: dict[KafkaConnection, float] = {}
-        self._refused = 0
+        self.accepted = 0
+        self.refused = 0
 
     async def listen(self, sockets: list[tuple[str, socket.socket]]) -> None:
         """Start accepting; `sockets` are (listener name, bound socket)."""
@@ -114,14 +115,15 @@ class Server:
 
     def connected(self, connection: KafkaConnection) -> bool:
         if len(self.connections) >= self._limits.connections_max:
-            self._refused += 1
-            if self._refused & (self._refused - 1) == 0:  # say it at 1, 2, 4, 8, ...
+            self.refused += 1
+            if self.refused & (self.refused - 1) == 0:  # say it at 1, 2, 4, 8, ...
                 log.warning(
                     "refused %d connections so far: max.connections=%d are open",
-                    self._refused, self._limits.connections_max,
+                    self.refused, self._limits.connections_max,
                 )  # fmt: skip
             return False
         self.connections[connection] = None
+        self.accepted += 1
         if self._sweep is None:
             self._arm_sweep()
         return True

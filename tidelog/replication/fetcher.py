@@ -84,6 +84,8 @@ class ReplicaFetchers:
         self.on_appended = on_appended
         self.throttle = Throttle()
         self.on_link = on_link
+        self.bytes_in = 0
+        """Of record batches fetched since the start."""
         self._on_failed = on_failed
         self._links: dict[int, LeaderLink] = {}
         self._followed: dict[Partition, tuple[LeaderLink, Followed]] = {}
@@ -97,6 +99,17 @@ class ReplicaFetchers:
             self.node_id, self.broker_epoch(), settings.fetch_wait_ms, settings.min_bytes,
             settings.response_bytes_max, settings.partition_bytes_max,
         )  # fmt: skip
+
+    @property
+    def lag_records_max(self) -> int:
+        """Of all that is followed, how many committed records the one furthest behind lacks (Kafka's MaxLag)."""
+        lags = (each.leader_high_watermark - each.log.log_end_offset for _, each in self._followed.values())
+        return max(0, max(lags, default=0))
+
+    @property
+    def failing_count(self) -> int:
+        """Partitions whose last fetch was refused."""
+        return sum(each.failures > 0 for _, each in self._followed.values())
 
     def follow(self, partition: Partition) -> None:
         """Fetch from the leader the partition names, at its epoch; what was followed before is let go."""

@@ -13,9 +13,15 @@ Key = tuple[bytes, int]
 
 
 class Followed:
-    """One partition as this link fetches it. `asked`: the number of the request that last mentioned it."""
+    """One partition as this link fetches it. `asked`: the number of the request that last mentioned it.
 
-    __slots__ = ("asked", "asked_offset", "failures", "in_session", "key", "leader_epoch", "log", "partition")
+    `leader_high_watermark` is what the leader last said of it; -1 nothing yet.
+    """
+
+    __slots__ = (
+        "asked", "asked_offset", "failures", "in_session", "key", "leader_epoch", "leader_high_watermark", "log",
+        "partition",
+    )  # fmt: skip
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -26,3 +32,4 @@ class Followed:
         self.asked_offset = -1
         self.in_session = False
         self.failures = 0
+        self.leader_high_watermark = -1

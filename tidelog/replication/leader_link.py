@@ -312,8 +312,10 @@ class LeaderLink:
 
     def _take(self, followed: Followed, high_watermark: int, log_start_offset: int, records: memoryview | None) -> None:
         partition, log = followed.partition, followed.log
+        followed.leader_high_watermark = high_watermark
         try:
             if records:
+                self._fetchers.bytes_in += len(records)
                 if _OFFSET.unpack_from(records)[0] < log.log_end_offset:
                     self._overlapped(followed, records)
                     return

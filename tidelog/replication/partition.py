@@ -50,7 +50,8 @@ class ReplicaPorts:
     """What the replicas of one node ask of it; the defaults are those of a node without others.
 
     `now_ms`: monotonic. `broker`: a broker as the committed metadata has it. `propose`: send a change of the ISR to
-    the controller; its outcome comes back through `Partition.on_proposal_agreed` or `on_proposal_rejected`.
+    the controller; its outcome comes back through `Partition.on_proposal_agreed` or `on_proposal_rejected`, and is
+    counted.
     """
 
     now_ms: Callable[[], float] = lambda: 0.0
@@ -58,6 +59,9 @@ class ReplicaPorts:
     broker_epoch: Callable[[], int] = lambda: -1
     propose: Callable[[Partition, Proposal], None] = _ask_nobody
     lag_ms_max: int = 30_000
+    isr_expands: int = 0
+    isr_shrinks: int = 0
+    isr_rejections: int = 0
 
     def eligible(self, broker_id: int, broker_epoch: int) -> bool:
         """May this replica join an ISR: alive, not stopping, and the same process that fetches (KIP-841, KIP-903)."""
@@ -286,11 +290,16 @@ class Partition:
         self, proposal: Proposal, isr: tuple[int, ...], leader_epoch: int, partition_epoch: int
     ) -> None:
         if self.leads and self.in_sync.agreed(proposal, isr, leader_epoch, partition_epoch):
+            if proposal.adds is None:
+                self._ports.isr_shrinks += 1
+            else:
+                self._ports.isr_expands += 1
             self._isr_changed()
 
     def on_proposal_rejected(self, proposal: Proposal) -> None:
         """The controller has refused it for good. What it may have done is not rejected: then the metadata says so."""
         if self.leads and proposal is self.in_sync.pending:
+            self._ports.isr_rejections += 1
             self.in_sync.rejected(proposal)
             self._isr_changed()
 
