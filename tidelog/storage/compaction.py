@@ -108,6 +108,7 @@ class Compaction:
         self._ends = [segment.base_offset for segment in self._segments[1:]] + [chosen.end_offset]
         self._aborted = lookup.aborted_between(log.segments, log.segments.first.base_offset, chosen.end_offset)
         self._filter_at_ms = now_ms
+        self._synced_offset = log.durability.recovery_point
         self._last_of_producers: dict[int, LastOfProducer] = {
             entry.producer_id: (entry.epoch, entry.batches[-1][3] if entry.batches else -1)
             for entry in log.producers.entries.values()
@@ -197,6 +198,11 @@ class Compaction:
         cleaned = [segment for segment in self._segments if segment.base_offset < self.cleaned_offset]
         facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in cleaned]
         end_offset = self._ends[len(cleaned) - 1] if cleaned else 0
+        for segment in cleaned:
+            if segment.next_offset > self._synced_offset:
+                # Or a loss of power could take a record after what it supersedes was dropped for its sake.
+                self._disk.sync_file(_log_path(segment))
+                yield
         batches = BatchFilter(
             self._keys,
             CleanedTransactions(self._aborted),
@@ -289,7 +295,7 @@ class Compaction:
     def _chunks(self, segment: Segment) -> Iterator[tuple[memoryview, list[tuple[int, BatchHeader]]]]:
         """The segment in pieces of whole batches: (bytes, position and header of each)."""
         size = segment.size_bytes
-        file = self._disk.open(f"{segment.directory}/{file_name(segment.base_offset, LOG_SUFFIX)}")
+        file = self._disk.open(_log_path(segment))
         try:
             position, want, offset = 0, self._piece_bytes, segment.base_offset
             while position < size:
@@ -306,6 +312,11 @@ class Compaction:
                 want = self._piece_bytes
         finally:
             file.close()
+
+
+def _log_path(segment: Segment) -> str:
+    """Of a segment in the log, whatever it is called by the time it is replaced or cut."""
+    return f"{segment.directory}/{file_name(segment.base_offset, LOG_SUFFIX)}"
 
 
 def _batches_in(data: memoryview, offset: int) -> tuple[list[tuple[int, BatchHeader]], int, int]:

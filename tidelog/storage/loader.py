@@ -61,6 +61,8 @@ class Checkpoints(NamedTuple):
 
     log_start_offset: int = 0
     recovery_point: int = 0
+    cleaned_offset: int = -1
+    """Below it segments may end before the next one begins, if another broker's cleaner made them."""
 
 
 def load_log(
@@ -294,7 +296,7 @@ class _Loader:
             lost = segment.size_bytes - end
             later = segments[index + 1 :]
             # Bytes behind the last batch are no loss when the next segment goes on there: they were preallocated.
-            is_gap = bool(later) and next_offset < later[0].base_offset and (lost > 0 or not self.config.is_compacted)
+            is_gap = bool(later) and next_offset < later[0].base_offset and (lost > 0 or not self._may_end_early(segment))
             if lost:
                 _log.warning("%s: cut at offset %d, %d bytes behind it are no batches", segment.path, next_offset, lost)
             if is_gap:
@@ -310,6 +312,9 @@ class _Loader:
             if index + 1 < len(segments):
                 segment.forget_indexes()
         return segments, next_offset
+
+    def _may_end_early(self, segment: Segment) -> bool:
+        return self.config.is_compacted and segment.base_offset < self.checkpoints.cleaned_offset
 
 
 def _offsets_of(names: set[str], suffix: str) -> list[int]:

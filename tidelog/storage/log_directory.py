@@ -73,7 +73,9 @@ class LogDirectory:
         self.failure: str | None = None
         """Why the directory is out of use, None while it is in use."""
         self._checkpoints = OffsetCheckpoints(disk, path)
-        self._cleaned: dict[TopicPartition, int] = {}  # as last checkpointed
+        self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed
+        if is_new:
+            self._write_cleaned()
         self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
@@ -125,7 +127,9 @@ class LogDirectory:
         recovery_points = self._checkpoints.read(RECOVERY_POINT_FILE)
         log_starts = self._checkpoints.read(LOG_START_FILE)
         high_watermarks = self._checkpoints.read(HIGH_WATERMARK_FILE)
-        self._cleaned = self._checkpoints.read(CLEANER_OFFSET_FILE)
+        cleaned = self._checkpoints.read(CLEANER_OFFSET_FILE)
+        if self._disk.exists(f"{self.path}/{CLEANER_OFFSET_FILE}"):
+            self._cleaned = cleaned
         for entry in self._disk.list_directory(self.path):
             if not entry.is_directory:
                 continue
@@ -135,7 +139,9 @@ class LogDirectory:
             key = _parse_name(entry.name)
             if key is None or key[0] == METADATA_TOPIC:
                 continue
-            checkpoints = Checkpoints(log_starts.get(key, 0), recovery_points.get(key, 0))
+            # Where nobody says what was cleaned, anything may have been.
+            cleaned_offset = cleaned.get(key, -1 if self._cleaned is not None else INT64_MAX)
+            checkpoints = Checkpoints(log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset)
             try:
                 log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -144,8 +150,7 @@ class LogDirectory:
                 self.offline[key] = str(error)
                 continue
             log.set_high_watermark(high_watermarks.get(key, 0))
-            cleaned = self._cleaned.get(key, -1)
-            log.cleaned_offset = cleaned if cleaned <= log.log_end_offset else -1
+            log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             self.logs[key] = log
         self._is_loaded = True
         return dict(self.logs)
@@ -156,10 +161,8 @@ class LogDirectory:
         assert key not in self.logs, key
         log = self._create(topic, partition, topic_id, config, now_ms)
         self.logs[key] = log
-        if key in self._cleaned:
-            # That was another log of this name: what was cleaned of it must not be believed of this one.
-            self._cleaned = self._cleaned_offsets()
-            self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
+        if self._cleaned and key in self._cleaned:
+            self._write_cleaned()  # that was another log of this name, and must not be believed of this one
         return log
 
     def open_metadata_log(self, config: LogConfig, now_ms: int) -> PartitionLog:
@@ -285,7 +288,7 @@ class LogDirectory:
         logs = self.logs
         cleaned, before = self._cleaned_offsets(), self._cleaned
         self._cleaned = cleaned
-        is_wanted = cleaned != before or (also_unchanged and bool(cleaned))
+        is_wanted = also_unchanged or cleaned != before
         return {
             **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
             RECOVERY_POINT_FILE: {key: log.recovery_point for key, log in logs.items()},
@@ -360,6 +363,10 @@ class LogDirectory:
 
     def _cleaned_offsets(self) -> dict[TopicPartition, int]:
         return {key: log.cleaned_offset for key, log in self.logs.items() if log.cleaned_offset >= 0}
+
+    def _write_cleaned(self) -> None:
+        self._cleaned = self._cleaned_offsets()
+        self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         # Kafka leaves out those that the first segment's name says; here its predecessors' removal may not be durable.
