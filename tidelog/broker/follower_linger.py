@@ -1,0 +1,49 @@
+"""When a follower's answer waits a moment for more records to share it, and when that does not pay. Pure.
+
+On an idle processor a follower is back before the next request of a busy producer arrives, so that every few records
+cost a round of their own on three nodes. A session that carries much therefore answers a little later; producers that
+wait for their acknowledgements send nothing meanwhile, so a wait that brought nothing is followed by a rest.
+"""
+
+from __future__ import annotations
+
+LINGER_MS = 2.0
+BUSY_BYTES_PER_MS = 3_000
+_WINDOW_MS = 20.0
+_REST_MS_MIN = 100.0
+_REST_MS_MAX = 3_200.0
+
+
+class FollowerLinger:
+    """One session's. `news` counts what was appended for it; times in ms of the loop's clock."""
+
+    __slots__ = ("_rest_ms", "_resting_until_ms", "_window_began_ms", "_window_bytes", "busy", "news", "news_at_start")
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.news = self.news_at_start = 0
+        self._window_bytes = 0
+        self._window_began_ms = self._resting_until_ms = 0.0
+        self._rest_ms = _REST_MS_MIN
+
+    def sent(self, size_bytes: int, now_ms: float) -> None:
+        """An answer took that many bytes of records along."""
+        self._window_bytes += size_bytes
+        elapsed_ms = now_ms - self._window_began_ms
+        if elapsed_ms >= _WINDOW_MS:
+            self.busy = self._window_bytes >= BUSY_BYTES_PER_MS * elapsed_ms
+            self._window_began_ms, self._window_bytes = now_ms, 0
+
+    def may_wait(self, now_ms: float) -> bool:
+        """Whether the answer that could leave now is held back; `waited` must be called when it leaves."""
+        if not self.busy or now_ms < self._resting_until_ms:
+            return False
+        self.news_at_start = self.news
+        return True
+
+    def waited(self, now_ms: float) -> None:
+        if self.news > self.news_at_start:
+            self._rest_ms = _REST_MS_MIN
+        else:
+            self._resting_until_ms = now_ms + self._rest_ms
+            self._rest_ms = min(2 * self._rest_ms, _REST_MS_MAX)
