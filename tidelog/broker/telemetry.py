@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.crc import crc32c
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.uuids import ZERO_UUID, uuid_to_text
+from tidelog.protocol.uuids import ONE_UUID, ZERO_UUID, uuid_to_text
 from tidelog.replication.controller.image import CLIENT_METRICS_RESOURCE, MetadataImage
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PUSH_INTERVAL_MS: Final = 300_000
 ACCEPTED_COMPRESSION: Final = (4, 3, 1, 2)
 COMPRESSION_TYPES: Final = range(5)
 EVERY_METRIC: Final = "*"
-RESERVED_IDS: Final = 100  # the first so many ids are Kafka's own
+_RESERVED_IDS: Final = (ZERO_UUID, ONE_UUID)
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class ClientTelemetry:
         Raises THROTTLING_QUOTA_EXCEEDED before its interval is over.
         """
         if client_instance_id == ZERO_UUID:
-            while _is_reserved(client_instance_id) or client_instance_id in self._instances:
+            while client_instance_id in _RESERVED_IDS or client_instance_id in self._instances:
                 client_instance_id = self._rng.randbytes(16)
         instance = self._instance(context, client_instance_id)
         now_ms = self._clock_ms()
@@ -86,7 +86,7 @@ class ClientTelemetry:
         is_terminating: bool,
     ) -> None:
         """Take nothing of it, but say what is wrong with it."""
-        if _is_reserved(client_instance_id):
+        if client_instance_id in _RESERVED_IDS:
             raise KafkaError(ErrorCode.INVALID_REQUEST)
         instance = self._instance(context, client_instance_id)
         was_terminating, instance.is_terminating = instance.is_terminating, is_terminating
@@ -135,10 +135,6 @@ class ClientTelemetry:
 
     def _disconnected(self, connection: Peer) -> None:
         self._instances.pop(self._of_connection.pop(connection, b""), None)
-
-
-def _is_reserved(client_instance_id: bytes) -> bool:
-    return int.from_bytes(client_instance_id, "big") < RESERVED_IDS
 
 
 def _subscription(context: RequestContext, client_instance_id: bytes, configs: list[dict[str, str]]) -> Subscription:

@@ -109,8 +109,8 @@ def test_who_says_goodbye_may_do_so_early_and_then_no_more() -> None:
         ({"compression_type": 9}, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
         ({"size_bytes": 1001}, ErrorCode.TELEMETRY_TOO_LARGE),
         ({"client": ZERO_UUID}, ErrorCode.INVALID_REQUEST),
-        ({"client": bytes(15) + b"c"}, ErrorCode.INVALID_REQUEST),
-        ({"client": bytes(15) + b"d"}, 0),
+        ({"client": bytes(15) + b"\x01"}, ErrorCode.INVALID_REQUEST),
+        ({"client": bytes(15) + b"\x02"}, 0),
     ],
 )
 def test_what_is_wrong_is_said(fields: Any, code: int) -> None:
