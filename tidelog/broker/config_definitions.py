@@ -22,7 +22,7 @@ from tidelog.broker.config_definitions_types import (
     ConfigError,
     table,
 )
-from tidelog.replication.controller.image import TOPIC_RESOURCE
+from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE
 
 BROKER: dict[str, ConfigDefinition] = table(CLUSTER, NETWORK, LOG, COORDINATORS, OWN)
 TOPIC: dict[str, ConfigDefinition] = table(TOPIC_CONFIGS)
@@ -107,6 +107,8 @@ def broker_config_problem(configs: Mapping[str, str]) -> str | None:
 
 def list_config_default(resource_type: int, name: str) -> str | None:
     """The default of a list, to which values are added and from which they are taken. KeyError for anything else."""
+    if resource_type not in (TOPIC_RESOURCE, BROKER_RESOURCE):
+        raise KeyError(name)  # Kafka knows no type of the others there
     definition = TOPIC[name] if resource_type == TOPIC_RESOURCE else (BROKER.get(name) or DYNAMIC_ONLY[name])
     if definition.type != LIST:
         raise KeyError(name)

@@ -18,6 +18,7 @@ from tidelog.broker.config_definitions_types import (
     LIST,
     LONG,
     METRICS,
+    NO_EMPTY_ITEMS,
     READ_ONLY,
     STRING,
     Row,
@@ -203,9 +204,9 @@ CLUSTER: tuple[Row, ...] = (
 CLIENT_METRICS_CONFIGS: tuple[Row, ...] = (
     ("interval.ms", INT, "300000", between(100, 3600000), METRICS,
      "How often a matching client pushes its metrics."),
-    ("match", LIST, "", DISTINCT, METRICS,
+    ("match", LIST, "", NO_EMPTY_ITEMS, METRICS,
      "Which clients are meant: selectors of the form key=pattern."),
-    ("metrics", LIST, "", DISTINCT, METRICS,
+    ("metrics", LIST, "", NO_EMPTY_ITEMS, METRICS,
      "Prefixes of the metrics wanted; empty for none, * for all."),
 )
 

@@ -6,6 +6,7 @@ raises `ConfigError` with the wording of Kafka's `ConfigException`. Knows no fil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,10 +23,13 @@ TOPIC = "topic"
 GROUP = "group"
 METRICS = "metrics subscription"
 
+LISTENER_PREFIX = "listener.name."
+
 Validator = Callable[[str, Any], str | None]
 """(name, typed value) -> what is wrong with it, or None. A text that starts as `_WHOLE` says stands alone."""
 
 _WHOLE = ("Configuration ", "Invalid value ")
+_AGO = re.compile(r"by_duration:P(?=.)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?", re.IGNORECASE)
 
 Row = tuple[str, int, str | None, Validator, str, str]
 
@@ -101,6 +105,13 @@ def table(*parts: tuple[Row, ...]) -> dict[str, ConfigDefinition]:
     return {row[0]: ConfigDefinition(*row) for part in parts for row in part}
 
 
+def base_name(name: str) -> str:
+    """The key behind one listener's key (`listener.name.<listener>.<key>`); any other is itself."""
+    if not name.startswith(LISTENER_PREFIX):
+        return name
+    return name[len(LISTENER_PREFIX) :].partition(".")[2]
+
+
 def ANY(name: str, value: Any) -> str | None:
     return None
 
@@ -115,6 +126,10 @@ def DISTINCT(name: str, value: list[str]) -> str | None:
     if "" in value:
         return f"Configuration '{name}' values must not be empty."
     return None
+
+
+def NO_EMPTY_ITEMS(name: str, value: list[str]) -> str | None:
+    return f"Configuration '{name}' values must not be empty." if "" in value else None
 
 
 def at_least(minimum: float) -> Validator:
@@ -153,6 +168,8 @@ def one_of(*allowed: str, any_case: bool = False) -> Validator:
 def list_of(*allowed: str) -> Validator:
     def check(name: str, value: list[str]) -> str | None:
         for item in value:  # the same one twice is let pass, as Kafka does
+            if not item:
+                return f"Configuration '{name}' values must not be empty."
             if item not in allowed:
                 return f"Invalid value {item} for configuration {name}: String must be one of: {', '.join(allowed)}"
         return None
@@ -175,6 +192,9 @@ def THROTTLED_REPLICAS(name: str, value: list[str]) -> str | None:
 
 
 def AUTO_OFFSET_RESET(name: str, value: str) -> str | None:
-    if value.lower() in ("latest", "earliest") or value.lower().startswith("by_duration:"):
+    if value in ("latest", "earliest") or _AGO.fullmatch(value) is not None:
         return None
-    return "The value must be either 'earliest', 'latest' or of the format 'by_duration:<PnDTnHnMn.nS.>'."
+    return (
+        f"Invalid value {value} for configuration {name}: Invalid value `{value}` for configuration {name}. "
+        "The value must be either 'earliest', 'latest' or of the format 'by_duration:<PnDTnHnMn.nS>'."
+    )

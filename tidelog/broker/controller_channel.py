@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable, Sequence
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from tidelog.broker.channel import response_type
+from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -33,6 +36,7 @@ ENVELOPE_VERSION = 0
 BACKOFF_MIN_MS = 20
 BACKOFF_MAX_MS = 500
 TIMEOUT_MS = 30_000
+_HEADER = Struct(">hhih")  # API key, version, correlation id, length of a client id: none
 
 # Kafka's DefaultPrincipalData, version 0: User:ANONYMOUS, not by token. There is nobody else without security.
 _ANONYMOUS = b"\x00\x00\x05User\x0aANONYMOUS\x00\x00"
@@ -103,6 +107,14 @@ class ControllerChannel:
         if data is None:
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "an empty envelope came back")
         return bytes(data)
+
+    async def forward_message(self, request: Any, version: int, client_host: str) -> Any:
+        """The same for what this broker has made of a client's request; the response message. Raises KafkaError."""
+        key = request.API_KEY
+        tags = b"\0" if request_header_version(key, version) == 2 else b""
+        response = await self.forward(_HEADER.pack(key, version, 0, -1) + tags + request.encode(version), client_host)
+        header_bytes = 5 if response_header_version(key, version) == 1 else 4
+        return response_type(type(request)).decode(response[header_bytes:], version)
 
     async def create_topics(self, topics: Sequence[NewTopic]) -> dict[str, KafkaError | None]:
         """Each topic's outcome, None where it was created. Raises KafkaError(REQUEST_TIMED_OUT)."""

@@ -45,7 +45,7 @@ class Dispatcher:
         self._services = services
         self._requests = services.requests
         self._stopwatch = services.requests.produce.stopwatch
-        self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests) for module in apis}
+        self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
         self._forwarded = frozenset(forwarded)
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -100,7 +100,7 @@ class Dispatcher:
         return _timed(self._answer(frame, api, context, request), api.counters, began)
 
     def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
-        if context.api_key in self._forwarded and not self._services.controller_channel.is_local():
+        if api.is_forwarded and not self._services.controller_channel.is_local():
             return self._run(self._forward(bytes(frame), context, request), api, context, request)
         try:
             result = api.handle(self._services, context, request)
@@ -199,11 +199,13 @@ async def _completed(answer: Deferred) -> Any:
 
 
 class _Api:
-    __slots__ = ("counters", "handle", "key", "name", "read", "refuse", "versions")
+    __slots__ = ("counters", "handle", "is_forwarded", "key", "name", "read", "refuse", "versions")
 
-    def __init__(self, module: ModuleType, requests: RequestCounters) -> None:
+    def __init__(self, module: ModuleType, requests: RequestCounters, forwarded: Collection[int]) -> None:
         request = module.REQUEST
         self.key: int = request.API_KEY
+        # As it came; some look at it first, and send on themselves what is left.
+        self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
         self.name: str = request.__name__.removesuffix("Request")
         self.counters = requests.of(self.name)
         self.versions: range = request.VERSIONS

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.config_definitions import BROKER, DYNAMIC_ONLY
-from tidelog.broker.config_definitions_types import CLUSTER_WIDE, PER_BROKER, ConfigDefinition, ConfigError
+from tidelog.broker.config_definitions_types import (
+    CLUSTER_WIDE,
+    LISTENER_PREFIX,
+    PER_BROKER,
+    ConfigDefinition,
+    ConfigError,
+    base_name,
+)
 from tidelog.replication.controller.image import BROKER_RESOURCE
 
 if TYPE_CHECKING:
@@ -21,8 +28,6 @@ if TYPE_CHECKING:
     from tidelog.storage.log_config import LogConfig
 
 log = logging.getLogger("tidelog.config")
-
-LISTENER_PREFIX = "listener.name."
 
 
 class DynamicConfig:
@@ -149,13 +154,6 @@ class DynamicConfig:
             elif told.get(name) != text:
                 log.error("the cluster's metadata sets a configuration that cannot be used here: %s", problem)
         return found
-
-
-def base_name(name: str) -> str:
-    """The key behind one listener's key; any other is itself."""
-    if not name.startswith(LISTENER_PREFIX):
-        return name
-    return name[len(LISTENER_PREFIX) :].partition(".")[2]
 
 
 def run_time_problem(name: str, text: str) -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.broker.config import own_name
-from tidelog.broker.config_definitions import broker_config_problem, list_config_default, topic_config_problem
+from tidelog.broker.config_definitions import list_config_default
+from tidelog.broker.config_validation import controller_config_problem
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
 from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
 from tidelog.protocol.messages.broker_registration import Listener as RegisteredListener
@@ -24,13 +25,10 @@ _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL"
 
 
 def controller_settings(config: NodeConfig, cluster_id: str, voters: Callable[[], Sequence[int]]) -> ControllerSettings:
-    defaults = config.topic_defaults()
-
     return ControllerSettings(
         default_partition_count=config.integer("num.partitions"),
         default_replication_factor=config.integer("default.replication.factor"),
-        topic_config_problem=lambda topic_config: topic_config_problem(topic_config, defaults),
-        broker_config_problem=broker_config_problem,
+        config_problem=controller_config_problem(config),
         list_config_default=list_config_default,
         voters=voters,
         cluster_id=cluster_id,

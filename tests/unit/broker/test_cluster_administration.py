@@ -10,20 +10,16 @@ import pytest
 from tests.unit.broker.metadata_services import encoded
 from tidelog.broker import served
 from tidelog.broker.apis import (
-    alter_configs,
     broker_heartbeat,
     create_partitions,
     describe_cluster,
     envelope,
-    incremental_alter_configs,
     raft_fetch,
 )
 from tidelog.broker.heartbeats import Heartbeats
 from tidelog.broker.request import RequestContext
 from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, UNADVERTISED
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.messages import alter_configs as legacy
-from tidelog.protocol.messages import incremental_alter_configs as incremental
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -208,72 +204,6 @@ async def test_a_topic_named_twice_gets_no_partitions() -> None:
     answer = await create_partitions.handle(services_of(asked), context(3), request)
     assert [(each.name, each.error_code) for each in answer.results] == [("twice", 42), ("once", 0)]
     assert asked.requests == [CreatePartitionsRequest(topics=[topics[1]], timeout_ms=7, validate_only=True)]
-
-
-# ------------------------------------------------------------------------------------------------------------ configs
-
-
-def change(kind: int, name: str, *configs: tuple[str, str | None]) -> Any:
-    entries = [incremental.AlterableConfig(name=key, value=value) for key, value in configs]
-    return incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=entries)
-
-
-async def test_config_changes_that_make_no_sense_are_refused_and_the_rest_is_asked_in_order() -> None:
-    allowed = [change(2, "a", ("x", "1")), change(4, "", ("x", "1"))]
-    asked = Asked(
-        incremental.IncrementalAlterConfigsResponse(
-            responses=[
-                incremental.AlterConfigsResourceResponse(resource_type=4, resource_name="", error_code=40),
-                incremental.AlterConfigsResourceResponse(resource_type=2, resource_name="a"),
-            ]
-        )
-    )
-    request = incremental.IncrementalAlterConfigsRequest(
-        resources=[
-            change(2, "twice"),
-            allowed[0],
-            change(2, "keys", ("x", "1"), ("x", "2")),
-            change(2, "null", ("x", None), ("y", None)),
-            change(8, "1", ("root", "DEBUG")),
-            change(99, "?"),
-            allowed[1],
-            change(2, "twice"),
-        ]
-    )
-    answer = await incremental_alter_configs.handle(services_of(asked), context(1), request)
-    assert asked.requests == [incremental.IncrementalAlterConfigsRequest(resources=allowed)]
-    told = [(each.resource_name, each.error_code, each.error_message) for each in answer.responses]
-    assert told == [
-        ("twice", 42, "Each resource must appear at most once."),
-        ("a", 0, ""),
-        ("keys", 42, "Error due to duplicate config keys"),
-        ("null", 42, "Null value not supported for : x, y"),
-        ("1", 42, "The levels of loggers cannot be changed while the broker runs."),
-        ("?", 42, "Unknown resource type 99"),
-        ("", 42, ""),  # INVALID_CONFIG, as Kafka's brokers say it
-        ("twice", 42, "Each resource must appear at most once."),
-    ]
-
-
-async def test_a_config_is_deleted_without_a_value() -> None:
-    entry = incremental.AlterableConfig(name="x", config_operation=1, value=None)
-    resource = incremental.AlterConfigsResource(resource_type=2, resource_name="a", configs=[entry])
-    response = incremental.AlterConfigsResourceResponse(resource_type=2, resource_name="a")
-    asked = Asked(incremental.IncrementalAlterConfigsResponse(responses=[response]))
-    request = incremental.IncrementalAlterConfigsRequest(resources=[resource])
-    answer = await incremental_alter_configs.handle(services_of(asked), context(1), request)
-    assert [each.error_code for each in answer.responses] == [0]
-
-
-async def test_the_older_request_is_treated_alike() -> None:
-    entries = [legacy.AlterableConfig(name="x", value=None)]
-    request = legacy.AlterConfigsRequest(
-        resources=[legacy.AlterConfigsResource(resource_type=2, resource_name="a", configs=entries)], validate_only=True
-    )
-    asked = Asked(legacy.AlterConfigsResponse())
-    answer = await alter_configs.handle(services_of(asked), context(2), request)
-    assert [each.error_code for each in answer.responses] == [42]
-    assert asked.requests == [legacy.AlterConfigsRequest(validate_only=True)]
 
 
 # ---------------------------------------------------------------------------------------------------- describe cluster

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from tidelog.broker.config import NodeConfig
-from tidelog.broker.dynamic_config import DynamicConfig, base_name
+from tidelog.broker.config_definitions_types import base_name
+from tidelog.broker.dynamic_config import DynamicConfig
 from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE, MetadataDelta, MetadataImage
 
 

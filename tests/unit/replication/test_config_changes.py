@@ -3,11 +3,15 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.replication.clusters import apply, cluster_state
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import alter_configs as legacy
 from tidelog.protocol.messages import incremental_alter_configs as incremental
 from tidelog.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, FeatureLevelRecord
-from tidelog.replication.controller.config_changes import alter_configs, incremental_alter_configs
+from tidelog.replication.controller.config_changes import (
+    alter_configs,
+    incremental_alter_configs,
+    min_insync_replicas_records,
+)
 from tidelog.replication.controller.leaders import fence_brokers
 from tidelog.replication.controller.state import NewTopic
 
@@ -19,15 +23,13 @@ def list_default(resource_type, name):
     return {"cleanup.policy": "delete"}[name]
 
 
-def problem(configs):
-    return "a bad one" if "bad" in configs else None
+def problem(resource_type, configs):
+    return KafkaError(ErrorCode.INVALID_CONFIG, "a bad one") if "bad" in configs else None
 
 
 @pytest.fixture
 def state():
-    state = cluster_state(
-        [1, 2], topic_config_problem=problem, broker_config_problem=problem, list_config_default=list_default
-    )
+    state = cluster_state([1, 2], config_problem=problem, list_config_default=list_default)
     apply(state, [FeatureLevelRecord(name="metadata.version", feature_level=30)])
     apply(state, [FeatureLevelRecord(name="eligible.leader.replicas.version", feature_level=1)])
     apply(state, state.create_topics([NewTopic("t", assignments=[(0, [1, 2])])])[0])
@@ -80,7 +82,11 @@ def test_lists_grow_and_shrink_from_their_default(state):
         (("retention.ms", SET, "5"), {"name": "no name"}, ErrorCode.INVALID_TOPIC_EXCEPTION),
         (("x", SET, "5"), {"resource_type": BROKER, "name": "nine"}, ErrorCode.INVALID_REQUEST),
         (("x", SET, "5"), {"resource_type": BROKER, "name": "9"}, ErrorCode.BROKER_ID_NOT_REGISTERED),
-        (("x", SET, "5"), {"resource_type": 1, "name": "9"}, ErrorCode.INVALID_REQUEST),
+        (("x", SET, "5"), {"resource_type": BROKER, "name": "-1"}, ErrorCode.INVALID_REQUEST),
+        (("x", SET, "5"), {"resource_type": 1, "name": "9"}, ErrorCode.UNSUPPORTED_VERSION),
+        (("x", SET, "5"), {"resource_type": 16, "name": ""}, ErrorCode.INVALID_REQUEST),
+        (("x", SET, "5"), {"resource_type": 32, "name": ""}, ErrorCode.INVALID_REQUEST),
+        (("bad", SET, "5"), {"name": "u"}, ErrorCode.INVALID_CONFIG),  # before it is asked whether there is a topic
         (("retention.ms", SET, "5"), {"times": 2}, ErrorCode.INVALID_REQUEST),
     ],
 )
@@ -103,6 +109,28 @@ def test_broker_configs_are_written_even_unchanged(state):
         for _ in range(2):
             records, _ = alter(state, ("x", SET, "1"), resource_type=BROKER, name=name)
             assert records == [ConfigRecord(resource_type=BROKER, resource_name=name, name="x", value="1")]
+
+
+def test_the_minimum_is_one_for_all_while_eligible_leaders_are_kept(state):
+    refused: tuple[list[object], ErrorCode] = ([], ErrorCode.INVALID_CONFIG)
+    minimum = "min.insync.replicas"
+    assert alter(state, (minimum, SET, "2"), resource_type=BROKER, name="1") == refused
+    assert alter(state, (minimum, DELETE, None), resource_type=BROKER, name="") == refused
+    records, code = alter(state, (minimum, SET, "2"), resource_type=BROKER, name="")
+    assert (records[-1], code) == (ClearElrRecord(topic_name=""), ErrorCode.NONE)
+    apply(state, [FeatureLevelRecord(name="eligible.leader.replicas.version", feature_level=0)])
+    assert alter(state, (minimum, SET, "3"), resource_type=BROKER, name="1")[1] == ErrorCode.NONE
+    assert alter(state, (minimum, DELETE, None), resource_type=BROKER, name="")[1] == ErrorCode.NONE
+
+
+def test_the_minimum_is_written_down_when_eligible_leaders_begin_to_be_kept(state):
+    apply(state, [FeatureLevelRecord(name="eligible.leader.replicas.version", feature_level=0)])
+    alter(state, ("min.insync.replicas", SET, "2"), resource_type=BROKER, name="1")
+    state.settings.min_insync_replicas = 3
+    apply(state, min_insync_replicas_records(state))
+    assert configs(state, (BROKER, "")) == {"min.insync.replicas": "3"}
+    assert configs(state, (BROKER, "1")) == {}
+    assert min_insync_replicas_records(state) == []
 
 
 def test_the_old_api_replaces_everything(state):

@@ -85,7 +85,8 @@ def test_what_kafka_refuses_is_refused_with_its_code(topic, code):
 
 
 def test_the_brokers_word_on_configs_decides():
-    state = cluster_state([1], topic_config_problem=lambda configs: "no such key" if "foo" in configs else None)
+    refusal = KafkaError(ErrorCode.INVALID_CONFIG, "no such key")
+    state = cluster_state([1], config_problem=lambda resource_type, configs: refusal if "foo" in configs else None)
     error = refused(state, NewTopic("t", 1, 1, configs=[("foo", "1")]))
     assert (error.code, error.message) == (ErrorCode.INVALID_CONFIG, "no such key")
 

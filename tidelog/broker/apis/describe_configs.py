@@ -6,10 +6,9 @@ only itself and the cluster's defaults (empty name), as in Kafka.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 
-from tidelog.broker.config_definitions_types import STRING
+from tidelog.broker import logger_levels
 from tidelog.broker.config_entries import (
     BROKER_LOGGER_SOURCE,
     ConfigEntry,
@@ -40,6 +39,8 @@ from tidelog.replication.controller.image import (
 from tidelog.replication.controller.topic_names import topic_name_problem
 
 REQUEST = DescribeConfigsRequest
+
+UNKNOWN_TYPE = 0
 
 
 def handle(services: Services, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
@@ -105,11 +106,8 @@ def _check_broker(services: Services, name: str, expected: str) -> None:
 
 
 def _loggers() -> Iterator[ConfigEntry]:
-    """Our loggers and the root, with the levels they effectively have."""
-    names = sorted(name for name in logging.root.manager.loggerDict if name.split(".")[0] == "tidelog")
-    for name in ("root", *names):
-        level = logging.getLevelName(logging.getLogger(None if name == "root" else name).getEffectiveLevel())
-        yield ConfigEntry(name, level, BROKER_LOGGER_SOURCE, False, False, STRING, "", [])
+    for name, level in logger_levels.levels():
+        yield ConfigEntry(name, level, BROKER_LOGGER_SOURCE, False, False, UNKNOWN_TYPE, "", [])
 
 
 def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:

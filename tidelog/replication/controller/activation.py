@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from tidelog.protocol.messages.controller_registration import ControllerRegistrationRequest, Feature, Listener
 from tidelog.protocol.messages.metadata_records import AbortTransactionRecord, FeatureLevelRecord
 from tidelog.replication.controller.brokers import register_controller
-from tidelog.replication.controller.image import METADATA_VERSION, EndpointImage
+from tidelog.replication.controller.config_changes import min_insync_replicas_records
+from tidelog.replication.controller.image import ELR_FEATURE, METADATA_VERSION, EndpointImage
 from tidelog.replication.controller.record_codec import decode_record
 from tidelog.replication.controller.state import ControllerState
 from tidelog.replication.controller.supported_features import NEW_CLUSTER_FEATURES, SUPPORTED_FEATURES
@@ -47,7 +48,10 @@ def activation_records(
     records: list[Any] = [AbortTransactionRecord(reason="Controller failover")] if in_transaction else []
     if METADATA_VERSION not in state.image.features:
         formatted = [decode_record(value) for value in bootstrap_values()]
-        records += formatted or bootstrap_records(NEW_CLUSTER_FEATURES)
+        first = formatted or bootstrap_records(NEW_CLUSTER_FEATURES)
+        records += first
+        if any(isinstance(one, FeatureLevelRecord) and one.name == ELR_FEATURE and one.feature_level for one in first):
+            records += min_insync_replicas_records(state)
     return records + register_controller(state, identity.registration(state.node_id))
 
 

@@ -7,8 +7,9 @@ for another minimum. Follows Kafka's `ConfigurationControlManager` and `Controll
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,9 +28,10 @@ from tidelog.replication.controller.state import MAX_CONFIG_VALUE_LENGTH, Contro
 from tidelog.replication.controller.topic_names import topic_name_problem
 
 Records = list[Any]
-Response = TypeVar("Response", incremental.IncrementalAlterConfigsResponse, legacy.AlterConfigsResponse)
+Answer = TypeVar("Answer", incremental.AlterConfigsResourceResponse, legacy.AlterConfigsResourceResponse)
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
+_BROKER_NAME = re.compile(r"[+-]?[0-9]{1,10}")
 
 
 class Operation(IntEnum):
@@ -48,60 +50,61 @@ class _Change(NamedTuple):
 def incremental_alter_configs(
     state: ControllerState, request: incremental.IncrementalAlterConfigsRequest
 ) -> tuple[Records, incremental.IncrementalAlterConfigsResponse]:
-    records: Records = []
-    response = incremental.IncrementalAlterConfigsResponse()
-    times = Counter((one.resource_type, one.resource_name) for one in request.resources)
-    for (resource_type, name), resource in _distinct(request.resources).items():
-        answer = incremental.AlterConfigsResourceResponse(
-            resource_type=resource_type, resource_name=name, error_message=None
-        )
-        response.responses.append(answer)
-        changes = [_Change(one.name, one.config_operation, one.value) for one in resource.configs]
-        try:
-            if times[resource_type, name] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
-            records += _alter(state, resource_type, name, changes)
-        except KafkaError as error:
-            answer.error_code, answer.error_message = error.code, error.message
-    return [] if request.validate_only else records, response
+    def changes_of(resource: incremental.AlterConfigsResource) -> list[_Change]:
+        return [_Change(one.name, one.config_operation, one.value) for one in resource.configs]
+
+    records, answers = _alter_all(state, request, changes_of, incremental.AlterConfigsResourceResponse)
+    return records, incremental.IncrementalAlterConfigsResponse(responses=answers)
 
 
 def alter_configs(
     state: ControllerState, request: legacy.AlterConfigsRequest
 ) -> tuple[Records, legacy.AlterConfigsResponse]:
     """What is not named is reset."""
-    records: Records = []
-    response = legacy.AlterConfigsResponse()
-    times = Counter((one.resource_type, one.resource_name) for one in request.resources)
-    for (resource_type, name), resource in _distinct(request.resources).items():
-        answer = legacy.AlterConfigsResourceResponse(
-            resource_type=resource_type, resource_name=name, error_message=None
-        )
-        response.responses.append(answer)
+
+    def changes_of(resource: legacy.AlterConfigsResource) -> list[_Change]:
         wanted = {one.name: one.value for one in resource.configs}
-        changes = [
-            _Change(key, Operation.DELETE if value is None else Operation.SET, value) for key, value in wanted.items()
+        present = state.image.configs.get((resource.resource_type, resource.resource_name), {})
+        return [
+            *(
+                _Change(key, Operation.DELETE if value is None else Operation.SET, value)
+                for key, value in wanted.items()
+            ),
+            *(_Change(key, Operation.DELETE, None) for key in present if key not in wanted),
         ]
-        present = state.image.configs.get((resource_type, name), {})
-        changes += [_Change(key, Operation.DELETE, None) for key in present if key not in wanted]
+
+    records, answers = _alter_all(state, request, changes_of, legacy.AlterConfigsResourceResponse)
+    return records, legacy.AlterConfigsResponse(responses=answers)
+
+
+def _alter_all(
+    state: ControllerState,
+    request: Any,
+    changes_of: Callable[[Any], Sequence[_Change]],
+    answer_type: type[Answer],
+) -> tuple[Records, list[Answer]]:
+    """Each resource on its own. A resource named twice is answered once."""
+    records: Records = []
+    answers: list[Answer] = []
+    times = Counter((one.resource_type, one.resource_name) for one in request.resources)
+    for (resource_type, name), resource in {
+        (one.resource_type, one.resource_name): one for one in request.resources
+    }.items():
+        answer: Any = answer_type(resource_type=resource_type, resource_name=name, error_message=None)
+        answers.append(answer)
         try:
             if times[resource_type, name] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
-            records += _alter(state, resource_type, name, changes)
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate resource.")
+            records += _alter(state, resource_type, name, changes_of(resource))
         except KafkaError as error:
             answer.error_code, answer.error_message = error.code, error.message
-    return [] if request.validate_only else records, response
-
-
-def _distinct(resources: Iterable[Any]) -> dict[tuple[int, str], Any]:
-    return {(one.resource_type, one.resource_name): one for one in resources}
+    return [] if request.validate_only else records, answers
 
 
 def _alter(state: ControllerState, resource_type: int, name: str, changes: Sequence[_Change]) -> Records:
     """Raises KafkaError for the resource."""
     if len({change.name for change in changes}) < len(changes):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Each config of a resource must appear at most once.")
-    _check_resource(state, resource_type, name)
     present = state.image.configs.get((resource_type, name), {})
     after = dict(present)
     altered: list[tuple[str, str | None]] = []
@@ -114,9 +117,12 @@ def _alter(state: ControllerState, resource_type: int, name: str, changes: Seque
         # An unchanged broker config is written again: it makes brokers read what it names anew (KAFKA-14136).
         if value != present.get(change.name) or resource_type == BROKER_RESOURCE:
             altered.append((change.name, value))
-    problem = _problem(state, resource_type, after)
+    _check_min_insync_replicas(state, resource_type, name, altered)
+    _check_name(resource_type, name)
+    problem = state.settings.config_problem(resource_type, after)
     if problem is not None:
-        raise KafkaError(ErrorCode.INVALID_CONFIG, problem)
+        raise problem
+    _check_existence(state, resource_type, name)
     records: Records = [
         ConfigRecord(resource_type=resource_type, resource_name=name, name=key, value=value) for key, value in altered
     ]
@@ -128,20 +134,67 @@ def _alter(state: ControllerState, resource_type: int, name: str, changes: Seque
     return records
 
 
-def _check_resource(state: ControllerState, resource_type: int, name: str) -> None:
+def _check_min_insync_replicas(
+    state: ControllerState, resource_type: int, name: str, altered: Sequence[tuple[str, str | None]]
+) -> None:
+    """Who is eligible to lead is judged by one minimum for all brokers, so while that is kept there must be one."""
+    if resource_type != BROKER_RESOURCE or not state.elr_enabled:
+        return
+    for key, value in altered:
+        if key == MIN_INSYNC_REPLICAS and name:
+            message = "Broker-level min.insync.replicas cannot be altered while ELR is enabled."
+            raise KafkaError(ErrorCode.INVALID_CONFIG, message)
+        if key == MIN_INSYNC_REPLICAS and value is None:
+            message = "Cluster-level min.insync.replicas cannot be removed while ELR is enabled."
+            raise KafkaError(ErrorCode.INVALID_CONFIG, message)
+
+
+def min_insync_replicas_records(state: ControllerState) -> Records:
+    """What makes it so when eligible leader replicas begin to be kept: this controller's own minimum, for all."""
+    records: Records = []
+    if MIN_INSYNC_REPLICAS not in state.image.configs.get((BROKER_RESOURCE, ""), {}):
+        minimum = str(state.settings.min_insync_replicas)
+        records.append(_minimum(name="", value=minimum))
+    return records + [
+        _minimum(name=name, value=None)
+        for (resource_type, name), configs in state.image.configs.items()
+        if resource_type == BROKER_RESOURCE and name and MIN_INSYNC_REPLICAS in configs
+    ]
+
+
+def _minimum(name: str, value: str | None) -> ConfigRecord:
+    return ConfigRecord(resource_type=BROKER_RESOURCE, resource_name=name, name=MIN_INSYNC_REPLICAS, value=value)
+
+
+def _check_name(resource_type: int, name: str) -> None:
+    problem: str | None = None
+    code = ErrorCode.INVALID_REQUEST
     if resource_type == TOPIC_RESOURCE:
-        problem = topic_name_problem(name)
-        if problem is not None:
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
-        if name not in state.image.topics_by_name:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+        code, problem = ErrorCode.INVALID_TOPIC_EXCEPTION, topic_name_problem(name)
+        if not name:
+            code, problem = ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
     elif resource_type == BROKER_RESOURCE:
-        if name and not name.isdecimal():
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unable to parse broker name '{name}' as a number.")
-        if name and int(name) not in state.image.brokers and int(name) not in state.image.controllers:
+        if name and _BROKER_NAME.fullmatch(name) is None:
+            problem = "Unable to parse broker name as a base 10 number."
+        elif name and int(name) < 0:
+            problem = "Invalid negative broker ID."
+    elif resource_type == GROUP_RESOURCE:
+        problem = None if name else "Default group resources are not allowed."
+    elif resource_type == CLIENT_METRICS_RESOURCE:
+        problem = None if name else "Subscription name can't be empty"
+    else:
+        code, problem = ErrorCode.UNSUPPORTED_VERSION, f"Unknown resource type {resource_type}."
+    if problem is not None:
+        raise KafkaError(code, problem)
+
+
+def _check_existence(state: ControllerState, resource_type: int, name: str) -> None:
+    if resource_type == TOPIC_RESOURCE and name not in state.image.topics_by_name:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    if resource_type == BROKER_RESOURCE and name:
+        node_id = int(name)
+        if node_id not in state.image.brokers and node_id not in state.image.controllers:
             raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No node with id {name} found.")
-    elif resource_type not in (CLIENT_METRICS_RESOURCE, GROUP_RESOURCE) or not name:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected resource type {resource_type} or empty name.")
 
 
 def _applied(state: ControllerState, resource_type: int, change: _Change, present: str | None) -> str | None:
@@ -174,11 +227,3 @@ def _applied(state: ControllerState, resource_type: int, change: _Change, presen
         elif change.operation == Operation.SUBTRACT and part in parts:
             parts.remove(part)
     return ",".join(parts)
-
-
-def _problem(state: ControllerState, resource_type: int, configs: dict[str, str]) -> str | None:
-    if resource_type == TOPIC_RESOURCE:
-        return state.settings.topic_config_problem(configs)
-    if resource_type == BROKER_RESOURCE:
-        return state.settings.broker_config_problem(configs)
-    return None

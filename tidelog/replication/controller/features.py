@@ -16,6 +16,7 @@ from tidelog.protocol.messages.update_features import (
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
+from tidelog.replication.controller.config_changes import min_insync_replicas_records
 from tidelog.replication.controller.image import ELR_FEATURE, METADATA_VERSION
 from tidelog.replication.controller.record_codec import ELR_VERSION
 from tidelog.replication.controller.state import ControllerState
@@ -63,9 +64,7 @@ def _upgrade_type(update: FeatureUpdateKey, version: int) -> int:
     return update.upgrade_type
 
 
-def _update(
-    state: ControllerState, update: FeatureUpdateKey, upgrade_type: int, proposed: dict[str, int]
-) -> list[FeatureLevelRecord]:
+def _update(state: ControllerState, update: FeatureUpdateKey, upgrade_type: int, proposed: dict[str, int]) -> Records:
     name, level = update.feature, update.max_version_level
     present = state.image.feature_level(name)
     problem: str | None = None
@@ -90,7 +89,11 @@ def _update(
         raise KafkaError(
             ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {name}. {problem}"
         )
-    return [FeatureLevelRecord(name=name, feature_level=level)]
+    begins = name == ELR_FEATURE and level > 0 and not present
+    return [
+        FeatureLevelRecord(name=name, feature_level=level),
+        *(min_insync_replicas_records(state) if begins else ()),
+    ]
 
 
 def _metadata_version_problem(present: int, level: int, upgrade_type: int) -> str | None:

@@ -71,7 +71,7 @@ class ProducerIdBlock(NamedTuple):
     size: int
 
 
-def _no_problem(configs: Mapping[str, str]) -> str | None:
+def _no_problem(resource_type: int, configs: Mapping[str, str]) -> KafkaError | None:
     return None
 
 
@@ -83,15 +83,14 @@ def _no_list(resource_type: int, name: str) -> str | None:
 class ControllerSettings:
     """What the controller takes from its node's configuration.
 
-    `topic_config_problem`, `broker_config_problem`: configs of one resource -> what is wrong with them, or None (the
-    broker knows the keys). `list_config_default(resource type, name)`: the default of a list-valued config; KeyError
+    `config_problem(resource type, configs)`: what is wrong with the configs of one resource, or None (the broker knows
+    the keys). `list_config_default(resource type, name)`: the default of a list-valued config; KeyError
     for any other. `voters()`: ids of the quorum's voters. An empty `cluster_id` is not checked.
     """
 
     default_partition_count: int = 1
     default_replication_factor: int = 1
-    topic_config_problem: Callable[[Mapping[str, str]], str | None] = _no_problem
-    broker_config_problem: Callable[[Mapping[str, str]], str | None] = _no_problem
+    config_problem: Callable[[int, Mapping[str, str]], KafkaError | None] = _no_problem
     list_config_default: Callable[[int, str], str | None] = _no_list
     voters: Callable[[], Sequence[int]] = lambda: ()
     cluster_id: str = ""
@@ -259,10 +258,11 @@ class ControllerState:
                 "The configuration value cannot be added because it exceeds the maximum value size of "
                 f"{MAX_CONFIG_VALUE_LENGTH} bytes."
             )
-        if problem is None and wanted:
-            problem = self.settings.topic_config_problem(wanted)
         if problem is not None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, problem)
+        refusal = self.settings.config_problem(TOPIC_RESOURCE, wanted) if wanted else None
+        if refusal is not None:
+            raise refusal
         return wanted
 
     def _automatic_assignments(self, topic: NewTopic) -> list[tuple[tuple[int, ...], list[int]]]:
