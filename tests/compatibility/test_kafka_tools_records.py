@@ -34,7 +34,7 @@ def write(wire: Wire, topic: str, index: int, count: int, **values: Any) -> None
 def starts(wire: Wire, topic: str) -> list[int]:
     wanted = [{"name": topic, "partitions": [{"partition_index": index, "timestamp": -2} for index in range(3)]}]
     answer = wire.ask("list_offsets", 7, replica_id=-1, topics=wanted)
-    return [each.offset for each in answer.topics[0].partitions]
+    return [each.offset for each in sorted(answer.topics[0].partitions, key=lambda each: each.partition_index)]
 
 
 def test_records_are_deleted(server: ServerProcess, wire: Wire, new_topic: NewTopic, tmp_path: Path) -> None:
