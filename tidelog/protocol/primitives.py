@@ -115,9 +115,7 @@ def write_compact_bytes(out: bytearray, value: Buffer | None) -> None:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
-    """Position after the tagged fields, given the first byte of their count; none of them is known to the caller."""
-    if count > 127:
-        count, position = continue_uvarint(buffer, position, count)
+    """Position after `count` tagged fields, none of which is known to the caller."""
     while count:
         _, position = read_uvarint(buffer, position)
         size_bytes, position = read_uvarint(buffer, position)

@@ -8,10 +8,12 @@ import tracemalloc
 
 import pytest
 
-from tidelog.protocol.decoding import DecoderSource, minimum_size
+from tidelog.protocol.decoding import BUDGET, ELEMENT_COST, REQUEST_BUDGET, DecoderSource, minimum_size
 from tidelog.protocol.encoding import EncoderSource
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.fields import NEVER, parse_versions
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tidelog.protocol.primitives import write_uvarint
 from tidelog.protocol.schema import (
     Bytes,
     Message,
@@ -290,3 +292,30 @@ def test_a_struct_shared_by_messages_that_differ_in_flexibility_is_our_own_bug()
 
         class Marina(Message, versions="0-1", flexible="1+"):
             berths: list[Berth] = array(Berth)
+
+
+def test_a_request_names_no_more_than_can_be_served_while_others_wait():
+    most = REQUEST_BUDGET // ELEMENT_COST
+    for count in (most, most + 1):
+        body = bytearray()
+        write_uvarint(body, count + 1)
+        body += b"\1\0" * count + bytes(4)
+        if count == most:
+            assert len(MetadataRequest.decode(bytes(body), 9).topics or ()) == most
+            continue
+        with pytest.raises(MalformedMessage, match="elements"):
+            MetadataRequest.decode(bytes(body), 9)
+    assert f"left = {BUDGET}\n" in DecoderSource(MetadataResponse, 9, views=False).source
+
+
+def test_a_message_holds_so_many_tagged_fields():
+    most = REQUEST_BUDGET // ELEMENT_COST
+    for count in (most, most + 1):
+        body = bytearray(b"\0\1\0\0")  # all topics
+        write_uvarint(body, count)
+        body += b"\7\0" * count
+        if count == most:
+            MetadataRequest.decode(bytes(body), 9)
+            continue
+        with pytest.raises(MalformedMessage, match="elements"):
+            MetadataRequest.decode(bytes(body), 9)
