@@ -7,13 +7,14 @@ import threading
 import time
 from typing import Any
 
-import confluent_kafka as confluent
-import confluent_kafka.admin as confluent_admin
+import confluent_kafka
+import confluent_kafka.admin
 
 from tests.compatibility.clients.speaking import Offsets, headers_in, record_out, serve, to_bytes
 
-# What its admin module offers it does not export for type checkers.
-admin: Any = confluent_admin
+# Its types say that every field of a message may be missing, and its admin module exports nothing.
+confluent: Any = confluent_kafka
+admin: Any = confluent_kafka.admin
 STRATEGIES = {"range": "range", "roundrobin": "roundrobin", "cooperative": "cooperative-sticky"}
 WAIT_S = 30.0
 

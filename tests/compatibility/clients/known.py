@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from tests.compatibility.clients.client import Record
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,30 @@ def _python(package: str, adapter: str) -> Callable[[], Sequence[str]]:
     return command
 
 
+def _node() -> Sequence[str]:
+    if shutil.which("node") is None:
+        raise Missing("no `node` on the path (Node.js 18 or newer)")
+    folder = HERE.parent / "kafkajs"
+    if not (folder / "node_modules" / "kafkajs").is_dir():
+        raise Missing(f"its packages are not installed (make clients, or npm ci in {folder.relative_to(ROOT)})")
+    return ["node", str(folder / "adapter.js")]
+
+
+def _kcat() -> Sequence[str]:
+    if shutil.which("kcat") is None:
+        raise Missing("no `kcat` on the path (apt install kcat)")
+    return [sys.executable, "-m", "tests.compatibility.clients.kcat_adapter"]
+
+
+def _franz_go() -> Sequence[str]:
+    adapter = HERE.parent / "franz_go" / "adapter"
+    if not adapter.is_file():
+        raise Missing(f"it is not built (make clients, or go build -o adapter in {adapter.parent.relative_to(ROOT)})")
+    return [str(adapter)]
+
+
+_NO_ADMIN = "it administers nothing"
+
 KINDS = {
     kind.name: kind
     for kind in (
@@ -66,6 +92,30 @@ KINDS = {
             loses=frozenset({"null in headers"}),
             strategies=("range", "roundrobin"),
         ),
+        Kind(
+            "kafkajs",
+            _node,
+            loses=frozenset({"null in headers"}),
+            strategies=("roundrobin",),
+            environment={"KAFKAJS_NO_PARTITIONER_WARNING": "1"},
+        ),
+        Kind(
+            "kcat",
+            _kcat,
+            lacks={
+                "idempotent": "it does not tell the offsets it was given",
+                "committed": "it shows no committed offsets",
+                "create_topic": _NO_ADMIN,
+                "set_config": _NO_ADMIN,
+                "delete_records": _NO_ADMIN,
+                "groups": _NO_ADMIN,
+                "group_offsets": _NO_ADMIN,
+                "delete_group": _NO_ADMIN,
+            },
+            loses=frozenset({"timestamp", "empty keys"}),
+            strategies=("range", "roundrobin"),
+        ),
+        Kind("franz-go", _franz_go, strategies=("range", "roundrobin", "cooperative")),
     )
 }
 
