@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.compatibility.clients.client import Record
+from tidelog.bench import peers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -66,6 +67,17 @@ def _franz_go() -> Sequence[str]:
     return [str(adapter)]
 
 
+def _java() -> Sequence[str]:
+    if (reason := peers.kafka_or_reason()) is not None:
+        raise Missing(reason)
+    classes = HERE.parent / "java" / "classes"
+    if not (classes / "Adapter.class").is_file():
+        raise Missing(f"it is not built (make clients, which runs javac in {classes.parent.relative_to(ROOT)})")
+    # It only talks, so what takes long to compile well need not be.
+    jvm = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Dlog4j2.level=ERROR"]
+    return [*jvm, "-cp", f"{classes}:{peers.jars()}/*", "Adapter"]
+
+
 _NO_ADMIN = "it administers nothing"
 
 KINDS = {
@@ -116,6 +128,7 @@ KINDS = {
             strategies=("range", "roundrobin"),
         ),
         Kind("franz-go", _franz_go, strategies=("range", "roundrobin", "cooperative")),
+        Kind("java", _java, strategies=("range", "roundrobin", "cooperative")),
     )
 }
 
