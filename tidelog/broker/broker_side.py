@@ -62,7 +62,7 @@ class BrokerSide:
         self._config = config = settings.static
         self._ports = ports
         self._loop = loop
-        self._directories = directories
+        self.directories = directories
         self._on_failure = on_failure
         self._bound_ports = bound_ports
         self._metadata = metadata
@@ -105,7 +105,7 @@ class BrokerSide:
             on_link=self._on_link,
         )
         self._hosting = Hosting(
-            config.node_id, config, directories, self.partitions, loop, ports.clock_ms, self._on_role,
+            config.node_id, settings, directories, self.partitions, loop, ports.clock_ms, self._on_role,
             fetchers=self.fetchers, assignments=self._assignments,
         )  # fmt: skip
         self.partitions.on_disk_failure = directories.failed_at
@@ -150,7 +150,7 @@ class BrokerSide:
     async def start(self) -> None:
         """Registered, caught up with the metadata, every log open and every role taken. Raises RegistrationRefused."""
         epoch = await self.lifecycle.register()
-        self._directories.write_incarnations(epoch, self._ports.boot_id)
+        self.directories.write_incarnations(epoch, self._ports.boot_id)
         await self._metadata.tracker.wait_for(epoch)
         image = self._metadata.image
         await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
@@ -175,10 +175,10 @@ class BrokerSide:
         self.lifecycle.poke()
 
     def _registration(self, previous_epoch: int) -> BrokerRegistrationRequest:
-        directory_ids = self._directories.known_ids
+        directory_ids = self.directories.known_ids
         return broker_registration(
             self._config,
-            self._directories.cluster_id,
+            self.directories.cluster_id,
             self._incarnation_id,
             self._bound_ports,
             directory_ids,

@@ -176,6 +176,10 @@ class Dispatcher:
         except Exception as error:
             return api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
 
+    @property
+    def tasks_under_way(self) -> int:
+        return len(self._tasks)
+
     async def close(self) -> None:
         """Cancel cold handlers that are still under way."""
         tasks = list(self._tasks)

@@ -1,8 +1,8 @@
 """A node's metrics, gathered when somebody asks: pulled from the parts' public attributes, rendered for Prometheus.
 
-Nothing here is on a request's way; what is counted there is in `metrics_counters.py`. Gathering is cut into slices of
-the loop's time, however many partitions there are, and label values are bounded. Invariant: one scrape runs at a time,
-and whoever asks meanwhile gets the same.
+Nothing here is on a request's way; what is counted there is in `metrics_counters.py`. Gathering and rendering are cut
+into slices of the loop's time, however many partitions there are, and label values are bounded. Invariant: one scrape
+runs at a time, and whoever asks meanwhile gets the same.
 """
 
 from __future__ import annotations
@@ -12,6 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tidelog.broker.metrics_cluster import ClusterCounts, tell_controller, tell_quorum
+from tidelog.broker.metrics_node import tell_connections, tell_groups, tell_info, tell_requests, tell_waiting
+from tidelog.broker.metrics_partitions import (
+    TopicSeries,
+    survey,
+    tell_cleaner,
+    tell_disks,
+    tell_replicas,
+    tell_topics,
+)
+
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
@@ -19,35 +30,44 @@ if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
     from tidelog.broker.dispatch import Dispatcher
     from tidelog.broker.metadata_side import MetadataSide
+    from tidelog.broker.metrics_counters import RequestCounters
     from tidelog.broker.metrics_exposition import Exposition
+    from tidelog.broker.metrics_loop import LoopDelay
     from tidelog.broker.server import Server
-
-# Partitions looked at in one turn of the loop.
-SLICE = 500
-# Topics with series of their own; what further ones do is told together.
-TOPICS_MAX = 200
-OTHER_TOPICS = "(others)"
 
 
 @dataclass(slots=True)
 class Sources:
-    """The parts that are asked; `broker` is None on a node without that role."""
+    """The parts that are asked; `broker` is None on a node without that role, `servers` are by role."""
 
     config: NodeConfig
+    cluster_id: str
     metadata: MetadataSide
     broker: BrokerSide | None
-    servers: list[Server]
+    servers: dict[str, Server]
     dispatchers: list[Dispatcher]
+    requests: RequestCounters
 
 
 class Metrics:
-    """`await scrape()` is the page of this moment and its content type."""
+    """`await scrape()` is the page of this moment and its content type. `is_ready` is what /readyz says."""
 
-    def __init__(self, sources: Sources, loop: asyncio.AbstractEventLoop, executor: Executor | None) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        delay: LoopDelay,
+        is_ready: Callable[[], bool],
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor | None,
+    ) -> None:
         self._sources = sources
+        self._delay = delay
+        self._is_ready = is_ready
         self._loop = loop
         self._executor = executor
         self._registry: Any = None
+        self._series = TopicSeries(sources.config.integer("metrics.topics.max"))
+        self._cluster = ClusterCounts()
         self._scraping: asyncio.Task[tuple[bytes, str]] | None = None
 
     async def scrape(self) -> tuple[bytes, str]:
@@ -78,41 +98,33 @@ class Metrics:
         for family in families:
             text += exposition.render(family)
             await asyncio.sleep(0)
-        return bytes(text), exposition.CONTENT_TYPE_LATEST
+        return bytes(text), exposition.CONTENT_TYPE
 
     async def _gather(self, out: Exposition) -> None:
         sources = self._sources
-        for collect in _COLLECTORS:
-            collect(sources, out)
-            await asyncio.sleep(0)
+        broker, metadata = sources.broker, sources.metadata
+        tell_info(sources, self._is_ready(), out)
+        self._delay.tell(out)
+        tell_requests(sources.requests, out)
+        tell_connections(sources, out)
+        await asyncio.sleep(0)
+        tell_quorum(metadata, out)
+        await tell_controller(metadata, self._cluster, out)
+        if broker is None:
+            tell_waiting(sources, None, None, out)
+            return
+        found = await survey(broker, metadata.image)
+        tell_waiting(sources, broker, found, out)
+        tell_replicas(found, broker, out)
+        await asyncio.sleep(0)
+        tell_topics(found, broker, self._series, out)
+        await asyncio.sleep(0)
+        tell_disks(found, broker, out)
+        tell_cleaner(broker, out)
+        tell_groups(broker, out)
 
 
 def _import_exposition() -> Any:
     from tidelog.broker import metrics_exposition
 
     return metrics_exposition
-
-
-def _connections(sources: Sources, out: Exposition) -> None:
-    for server in sources.servers:
-        by_listener: dict[str, int] = {}
-        for connection in server.connections:
-            by_listener[connection.listener_name] = by_listener.get(connection.listener_name, 0) + 1
-        for listener, count in by_listener.items():
-            out.add("tidelog_connections", count, listener)
-
-
-def _partitions(sources: Sources, out: Exposition) -> None:
-    if sources.broker is None:
-        return
-    partitions = sources.broker.partitions
-    hosted = list(partitions.hosted())
-    out.add("tidelog_partitions", len(hosted))
-    out.add("tidelog_leader_partitions", sum(partition.leads for partition in hosted))
-    for topic, traffic in partitions.traffic.items():
-        out.add("tidelog_topic_bytes_in_total", traffic.bytes_in, topic)
-        out.add("tidelog_topic_records_in_total", traffic.records_in, topic)
-        out.add("tidelog_topic_bytes_out_total", traffic.bytes_out, topic)
-
-
-_COLLECTORS: tuple[Callable[[Sources, Any], None], ...] = (_connections, _partitions)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric as Family
 from tidelog.broker.metrics_counters import Histogram
 from tidelog.broker.metrics_definitions import COUNTER, HISTOGRAM, METRICS
 
-__all__ = ["CONTENT_TYPE_LATEST", "Exposition", "process_registry"]
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Exposition:

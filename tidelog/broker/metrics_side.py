@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.http_pages import NodePages, what_is_sick, what_is_unready
 from tidelog.broker.http_server import HttpServer
 from tidelog.broker.metrics import Metrics, Sources
+from tidelog.broker.metrics_loop import LoopDelay
 
 if TYPE_CHECKING:
     from tidelog.broker.node_ports import NodePorts
@@ -23,20 +23,25 @@ log = logging.getLogger("tidelog.metrics")
 
 class MetricsSide:
     def __init__(self, sources: Sources, ports: NodePorts, loop: asyncio.AbstractEventLoop) -> None:
-        self._metrics = Metrics(sources, loop, ports.executor)
-        pages = NodePages(
-            self._metrics,
-            partial(what_is_sick, sources.metadata),
-            partial(what_is_unready, sources.metadata, sources.broker),
-        )
-        self._server = HttpServer(pages, loop)
+        self._sources = sources
+        self._delay = LoopDelay(loop, ports.stopwatch or loop.time)
+        self._metrics = Metrics(sources, self._delay, lambda: self.unready() is None, loop, ports.executor)
+        self._server = HttpServer(NodePages(self._metrics, self.sick, self.unready), loop)
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a bound socket: at once, for a node that is still recovering its logs is alive and not ready."""
+        self._delay.start()
         await self._server.listen(sock)
         host, port = sock.getsockname()[:2]
         log.info("metrics and health at http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
+    def sick(self) -> str | None:
+        return what_is_sick(self._sources.metadata)
+
+    def unready(self) -> str | None:
+        return what_is_unready(self._sources.metadata, self._sources.broker)
+
     async def close(self) -> None:
+        self._delay.close()
         await self._server.close()
         await self._metrics.close()

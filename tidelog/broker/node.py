@@ -126,8 +126,17 @@ class Node:
         from tidelog.broker.metrics_side import MetricsSide
 
         assert self._metadata is not None
-        servers = [server for server in (self._broker_server, self._controller_server) if server is not None]
-        sources = Sources(self.config, self._metadata, self._broker, servers, self._dispatchers)
+        assert self._services is not None
+        servers = {"broker": self._broker_server, "controller": self._controller_server}
+        sources = Sources(
+            config=self.config,
+            cluster_id=self._services.cluster_id,
+            metadata=self._metadata,
+            broker=self._broker,
+            servers={role: server for role, server in servers.items() if server is not None},
+            dispatchers=self._dispatchers,
+            requests=self._services.requests,
+        )
         self._metrics = MetricsSide(sources, self._ports, self._loop)
         await self._metrics.start(sock)
 

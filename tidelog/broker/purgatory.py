@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -62,6 +62,9 @@ class Deadlines(Generic[T]):
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for items in self._buckets.values() for item in items)
 
     def add(self, due_ms: int, item: T) -> int:
         """Returns the bucket, which `discard` wants back."""

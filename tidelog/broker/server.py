@@ -75,7 +75,7 @@ class Server:
         self.connections: dict[KafkaConnection, None] = {}
         self._limits = limits
         self._loop_time = loop_time
-        self._receive_bytes = 0
+        self.receive_bytes = 0
         self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._idle_since: dict[KafkaConnection, float] = {}
@@ -133,10 +133,10 @@ class Server:
         self._idle_since.pop(connection, None)
 
     def reserve_buffer(self, extra_bytes: int) -> bool:
-        wanted = self._receive_bytes + extra_bytes
+        wanted = self.receive_bytes + extra_bytes
         if extra_bytes > 0 and wanted > self._limits.receive_bytes_max:
             return False
-        self._receive_bytes = wanted
+        self.receive_bytes = wanted
         return True
 
     # ------------------------------------------------------------------------------------------------------- idle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tidelog.broker.purgatory import Deadlines
 
@@ -32,6 +32,10 @@ class DeadlineTimer:
 
     def discard(self, bucket: int, on_expiry: Expiry) -> None:
         self._deadlines.discard(bucket, on_expiry)
+
+    def waiting(self) -> Iterator[Expiry]:
+        """Everything that has a deadline now."""
+        return iter(self._deadlines)
 
     def close(self) -> None:
         if self._timer is not None:
