@@ -218,7 +218,10 @@ class NodeConfig:
         """The storage settings of a topic with these configs of its own."""
         from tidelog.storage.log_config import LogConfig
 
-        return LogConfig.from_topic_config({**self.topic_defaults(layers), **overrides})
+        # A broker's in Kafka; our logs know only what their own settings say.
+        name = "producer.id.expiration.ms"
+        expiration_ms = next((layer[name] for layer in layers if name in layer), str(self[name]))
+        return LogConfig.from_topic_config({**self.topic_defaults(layers), name: expiration_ms, **overrides})
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.found_logs import FoundLogs
 from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from tidelog.replication.throttle import UNLIMITED, is_throttled
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
-    from tidelog.broker.config import NodeConfig
     from tidelog.broker.directory_assignments import DirectoryAssignments
+    from tidelog.broker.dynamic_config import DynamicConfig
     from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.partitions import Partitions
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidelog.hosting")
 
-TOPIC_RESOURCE = 2
 # New logs made in one turn of the loop, each a handful of files.
 HOSTED_IN_TURN_MAX = 100
 Found = tuple["LogDirectory", "PartitionLog"]
@@ -44,7 +44,7 @@ class Hosting:
     def __init__(
         self,
         node_id: int,
-        config: NodeConfig,
+        settings: DynamicConfig,
         directories: LogDirectories,
         partitions: Partitions,
         loop: asyncio.AbstractEventLoop,
@@ -55,7 +55,7 @@ class Hosting:
         assignments: DirectoryAssignments | None = None,
     ) -> None:
         self._node_id = node_id
-        self._config = config
+        self._settings = settings
         self._directories = directories
         self._partitions = partitions
         self._loop = loop
@@ -273,15 +273,14 @@ class Hosting:
         key = topic if own else ""
         found = self._log_configs.get(key)
         if found is None:
-            found = self._config.log_config(own, self._image.broker_config_layers(self._node_id))
-            self._log_configs[key] = found
+            found = self._log_configs[key] = self._settings.log_config(own)
         return found
 
     def _min_insync_replicas(self, topic: str) -> int:
         assert self._image is not None
         own = self._image.topic_config(topic).get("min.insync.replicas")
         if own is None:
-            own = self._config.topic_default("min.insync.replicas", self._image.broker_config_layers(self._node_id))
+            own = self._settings.topic_default("min.insync.replicas")
         return int(own or 1)
 
     def _configure(self, partition: Partition) -> None:
@@ -294,19 +293,16 @@ class Hosting:
         )
 
     def _set_throttle_rates(self) -> None:
-        assert self._image is not None
-        layers = self._image.broker_config_layers(self._node_id)
         throttles = {"leader": self._partitions.follower_fetches.answers.throttle}
         if self._fetchers is not None:
             throttles["follower"] = self._fetchers.throttle
         for side, throttle in throttles.items():
             name = f"{side}.replication.throttled.rate"
-            set_to = next((layer[name] for layer in layers if name in layer), None)
-            throttle.bytes_per_s = UNLIMITED if set_to is None else int(set_to)
+            throttle.bytes_per_s = self._settings.integer(name) if self._settings.is_set(name) else UNLIMITED
 
     def _apply_configs(self, changed: set[tuple[int, str]]) -> None:
         names = {name for kind, name in changed if kind == TOPIC_RESOURCE}
-        every_topic = any(kind != TOPIC_RESOURCE for kind, _ in changed)
+        every_topic = any((BROKER_RESOURCE, name) in changed for name in ("", str(self._node_id)))
         if every_topic:
             self._log_configs.clear()
         for name in names:

@@ -18,6 +18,7 @@ from typing import Any, cast
 from tests.simulation.simulated_disk import SimulatedDisk
 from tidelog.broker.apis import fetch, list_offsets, produce
 from tidelog.broker.config import NodeConfig
+from tidelog.broker.dynamic_config import DynamicConfig
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.log_directories import LogDirectories
 from tidelog.broker.metrics_counters import RequestCounters
@@ -249,9 +250,10 @@ class ReplicaNode:
         self.directories = LogDirectories(config, disk, loop, self.broken.append)
         self.directories.online.append(self.directory)
         self.partitions.on_disk_failure = self.directories.failed_at
+        self.settings = DynamicConfig(config)
         self.hosting = Hosting(
-            node_id, config, self.directories, self.partitions, loop, self.clock_ms, lambda partition, leads: None,
-            fetchers=self.fetchers,
+            node_id, self.settings, self.directories, self.partitions, loop, self.clock_ms,
+            lambda partition, leads: None, fetchers=self.fetchers,
         )  # fmt: skip
         self.upkeep = Upkeep(
             config, self.directories, self.partitions, loop, self.clock_ms,
@@ -488,7 +490,9 @@ class Replicas:
         self.broker_configs = {name.replace("_", "."): value for name, value in configs.items()}
         self._publish()
         for node in self.nodes.values():
-            node.hosting.apply(self.image, MetadataDelta(changed_configs={(4, "")}))
+            delta = MetadataDelta(changed_configs={(4, "")})
+            node.settings.on_image(self.image, delta)
+            node.hosting.apply(self.image, delta)
 
     def agree(self, node_id: int) -> Proposal:
         """The controller does what the leader proposed and answers; the metadata follows."""
