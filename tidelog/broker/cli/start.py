@@ -7,7 +7,6 @@ else is raised is a bug and shows its traceback. What a node does is in `broker/
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -54,15 +53,12 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
         return fail(str(error))
     except OSError as error:
         return fail(reason(error))
+    from tidelog.broker.logs import set_up
     from tidelog.broker.node import run_node
     from tidelog.storage.disk import DirectoryInUse
     from tidelog.storage.log_directory import ForeignDirectory
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if config.is_alone:
-        # There is nobody to be elected before, or registered with: its first line is the one that says ready.
-        for name in ("tidelog.controller", "tidelog.lifecycle", "tidelog.quorum"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+    set_up(config, sys.stderr)
     try:
         _event_loop_run(_until_told(run_node(config, announce)))
     except (ConfigError, DirectoryInUse, ForeignDirectory) as error:

@@ -1,0 +1,161 @@
+"""The node's log: standard error, one line an event, as text or JSON, and nothing that floods it.
+
+Set up by `tidelog start` alone; whoever embeds a node has logging of their own. What is repeated (the same call in the
+code, whatever its arguments) is cut to a few lines in a while and the rest counted. Invariant: an event is one line,
+whatever a client put into its names: control characters are written as escapes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tidelog.broker.config import NodeConfig
+
+# So many lines of one kind in so many seconds; DEBUG is not cut, who asks for it wants it all.
+REPEATS_MAX = 20
+WINDOW_S = 10.0
+# Kinds of lines that are counted; beyond it the one begun longest ago is forgotten.
+KINDS_MAX = 1000
+
+# On a node that is alone there is nobody to be elected before, or registered with: its first line says ready.
+_QUIET_ALONE = ("tidelog.controller", "tidelog.lifecycle", "tidelog.quorum")
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def set_up(config: NodeConfig, stream: TextIO) -> None:
+    """Log to `stream` as the configuration asks; replaces whatever logging was set up before."""
+    handler = LineHandler(stream)
+    handler.setFormatter(JsonLines(config.node_id) if config.text("log.format") == "json" else TextLines())
+    logging.basicConfig(level=config.text("log.level").upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    if config.is_alone and not config.is_set("log.level"):
+        for name in _QUIET_ALONE:
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z WARNING tidelog.server: what has happened`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        trace = _trace(record)
+        if trace:
+            text = f"{text}\n{trace}"
+        line = f"{_time(record)} {record.levelname} {record.name}: {text.translate(_ESCAPES)}"
+        left_out = getattr(record, "left_out", 0)
+        return f"{line} ({left_out} more like this left out)" if left_out else line
+
+
+class JsonLines(logging.Formatter):
+    """An object with time, level, logger, node_id, message; where there are any: exception, left_out."""
+
+    def __init__(self, node_id: int) -> None:
+        super().__init__()
+        self._node_id = node_id
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "node_id": self._node_id,
+            "message": record.getMessage(),
+        }
+        trace = _trace(record)
+        if trace:
+            event["exception"] = trace
+        left_out = getattr(record, "left_out", 0)
+        if left_out:
+            event["left_out"] = left_out
+        return json.dumps(event)
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+
+
+_PLAIN = logging.Formatter()
+
+
+def _trace(record: logging.LogRecord) -> str:
+    trace = ""
+    if record.exc_info:
+        trace = _PLAIN.formatException(record.exc_info)
+    if record.stack_info:
+        trace = f"{trace}\n{_PLAIN.formatStack(record.stack_info)}"
+    return trace.strip("\n")
+
+
+class _Kind:
+    """Lines of one kind since its window began."""
+
+    __slots__ = ("began_s", "last", "left_out", "told")
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.told = 0
+        self.left_out = 0
+        self.last: logging.LogRecord | None = None
+
+
+class RepeatLimit:
+    """Which records are told. Times are those of the records; `due` gives what is to be told of those left out."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, int, object], _Kind] = {}  # the window begun longest ago first
+
+    def passes(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.INFO:
+            return True
+        key = (record.name, record.levelno, record.msg if isinstance(record.msg, str) else type(record.msg))
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            kind = self._kinds[key] = _Kind(record.created)
+        if kind.told < REPEATS_MAX:
+            kind.told += 1
+            return True
+        kind.left_out += 1
+        kind.last = record
+        return False
+
+    def due(self, now_s: float) -> Iterator[logging.LogRecord]:
+        """The last one left out of each kind whose window is over, with how many others there were."""
+        while self._kinds:
+            key = next(iter(self._kinds))
+            kind = self._kinds[key]
+            if 0 <= now_s - kind.began_s < WINDOW_S:
+                return
+            del self._kinds[key]
+            if kind.last is not None:
+                kind.last.left_out = kind.left_out - 1
+                yield kind.last
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._limit = RepeatLimit()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for left_out in self._limit.due(record.created):
+            super().emit(left_out)
+        if self._limit.passes(record):
+            super().emit(record)
+
+    def close(self) -> None:
+        for left_out in self._limit.due(float("inf")):
+            super().emit(left_out)
+        super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nobody reads standard error any more, or a line cannot be made of this record: the node goes on."""
