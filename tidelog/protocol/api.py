@@ -236,6 +236,7 @@ SERVED: dict[int, range] = {
         ApiKey.INIT_PRODUCER_ID,
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.LIST_CONFIG_RESOURCES,
         ApiKey.DESCRIBE_LOG_DIRS,
         ApiKey.DELETE_RECORDS,
         ApiKey.DESCRIBE_PRODUCERS,

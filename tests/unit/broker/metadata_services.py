@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -69,3 +69,12 @@ def context(version: int, *, listener: str = "PLAINTEXT") -> RequestContext:
 def encoded(response: Any, version: int) -> Any:
     """As a client of that version sees it: what the version cannot carry must not be there."""
     return type(response).decode(response.encode(version), version)
+
+
+def at_once(answer: Coroutine[Any, Any, Any]) -> Any:
+    """What a handler answers that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")

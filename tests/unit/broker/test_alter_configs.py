@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.broker.metadata_services import context, encoded, running_services
+from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
 from tidelog.broker.apis import alter_configs, describe_configs, incremental_alter_configs
 from tidelog.broker.services import Services
 from tidelog.protocol.messages import alter_configs as legacy
@@ -330,7 +330,7 @@ async def test_metrics_subscriptions_are_judged(services: Services, key: str, va
 
 def level_of(services: Services, name: str) -> str | None:
     wanted = DescribeConfigsResource(resource_type=LOGGER, resource_name="1", configuration_keys=[name])
-    answer = describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=[wanted]))
+    answer = at_once(describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=[wanted])))
     ((entry,),) = [result.configs for result in answer.results]
     assert (entry.config_source, entry.config_type) == (6, 0)
     return entry.value

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.broker.metadata_services import context, encoded, running_services
-from tidelog.broker.apis import describe_configs
+from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
+from tidelog.broker.apis import describe_configs, list_config_resources
 from tidelog.broker.config_definitions import BROKER, TOPIC
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from tidelog.protocol.messages.list_config_resources import ListConfigResourcesRequest
 from tidelog.protocol.messages.metadata_records import ConfigRecord
 from tidelog.replication.controller.records import ImageBuilder
 from tidelog.replication.controller.state import NewTopic
@@ -21,7 +22,7 @@ def ask(services, kind, name, keys=None, *, version=4, synonyms=True, documentat
         include_synonyms=synonyms,
         **({"include_documentation": documentation} if version >= 3 else {}),
     )
-    (result,) = encoded(describe_configs.handle(services, context(version), request), version).results
+    (result,) = encoded(at_once(describe_configs.handle(services, context(version), request)), version).results
     return result
 
 
@@ -184,3 +185,51 @@ def test_a_refusal_names_every_resource(version):
     request = DescribeConfigsRequest(resources=[DescribeConfigsResource(resource_type=2, resource_name="t")])
     response = encoded(describe_configs.refuse(request, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR), version), version)
     assert response.results[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def test_a_resource_named_many_times_is_described_once(services):
+    resources = [DescribeConfigsResource(resource_type=BROKER_TYPE, resource_name="1")] * 500
+    answer = at_once(describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=resources)))
+    assert len(answer.results) == 500
+    assert all(result is answer.results[0] for result in answer.results)
+
+
+async def test_others_have_their_turn_while_many_are_described(services):
+    resources = [DescribeConfigsResource(resource_type=2, resource_name=f"t{n}") for n in range(100)]
+    answer = describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=resources))
+    turns = sum(1 for _ in answer.__await__())
+    assert turns >= 3
+
+
+# ------------------------------------------------------------------------------------------- which resources there are
+
+
+def listed(services, *types, version=1):
+    request = ListConfigResourcesRequest(resource_types=list(types))
+    answer = list_config_resources.handle(services, context(version), request)
+    return [(each.resource_type, each.resource_name) for each in encoded(answer, version).config_resources]
+
+
+async def test_what_can_have_configs_is_listed_by_type(services):
+    await services.controller.create_topics([NewTopic("a", 1, 1), NewTopic("b", 1, 1)])
+    assert listed(services, 4) == [(4, "1")]
+    assert listed(services, 8) == [(8, "1")]
+    assert set(listed(services, 2, 2)) >= {(2, "a"), (2, "b")}
+    assert listed(services, 16) == listed(services, 32) == []
+    services.image().configs[16, "subscription"] = {"interval.ms": "500"}
+    services.image().configs[32, "group"] = {"consumer.session.timeout.ms": "50000"}
+    assert listed(services, 16) == [(16, "subscription")]
+    assert listed(services, 32) == [(32, "group")]
+    assert {kind for kind, _ in listed(services)} == {2, 4, 8, 16, 32}
+
+
+async def test_older_clients_hear_of_metrics_subscriptions_only(services):
+    services.image().configs[16, "subscription"] = {"interval.ms": "500"}
+    assert listed(services, version=0) == [(16, "subscription")]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 3, 64, -1])
+async def test_a_type_that_has_no_configs_is_refused(services, kind):
+    with pytest.raises(KafkaError, match="Unexpected resource type") as refused:
+        listed(services, 2, kind)
+    assert list_config_resources.refuse(ListConfigResourcesRequest(), refused.value, 1).error_code == 35
