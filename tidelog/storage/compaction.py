@@ -108,7 +108,8 @@ class Compaction:
         self._ends = [segment.base_offset for segment in self._segments[1:]] + [chosen.end_offset]
         self._aborted = lookup.aborted_between(log.segments, log.segments.first.base_offset, chosen.end_offset)
         self._filter_at_ms = now_ms
-        self._synced_offset = log.durability.recovery_point
+        synced = log.durability.recovery_point
+        self._to_sync = [segment.path for segment in log.segments if segment.next_offset > synced]
         self._last_of_producers: dict[int, LastOfProducer] = {
             entry.producer_id: (entry.epoch, entry.batches[-1][3] if entry.batches else -1)
             for entry in log.producers.entries.values()
@@ -198,11 +199,14 @@ class Compaction:
         cleaned = [segment for segment in self._segments if segment.base_offset < self.cleaned_offset]
         facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in cleaned]
         end_offset = self._ends[len(cleaned) - 1] if cleaned else 0
-        for segment in cleaned:
-            if segment.next_offset > self._synced_offset:
-                # Or a loss of power could take a record after what it supersedes was dropped for its sake.
-                self._disk.sync_file(_log_path(segment))
-                yield
+        for path in self._to_sync:
+            # Or a loss of power could take a record, or the end of its transaction, or its producer's last batch, after
+            # what it supersedes was dropped for its sake.
+            try:
+                self._disk.sync_file(path)
+            except FileNotFoundError:
+                pass  # it was empty, and replaced by one of another name
+            yield
         batches = BatchFilter(
             self._keys,
             CleanedTransactions(self._aborted),
@@ -221,7 +225,7 @@ class Compaction:
     def _note_keys(self) -> Iterator[None]:
         """Fill the table from the dirty part, as far as it has room."""
         keys, start = self._keys, self.chosen.first_dirty_offset
-        transactions = CleanedTransactions(self._aborted)
+        transactions = CleanedTransactions(row for row in self._aborted if row.last_offset >= start)
         keys.latest_offset = start - 1
         for segment, end_offset in zip(self._segments, self._ends):
             if end_offset <= start:

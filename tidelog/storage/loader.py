@@ -296,7 +296,7 @@ class _Loader:
             lost = segment.size_bytes - end
             later = segments[index + 1 :]
             # Bytes behind the last batch are no loss when the next segment goes on there: they were preallocated.
-            is_gap = bool(later) and next_offset < later[0].base_offset and (lost > 0 or not self._may_end_early(segment))
+            is_gap = bool(later) and next_offset < later[0].base_offset and (lost > 0 or not self._ends_early(segment))
             if lost:
                 _log.warning("%s: cut at offset %d, %d bytes behind it are no batches", segment.path, next_offset, lost)
             if is_gap:
@@ -313,7 +313,7 @@ class _Loader:
                 segment.forget_indexes()
         return segments, next_offset
 
-    def _may_end_early(self, segment: Segment) -> bool:
+    def _ends_early(self, segment: Segment) -> bool:
         return self.config.is_compacted and segment.base_offset < self.checkpoints.cleaned_offset
 
 
