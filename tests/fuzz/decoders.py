@@ -67,6 +67,9 @@ class _Transport:
         assert self.paused, "resumed twice"
         self.paused = False
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.closed = True
 
@@ -98,6 +101,12 @@ class _Owner:
         return True
 
     def disconnected(self, connection: KafkaConnection) -> None:
+        pass
+
+    def not_read(self, connection: KafkaConnection) -> None:
+        pass
+
+    def warn(self, kind: str, text: str) -> None:
         pass
 
     def reserve_buffer(self, extra_bytes: int) -> bool:

@@ -148,7 +148,7 @@ class LivingNode:
         world.run_for(GONE_S)
         server = self._node._broker_server
         assert not server.connections, "a connection that is gone is still there"
-        assert server._receive_bytes == 0, "buffers that were not given back"
+        assert server.receive_bytes == 0, "buffers that were not given back"
         return received, closed
 
     def end(self) -> None:

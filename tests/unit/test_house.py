@@ -58,6 +58,7 @@ PURE = (
     "client/fetch_session.py",
     "client/model.py",
     "broker/purgatory.py",
+    "broker/connection_quotas.py",
     "broker/fetch_sessions.py",
     "broker/quotas.py",
     "broker/coordinators/outcome.py",

@@ -8,7 +8,6 @@ Invariant: responses leave in request order, whatever order they were completed 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
@@ -20,8 +19,6 @@ from tidelog.protocol.errors import MalformedMessage
 if TYPE_CHECKING:
     from tidelog.broker.wakes import Wakes
     from tidelog.protocol.hot import Buffer
-
-log = logging.getLogger("tidelog.connection")
 
 BUFFER_INITIAL_BYTES = 16 * 1024
 # A reader that stops reading is not read from either, once this much waits for it (uvloop counts the bytes); nor one
@@ -45,6 +42,8 @@ class ConnectionOwner(Protocol):
     def connected(self, connection: KafkaConnection) -> bool: ...
     def disconnected(self, connection: KafkaConnection) -> None: ...
     def reserve_buffer(self, extra_bytes: int) -> bool: ...
+    def not_read(self, connection: KafkaConnection) -> None: ...
+    def warn(self, kind: str, text: str) -> None: ...
 
 
 class _Slot:
@@ -79,8 +78,8 @@ class _Slot:
 class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
-        "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_start", "_transport", "_view", "_writable",
-        "active", "host", "listener_name",
+        "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_resting", "_start", "_transport", "_view",
+        "_writable", "active", "host", "listener_name",
     )  # fmt: skip
 
     def __init__(self, owner: ConnectionOwner, listener_name: str) -> None:
@@ -100,6 +99,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._held_bytes = 0  # of answers that wait for an earlier one
         self._closed = False
         self._exclusive = False
+        self._resting = False
         self._writable = True
         self._paused_reading = False
         self._on_close: list[Callable[[], None]] = []
@@ -153,6 +153,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._writable = False
+        self._owner.not_read(self)
         self._update_reading()
 
     def resume_writing(self) -> None:
@@ -189,7 +190,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     if self._closed:
                         break
         except MalformedMessage as error:
-            log.warning("closing connection from %s: %s", self.host, error)
+            self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
             self.close()
             return
         finally:
@@ -207,6 +208,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _ready(self) -> bool:
         return (
             not self._exclusive
+            and not self._resting
             and self._writable
             and len(self._pending) < IN_FLIGHT_MAX
             and self._held_bytes < WRITE_HIGH_WATER_BYTES
@@ -230,7 +232,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _resize(self, capacity_bytes: int) -> None:
         if not self._owner.reserve_buffer(capacity_bytes - self._capacity_bytes):
-            log.warning("closing connection from %s: the node's receive buffers are full", self.host)
+            self._owner.warn("buffers", f"closing connection from {self.host}: the node's receive buffers are full")
             self.close()
             return
         kept = self._end - self._start
@@ -259,6 +261,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             slot = _Slot(self)
             self._held_bytes += slot.fill(answer)
             self._pending.append(slot)
+            if self._held_bytes > CORKED_BYTES_MAX:
+                self._owner.not_read(self)
         elif type(answer) is list:
             self._out += answer
             self._corked_bytes += len(answer[0])
@@ -302,6 +306,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """So much more waits to be written in its turn."""
         self._held_bytes += size_bytes
         self._drain()
+        if self._held_bytes > CORKED_BYTES_MAX:
+            self._owner.not_read(self)
 
     def _drain(self) -> None:
         """An answer was completed: send what is now at the head of the order."""
@@ -329,6 +335,36 @@ class KafkaConnection(asyncio.BufferedProtocol):
             transport.write(out[0])
         else:
             transport.writelines(out)
+            if transport.get_write_buffer_size():
+                self._owner.not_read(self)
+
+    # ------------------------------------------------------------------------------------------ what the server asks
+
+    @property
+    def file_number(self) -> int:
+        """Of the socket; the lowest that was free, so that it tells how many are in use. -1 where there is none."""
+        found = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return -1 if found is None else int(found.fileno())
+
+    @property
+    def partial(self) -> tuple[int, int] | None:
+        """Where the request that has begun to arrive begins in the buffer, and how far it has come."""
+        return (self._start, self._end) if self._end > self._start else None
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of answers, written and not taken by the other side, or waiting for an earlier one."""
+        transport = self._transport
+        return self._held_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
+
+    def rest(self) -> None:
+        """Read nothing until `wake`."""
+        self._resting = True
+        self._update_reading()
+
+    def wake(self) -> None:
+        self._resting = False
+        self._resume()
 
     # ------------------------------------------------------------------------------------------------ back pressure
 

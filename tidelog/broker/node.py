@@ -28,7 +28,8 @@ from tidelog.broker.metadata_side import MetadataSide
 from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.node_ports import NodePorts, os_ports
 from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
-from tidelog.broker.server import Server, ServerLimits
+from tidelog.broker.server import Server
+from tidelog.broker.server_limits import LIMIT_KEYS, server_limits
 from tidelog.broker.services import Services
 from tidelog.broker.wakes import Wakes
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage
 
 log = logging.getLogger("tidelog.node")
-
-RECEIVE_BYTES_MAX = 1 << 30
 
 
 async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
@@ -209,22 +208,29 @@ class Node:
             dispatcher = self._controller_dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
             services.embedded = dispatcher.embedded
             self._dispatchers.append(dispatcher)
-            self._controller_server = Server(self._limits(), dispatcher.dispatch_cold, loop.time, wakes)
+            limits = server_limits(self.settings, ports.files_max)
+            self._controller_server = Server(limits, dispatcher.dispatch_cold, loop.time, wakes)
         if config.is_broker:
             dispatcher = Dispatcher(services, BROKER_APIS, FORWARDED)
             self._dispatchers.append(dispatcher)
-            self._broker_server = Server(self._limits(), dispatcher.dispatch, loop.time, wakes)
+            limits = server_limits(self.settings, ports.files_max)
+            own = [listener for listener in config.listeners if listener.name not in config.controller_listener_names]
+            protected = config.inter_broker_listener if len(own) > 1 else None
+            self._broker_server = Server(limits, dispatcher.dispatch, loop.time, wakes, protected)
+        self.settings.subscribe(LIMIT_KEYS, self._limit_servers)
+
+    def _limit_servers(self) -> None:
+        try:
+            limits = server_limits(self.settings, self._ports.files_max)
+        except ConfigError as error:
+            log.error("the limits on connections stay as they are: %s", error)
+            return
+        for server in (self._controller_server, self._broker_server):
+            if server is not None:
+                server.reconfigure(limits)
 
     async def _call_own_controller(self, request: Any, version: int) -> Any:
         return await self._controller_dispatcher.call(request, version)
-
-    def _limits(self) -> ServerLimits:
-        return ServerLimits(
-            frame_bytes_max=self.config.integer("socket.request.max.bytes"),
-            connections_max=self.config.integer("max.connections"),
-            idle_ms_max=self.config.integer("connections.max.idle.ms"),
-            receive_bytes_max=RECEIVE_BYTES_MAX,
-        )
 
     def _ready_line(self) -> str:
         config = self.config

@@ -6,6 +6,7 @@ The event loop is the port for everything in between (connections, timers): a no
 from __future__ import annotations
 
 import random
+import resource
 import secrets
 import socket
 import time
@@ -27,7 +28,8 @@ class NodePorts:
 
     `bind(host, port)` gives a bound socket that the loop can listen on; OSError when it cannot. `boot_id` is another
     one after each start of the machine: while it is the same, nothing that was written is lost; empty if unknown.
-    `stopwatch`: seconds, for durations shorter than a turn of the loop; None takes the loop's time.
+    `stopwatch`: seconds, for durations shorter than a turn of the loop; None takes the loop's time. `files_max`: how
+    many files and sockets the process may have open, 0 if nobody counts.
     """
 
     disk: Disk
@@ -37,6 +39,7 @@ class NodePorts:
     executor: Executor | None
     boot_id: str = ""
     stopwatch: Callable[[], float] | None = None
+    files_max: int = 0
 
 
 def wall_clock_ms() -> int:
@@ -54,7 +57,13 @@ def os_ports() -> NodePorts:
         executor=ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="tidelog-io"),
         boot_id=_boot_id(),
         stopwatch=time.perf_counter,
+        files_max=_files_max(),
     )
+
+
+def _files_max() -> int:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0 if most == resource.RLIM_INFINITY else most
 
 
 def _boot_id() -> str:

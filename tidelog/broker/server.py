@@ -1,7 +1,8 @@
 """The node's listening sockets and the connections they accepted: limits, idle sweep, orderly close.
 
 Binding and listening are two steps, so that a busy port is known before any data directory is touched and nobody is
-accepted before the logs are loaded. What a request means is `dispatch`'s business.
+accepted before the logs are loaded. How many may come is `connection_quotas`, what a request means `dispatch`.
+Invariant: what the clients of a server may make it hold (connections, bytes received, bytes not read) has a bound.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.connection import KafkaConnection
+from tidelog.broker.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused
+from tidelog.broker.repeated_warnings import RepeatedWarnings
 
 if TYPE_CHECKING:
     from tidelog.broker.request import Answer
@@ -25,17 +28,27 @@ log = logging.getLogger("tidelog.server")
 
 BACKLOG = 1024
 SWEEP_INTERVAL_S = 30.0
+SWEEPS_PER_IDLE_TIME = 4
+SWEEP_S_MIN = 0.05
 ACCEPT_TURNS = 5
+# A request that arrives more slowly than this is as good as none.
+TRICKLE_BYTES_PER_S = 64
+UNREAD_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """`receive_bytes_max` bounds the receive buffers of all connections together."""
+    """`receive_bytes_max` bounds the receive buffers of all connections together, `unread_bytes_max` their answers.
+
+    `files_max`: no connection gets a file descriptor from here on, for logs need some; 0 is without bound.
+    """
 
     frame_bytes_max: int
-    connections_max: int
     idle_ms_max: int
     receive_bytes_max: int
+    unread_bytes_max: int = 1 << 60
+    files_max: int = 0
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 class ListenError(OSError):
@@ -68,19 +81,32 @@ class Server:
         dispatch: Callable[[memoryview, KafkaConnection], Answer],
         loop_time: Callable[[], float],
         wakes: Wakes,
+        protected_listener: str | None = None,
     ) -> None:
         self.dispatch = dispatch
         self.wakes = wakes
         self.frame_bytes_max = limits.frame_bytes_max
         self.connections: dict[KafkaConnection, None] = {}
-        self._limits = limits
-        self._loop_time = loop_time
         self.receive_bytes = 0
-        self._servers: list[asyncio.Server] = []
-        self._sweep: asyncio.TimerHandle | None = None
-        self._idle_since: dict[KafkaConnection, float] = {}
         self.accepted = 0
         self.refused = 0
+        self._limits = limits
+        self._quotas = ConnectionQuotas(limits.connections, protected_listener)
+        self._warnings = RepeatedWarnings(log, loop_time)
+        self._loop_time = loop_time
+        self._servers: list[asyncio.Server] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._unread_check: asyncio.TimerHandle | None = None
+        self._unread: dict[KafkaConnection, None] = {}
+        # Since when a connection is idle, and where its unfinished request stood at the last sweep.
+        self._idle_since: dict[KafkaConnection, float] = {}
+        self._partial: dict[KafkaConnection, tuple[int, int]] = {}
+
+    def reconfigure(self, limits: ServerLimits) -> None:
+        """Other limits from now on; connections that are open stay."""
+        self._limits = limits
+        self._quotas.limits = limits.connections
+        self.frame_bytes_max = limits.frame_bytes_max
 
     async def listen(self, sockets: list[tuple[str, socket.socket]]) -> None:
         """Start accepting; `sockets` are (listener name, bound socket)."""
@@ -96,8 +122,9 @@ class Server:
             await asyncio.sleep(0)
         for server in self._servers:
             server.close()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._unread_check):
+            if timer is not None:
+                timer.cancel()
         for connection in list(self.connections):
             connection.close()
         # Closing transports finish on the next turns of the loop; those that do not drain are cut.
@@ -114,23 +141,32 @@ class Server:
     # ------------------------------------------------------------------------------------------- ConnectionOwner
 
     def connected(self, connection: KafkaConnection) -> bool:
-        if len(self.connections) >= self._limits.connections_max:
+        try:
+            if 0 < self._limits.files_max <= connection.file_number:
+                raise Refused("the limit on open files (ulimit -n), less what logs need,", self._limits.files_max)
+            wait_s = self._quotas.admit(connection.listener_name, connection.host, self._loop_time())
+        except Refused as refused:
             self.refused += 1
-            if self.refused & (self.refused - 1) == 0:  # say it at 1, 2, 4, 8, ...
-                log.warning(
-                    "refused %d connections so far: max.connections=%d are open",
-                    self.refused, self._limits.connections_max,
-                )  # fmt: skip
+            self._warnings.warn(refused.limit, f"refusing a connection from {connection.host}: {refused}")
             return False
-        self.connections[connection] = None
         self.accepted += 1
+        self.connections[connection] = None
+        if self._quotas.too_many:
+            self._close_the_idlest(connection.listener_name)
+        if wait_s > 0:
+            connection.rest()
+            asyncio.get_running_loop().call_later(wait_s, connection.wake)
         if self._sweep is None:
             self._arm_sweep()
         return True
 
     def disconnected(self, connection: KafkaConnection) -> None:
-        self.connections.pop(connection, None)
+        if connection in self.connections:
+            del self.connections[connection]
+            self._quotas.gone(connection.listener_name, connection.host)
         self._idle_since.pop(connection, None)
+        self._partial.pop(connection, None)
+        self._unread.pop(connection, None)
 
     def reserve_buffer(self, extra_bytes: int) -> bool:
         wanted = self.receive_bytes + extra_bytes
@@ -139,24 +175,79 @@ class Server:
         self.receive_bytes = wanted
         return True
 
+    def warn(self, kind: str, text: str) -> None:
+        """Something that clients can do again and again."""
+        self._warnings.warn(kind, text)
+
+    def not_read(self, connection: KafkaConnection) -> None:
+        """The client leaves answers lying; look after a while how many there are in all."""
+        self._unread[connection] = None
+        if self._unread_check is None:
+            self._unread_check = asyncio.get_running_loop().call_later(UNREAD_CHECK_S, self._check_unread)
+
     # ------------------------------------------------------------------------------------------------------- idle
 
     def _arm_sweep(self) -> None:
-        self._sweep = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep_idle)
+        self._sweep = asyncio.get_running_loop().call_later(self._sweep_s(), self._sweep_idle)
+
+    def _sweep_s(self) -> float:
+        idle_ms_max = self._limits.idle_ms_max
+        if idle_ms_max < 0:
+            return SWEEP_INTERVAL_S
+        return min(SWEEP_INTERVAL_S, max(SWEEP_S_MIN, idle_ms_max / 1000 / SWEEPS_PER_IDLE_TIME))
 
     def _sweep_idle(self) -> None:
         """Give back big buffers of quiet connections; close those idle beyond connections.max.idle.ms."""
         self._sweep = None
         now = self._loop_time()
+        sweep_s = self._sweep_s()
         for connection in list(self.connections):
-            if connection.active:
+            if connection.active and not self._trickles(connection, sweep_s):
                 connection.active = False
                 self._idle_since.pop(connection, None)
                 continue
-            since = self._idle_since.setdefault(connection, now - SWEEP_INTERVAL_S)
+            connection.active = False
+            since = self._idle_since.setdefault(connection, now - sweep_s)
             if 0 <= self._limits.idle_ms_max < (now - since) * 1000:
                 connection.close()
             else:
                 connection.give_back()
         if self.connections:
             self._arm_sweep()
+
+    def _trickles(self, connection: KafkaConnection, seconds: float) -> bool:
+        """Whether all that came since the last sweep is a few bytes more of the same request."""
+        partial = connection.partial
+        before = self._partial.get(connection)
+        if partial is None:
+            self._partial.pop(connection, None)
+            return False
+        self._partial[connection] = partial
+        return before is not None and before[0] == partial[0] and partial[1] - before[1] < TRICKLE_BYTES_PER_S * seconds
+
+    def _close_the_idlest(self, but_of: str) -> None:
+        """One of another listener than this goes: the one that has been idle for longest, or else the oldest."""
+        others = [each for each in self.connections if each.listener_name != but_of]
+        if others:
+            never = self._loop_time()
+            min(others, key=lambda each: self._idle_since.get(each, never)).close()
+
+    # ------------------------------------------------------------------------------------------------ slow readers
+
+    def _check_unread(self) -> None:
+        """Cut off those with most to read if all of it together is more than may be kept for them."""
+        self._unread_check = None
+        unread = {connection: connection.unread_bytes for connection in self._unread}
+        total = sum(unread.values())
+        if total > self._limits.unread_bytes_max:
+            for connection in sorted(unread, key=unread.__getitem__, reverse=True):
+                if total <= self._limits.unread_bytes_max // 2:
+                    break
+                total -= unread.pop(connection)
+                self.warn(
+                    "unread", f"closing connection from {connection.host}: it leaves its answers unread, as others do"
+                )
+                connection.abort()
+        self._unread = {connection: None for connection, size in unread.items() if size}
+        if self._unread:
+            self._unread_check = asyncio.get_running_loop().call_later(UNREAD_CHECK_S, self._check_unread)

@@ -56,6 +56,9 @@ class Transport:
         assert not self.reading
         self.reading = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.closed = True
 
@@ -95,6 +98,12 @@ class Owner:
         return True
 
     def disconnected(self, connection: KafkaConnection) -> None:
+        pass
+
+    def not_read(self, connection: KafkaConnection) -> None:
+        pass
+
+    def warn(self, kind: str, text: str) -> None:
         pass
 
     def reserve_buffer(self, extra_bytes: int) -> bool:

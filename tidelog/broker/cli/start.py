@@ -7,6 +7,7 @@ else is raised is a bug and shows its traceback. What a node does is in `broker/
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -59,6 +60,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     from tidelog.storage.log_directory import ForeignDirectory
 
     set_up(config, sys.stderr)
+    _allow_files()
     try:
         _event_loop_run(_until_told(run_node(config, announce)))
     except (ConfigError, DirectoryInUse, ForeignDirectory) as error:
@@ -66,6 +68,16 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     except OSError as error:
         return fail(reason(error))
     return 0
+
+
+def _allow_files() -> None:
+    """As many open files as the system lets us have; shells and services begin with few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS counts otherwise
+            pass
 
 
 def announce(line: str) -> None:

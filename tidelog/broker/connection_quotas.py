@@ -1,0 +1,119 @@
+"""How many connections there may be, of whom, and how fast they may come (Kafka's ConnectionQuotas). Pure.
+
+Counted for one server: all its listeners together, each by itself, each address. A connection that is admitted may have
+to wait before it is read from, so that no more come per second than may. Invariant: what `admit` counted, `gone`
+uncounts; what it refused was never counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+UNLIMITED = 2**31 - 1
+# A connection beyond the rate waits up to so long for its turn, Kafka's quota window; after that it is refused.
+WAIT_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """As configured: max.connections and so on; `of_listener` and `rate_of_listener` where one has its own."""
+
+    total: int = UNLIMITED
+    per_address: int = UNLIMITED
+    of_address: Mapping[str, int] = field(default_factory=dict)
+    of_listener: Mapping[str, int] = field(default_factory=dict)
+    rate: int = UNLIMITED
+    rate_of_listener: Mapping[str, int] = field(default_factory=dict)
+
+
+class Refused(Exception):
+    """`limit` is the configuration that says no."""
+
+    def __init__(self, limit: str, value: int, of: str = "") -> None:
+        super().__init__(f"{limit}={value}{f' of {of}' if of else ''} is reached")
+        self.limit = limit
+
+
+class ConnectionQuotas:
+    """`protected`: the listener of the brokers among themselves, if there are others: the total does not bind it."""
+
+    def __init__(self, limits: ConnectionLimits, protected: str | None = None) -> None:
+        self.limits = limits
+        self.protected = protected
+        self.total = 0
+        self._of_address: dict[str, int] = {}
+        self._of_listener: dict[str, int] = {}
+        self._turns: dict[str, _Turns] = {}
+
+    def admit(self, listener: str, address: str, now_s: float) -> float:
+        """Count one more; the seconds for which it has to wait. Raises Refused."""
+        limits = self.limits
+        most = limits.of_listener.get(listener, UNLIMITED)
+        if self._of_listener.get(listener, 0) >= most:
+            raise Refused("max.connections", most, f"listener {listener}")
+        if self.total >= limits.total and listener != self.protected:
+            raise Refused("max.connections", limits.total)
+        most = limits.of_address.get(address, limits.per_address)
+        if self._of_address.get(address, 0) >= most:
+            raise Refused("max.connections.per.ip", most, address)
+        wait_s = self._wait_s(listener, now_s)
+        self.total += 1
+        self._of_address[address] = self._of_address.get(address, 0) + 1
+        self._of_listener[listener] = self._of_listener.get(listener, 0) + 1
+        return wait_s
+
+    def gone(self, listener: str, address: str) -> None:
+        self.total -= 1
+        self._of_listener[listener] -= 1
+        left = self._of_address[address] - 1
+        if left:
+            self._of_address[address] = left
+        else:
+            del self._of_address[address]  # there are more addresses than can be remembered
+
+    @property
+    def too_many(self) -> bool:
+        """The protected listener took one more than there may be: another has to go."""
+        return self.total > self.limits.total
+
+    def _wait_s(self, listener: str, now_s: float) -> float:
+        limits = self.limits
+        rates = {} if listener == self.protected else {"": limits.rate}
+        rates[listener] = limits.rate_of_listener.get(listener, UNLIMITED)
+        turns = [(self._turns.setdefault(name, _Turns()), rate) for name, rate in rates.items() if rate < UNLIMITED]
+        waits = [each.wait_s(rate, now_s) for each, rate in turns]
+        wait_s = max(waits, default=0.0)
+        if wait_s > WAIT_S_MAX:
+            raise Refused("max.connection.creation.rate", turns[waits.index(wait_s)][1])
+        for each, rate in turns:
+            each.take(rate, now_s)
+        return wait_s
+
+
+class _Turns:
+    """Connections at a rate: a second's worth may come at once, the others one after the other."""
+
+    __slots__ = ("_next_s",)
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def wait_s(self, rate: int, now_s: float) -> float:
+        if rate <= 0:
+            return WAIT_S_MAX * 2
+        return max(0.0, self._next_s - now_s)
+
+    def take(self, rate: int, now_s: float) -> None:
+        self._next_s = max(self._next_s, now_s - 1.0) + 1.0 / rate
+
+
+def parse_overrides(items: str) -> dict[str, int]:
+    """max.connections.per.ip.overrides: "host:limit,..."; raises ValueError."""
+    found: dict[str, int] = {}
+    for item in filter(None, map(str.strip, items.split(","))):
+        host, colon, limit = item.rpartition(":")
+        if not colon:
+            raise ValueError(f"{item!r} is not host:limit")
+        found[host.strip("[] ")] = int(limit)
+    return found
