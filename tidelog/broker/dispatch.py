@@ -29,6 +29,7 @@ log = logging.getLogger("tidelog.dispatch")
 
 _HEADER = Struct(">hhih")
 _FRAME_HEAD = Struct(">ii")
+_NO_HEADER = "request shorter than its header"
 
 API_VERSIONS = 18
 # Tasks of cold APIs under way at once, over all connections; further ones are refused with THROTTLING_QUOTA_EXCEEDED.
@@ -43,8 +44,8 @@ class Dispatcher:
 
     def __init__(self, services: Services, apis: Iterable[ModuleType], forwarded: Collection[int] = ()) -> None:
         self._services = services
-        self._requests = services.requests
-        self._stopwatch = services.requests.produce.stopwatch
+        self._produces = services.requests.produce
+        self._stopwatch = services.requests.stopwatch
         self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
         self._forwarded = frozenset(forwarded)
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -59,22 +60,30 @@ class Dispatcher:
         return hot | {key: api.versions for key, api in self._apis.items()}
 
     def dispatch(self, frame: memoryview, connection: Peer) -> Answer:
-        key, version, correlation_id, client_id_bytes = _head(frame)
+        began = self._stopwatch()
+        try:
+            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
+        except StructError:
+            raise MalformedMessage(_NO_HEADER) from None
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
         if key == produce.API_KEY and version in produce.VERSIONS:
-            counters = self._requests.produce
-            began = counters.begun(version)
             if version >= PRODUCE_FLEXIBLE_FROM:
                 position = _skip_header_tags(frame, position)
             answer = produce.serve(self._services, frame[position:], version, correlation_id, connection)
+            counters = self._produces
+            counters.versions[version] += 1
         elif key == fetch.API_KEY and version in fetch.VERSIONS:
-            began = self._stopwatch()
             if version >= FETCH_FLEXIBLE_FROM:
                 position = _skip_header_tags(frame, position)
             answer, counters = fetch.serve(self._services, frame[position:], version, correlation_id, connection)
+            counters.versions[version] += 1
         else:
             return self._serve(frame, connection, key, version, correlation_id, client_id_bytes)
-        return _timed(answer, counters, began)
+        if isinstance(answer, Deferred) and answer.response is None:
+            answer.timing = (counters, began)
+            return answer
+        counters.answered(began, self._stopwatch())
+        return answer
 
     def dispatch_cold(self, frame: memoryview, connection: Peer) -> Answer:
         """A request for one of `apis`: any but Produce and Fetch of records."""
@@ -164,7 +173,7 @@ class Dispatcher:
         context = RequestContext(key, version, correlation_id, client_id, client_host, "")
         response = await self._outcome(api, context, request)
         framed = api.framed(response, context, request)
-        api.counters.answered(began)
+        api.counters.answered(began, self._stopwatch())
         return bytes(memoryview(framed)[4:])
 
     async def _outcome(self, api: _Api, context: RequestContext, request: Any) -> Any:
@@ -211,7 +220,7 @@ class _Api:
         # As it came; some look at it first, and send on themselves what is left.
         self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
         self.name: str = request.__name__.removesuffix("Request")
-        self.counters = requests.of(self.name)
+        self.counters = requests.of(self.name, request.VERSIONS)
         self.versions: range = request.VERSIONS
         self.read: Callable[[memoryview, int, int], tuple[Any, int]] = request.read
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
@@ -261,7 +270,7 @@ def _head(frame: memoryview) -> tuple[int, int, int, int]:
     try:
         return _HEADER.unpack_from(frame)
     except StructError:
-        raise MalformedMessage("request shorter than its header") from None
+        raise MalformedMessage(_NO_HEADER) from None
 
 
 def _timed(answer: Answer, counters: ApiCounters, began: float) -> Answer:
@@ -269,7 +278,7 @@ def _timed(answer: Answer, counters: ApiCounters, began: float) -> Answer:
     if isinstance(answer, Deferred) and answer.response is None:
         answer.timing = (counters, began)
     else:
-        counters.answered(began)
+        counters.answered(began, counters.stopwatch())
     return answer
 
 

@@ -31,9 +31,10 @@ def tell_info(sources: Sources, is_ready: bool, out: Exposition) -> None:
 
 def tell_requests(requests: RequestCounters, out: Exposition) -> None:
     for counters in requests.apis.values():
-        if not counters.versions:
+        asked = {version: count for version, count in counters.versions.items() if count}
+        if not asked:
             continue  # what nobody asks for fills no page
-        for version, count in sorted(counters.versions.items()):
+        for version, count in asked.items():
             out.add("tidelog_requests_total", count, counters.name, str(version))
         out.add_histogram("tidelog_request_duration_seconds", counters.durations, counters.name)
         for code, count in sorted(counters.errors.items()):

@@ -52,13 +52,11 @@ def serve(
         answer = followers.serve_one(body, correlation_id) if len(body) == ONE_REQUEST_BYTES else None
         answer = answer or followers.serve_many(body, correlation_id)
         if answer is not None:
-            counters.versions[version] = counters.versions.get(version, 0) + 1
             return answer, counters
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     if replica_id < 0:
         counters = services.requests.fetch_consumer
-    counters.versions[version] = counters.versions.get(version, 0) + 1
     if replica_id >= 0:
         return followers.serve(request, version, correlation_id), counters
     try:
