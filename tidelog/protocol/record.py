@@ -48,7 +48,7 @@ ZIGZAG: Final = tuple((number >> 1) ^ -(number & 1) for number in range(0x4000))
 """What the number in a varint of one or two bytes stands for."""
 
 
-def read_varint(data: bytes, position: int, max_bits: int) -> tuple[int, int]:
+def read_varint(data: bytes | bytearray | memoryview, position: int, max_bits: int) -> tuple[int, int]:
     """The slow path: a varint of up to `max_bits` (32 or 64). Raises IndexError past the end."""
     number = shift = 0
     while True:

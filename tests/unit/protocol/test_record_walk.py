@@ -70,7 +70,7 @@ def test_a_scan_refuses_what_the_decoder_refuses(values: list[tuple[object, ...]
     try:
         decoded = len(decode_section(bytes(section), header))
     except KafkaError as error:
-        if "64 bits" in error.message or "ends of 64" in error.message:
+        if "64 bits" in str(error.message):
             return
         decoded = -1
     try:

@@ -226,7 +226,7 @@ def test_what_decompresses_to_much_is_counted_only_where_records_are_looked_at()
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_a_bomb_costs_no_more_than_its_bound(codec: int):
     bomb = batch(1, value=bytes(INSPECTED_BYTES_MAX + 1), compression=codec)
-    settings = {"cleanup_policy": frozenset({"compact"}), "max_message_bytes": 4_000_000}
+    settings: dict[str, Any] = {"cleanup_policy": frozenset({"compact"}), "max_message_bytes": 4_000_000}
     assert refused(bomb, **settings) == ErrorCode.MESSAGE_TOO_LARGE
     many = batch(1, value=bytes(INSPECTED_BYTES_MAX // 2), compression=codec)
     struct.pack_into(">i", many, 57, INSPECTED_RECORDS_MAX + 1)

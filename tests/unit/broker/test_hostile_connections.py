@@ -1,0 +1,210 @@
+"""Connections that are against the node: too many, too fast, idle, trickling, or reading nothing of what they asked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.conftest import StartNode, Wire
+from tests.unit.broker.test_node import fetch, produce
+from tidelog.broker import server as server_module
+from tidelog.broker.connection_quotas import ConnectionLimits
+from tidelog.broker.node_ports import os_ports
+from tidelog.broker.server import ServerLimits
+from tidelog.broker.server_limits import server_limits
+from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tidelog.protocol.messages.produce import ProduceResponse
+
+ALL = MetadataRequest(topics=[])
+
+
+async def answers(wire: Wire, seconds: float = 5.0) -> bool:
+    try:
+        await asyncio.wait_for(wire.call(ALL, 9, MetadataResponse), seconds)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
+    return True
+
+
+async def closed(wire: Wire, seconds: float = 5.0) -> bool:
+    try:
+        return await asyncio.wait_for(wire.reader.read(1), seconds) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_beyond_max_connections_the_next_is_refused_until_one_has_gone(
+    start_node: StartNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start_node(**{"max.connections": "3"})
+    wires = [await running.connect() for _ in range(3)]
+    assert all([await answers(each) for each in wires])
+    for _ in range(5):
+        assert not await answers(await running.connect())
+    refusals = [record.getMessage() for record in caplog.records if "refusing" in record.getMessage()]
+    assert refusals == ["refusing a connection from 127.0.0.1: max.connections=3 is reached"]
+    wires[0].writer.close()
+    await asyncio.sleep(0.05)
+    assert await answers(await running.connect())
+
+
+async def test_limits_change_without_a_restart(start_node: StartNode) -> None:
+    running = await start_node()
+    wire, other = await running.connect(), await running.connect()
+    assert await answers(other)
+    config = AlterableConfig(name="max.connections.per.ip", config_operation=0, value="2")
+    resource = AlterConfigsResource(resource_type=4, resource_name="", configs=[config])
+    answer = await wire.call(
+        IncrementalAlterConfigsRequest(resources=[resource], validate_only=False), 1, IncrementalAlterConfigsResponse
+    )
+    assert answer.responses[0].error_code == 0
+    await asyncio.sleep(0.05)
+    assert not await answers(await running.connect())
+    assert await answers(other)
+
+
+async def test_an_address_may_have_a_limit_of_its_own(start_node: StartNode) -> None:
+    overrides = {"max.connections.per.ip": "1", "max.connections.per.ip.overrides": "localhost:2"}
+    running = await start_node(**overrides)
+    wires = [await running.connect() for _ in range(3)]
+    assert [await answers(each) for each in wires] == [True, True, False]
+
+
+async def test_beyond_the_rate_connections_are_read_later(start_node: StartNode) -> None:
+    running = await start_node(**{"max.connection.creation.rate": "4"})
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    wires = [await running.connect() for _ in range(6)]
+    assert all(await asyncio.gather(*map(answers, wires)))
+    assert 0.2 < loop.time() - began < 3
+
+
+async def test_the_last_files_are_for_logs(start_node: StartNode) -> None:
+    running = await start_node()
+    server: Any = running.node._broker_server
+    limits = server_limits(running.node.settings, os_ports().files_max)
+    assert 0 < limits.files_max < os_ports().files_max
+    with socket.socket() as probe:
+        next_file = probe.fileno()
+    server.reconfigure(server_limits(running.node.settings, 0))
+    assert await answers(await running.connect())
+    server._limits = ServerLimits(1 << 20, -1, 1 << 30, files_max=next_file)
+    assert not await answers(await running.connect())
+
+
+async def test_brokers_find_a_place_and_the_idlest_client_goes(start_node: StartNode) -> None:
+    running = await start_node(
+        **{
+            "listeners": "PLAINTEXT://127.0.0.1:0,OTHER://127.0.0.1:0",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+    )
+    server: Any = running.node._broker_server
+    ports = running.node._bound_ports
+    own = len(server.connections)
+    assert own == 0
+    clients = [Wire(*await asyncio.open_connection("127.0.0.1", ports["OTHER"])) for _ in range(2)]
+    assert all([await answers(each) for each in clients])
+    server._quotas.limits = ConnectionLimits(total=2)
+    broker = Wire(*await asyncio.open_connection("127.0.0.1", ports["PLAINTEXT"]))
+    assert await answers(broker)
+    assert await closed(clients[0])
+    assert await answers(clients[1])
+    for each in (*clients, broker):
+        each.writer.close()
+
+
+async def test_who_sends_nothing_or_next_to_nothing_is_idle(start_node: StartNode) -> None:
+    running = await start_node(**{"connections.max.idle.ms": "400"})
+    silent, trickling, busy = [await running.connect() for _ in range(3)]
+    assert await answers(silent)
+    trickling.writer.write(struct.pack(">i", 100_000))
+
+    async def trickle() -> None:
+        while True:
+            trickling.writer.write(b"x")
+            await asyncio.sleep(0.05)
+
+    async def work() -> None:
+        while True:
+            assert await answers(busy)
+            await asyncio.sleep(0.05)
+
+    tasks = [asyncio.create_task(trickle()), asyncio.create_task(work())]
+    try:
+        assert await closed(silent, 3)
+        assert await closed(trickling, 3)
+        assert not tasks[1].done()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_large_request_may_take_its_time(start_node: StartNode) -> None:
+    running = await start_node(**{"connections.max.idle.ms": "300"})
+    wire = await running.connect()
+    wire.writer.write(struct.pack(">i", 60_000))
+    for _ in range(15):
+        wire.writer.write(bytes(2000))
+        await asyncio.sleep(0.05)
+    assert not wire.reader.at_eof()
+
+
+async def test_readers_that_leave_their_answers_lying_are_cut_off_when_it_is_too_much(
+    start_node: StartNode, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "UNREAD_CHECK_S", 0.05)
+    running = await start_node()
+    server: Any = running.node._broker_server
+    wire = await running.connect()
+    await wire.create_topic("t")
+    for _ in range(8):
+        await wire.call(produce("t", make_batch(bytes(900_000))), 9, ProduceResponse)
+    lazy = [await running.connect() for _ in range(4)]
+    for each in lazy:
+        each.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        each.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(10):
+            each.send(fetch("t"), 11)
+    await asyncio.sleep(0.3)
+    unread = [connection.unread_bytes for connection in server.connections]
+    assert sum(size > 1_000_000 for size in unread) == 4, unread
+    assert len(server.connections) == 5
+    server._limits = ServerLimits(1 << 27, -1, 1 << 30, unread_bytes_max=sum(unread) // 2)
+    await asyncio.sleep(0.3)
+    assert sum(each.unread_bytes for each in server.connections) <= sum(unread) // 2
+    assert len(server.connections) >= 2
+    await wire.call(fetch("t"), 11, FetchResponse)
+
+
+async def test_nobody_can_fill_the_node_with_half_requests(
+    start_node: StartNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start_node(**{"queued.max.request.bytes": "2000000"})
+    wires = [await running.connect() for _ in range(6)]
+    for each in wires:
+        each.writer.write(struct.pack(">i", 2_000_000_000 if each is wires[0] else 900_000) + bytes(600_000))
+    await asyncio.sleep(0.3)
+    server: Any = running.node._broker_server
+    assert server.receive_bytes <= 2_000_000
+    assert 0 < len(server.connections) < 4
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("receive buffers are full" in text for text in texts) == 1
+    assert sum("frame of 2000000000 bytes" in text for text in texts) == 1
+    for each in wires:
+        each.writer.close()
+    await asyncio.sleep(0.05)
+    assert await answers(await running.connect())
