@@ -149,6 +149,7 @@ class SimulatedNode:
         except Exception:
             if not self.disk_was_bad:
                 raise
+            self.cluster.look(self)
             asyncio.get_running_loop().call_soon(self.kill)  # it says why, and ends
 
     def kill(self) -> None:

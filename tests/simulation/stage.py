@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tests.simulation.cluster import Cluster, Layout, SimulatedNode
+from tests.simulation.cluster import DATA, Cluster, Layout, SimulatedNode
 from tests.simulation.cluster_clients import OPTIONS
 from tests.simulation.cluster_invariants import STEP_INVARIANTS, Knowledge, check_step, contents
 from tests.simulation.simulated_client import simulated_client
@@ -26,10 +26,15 @@ TOPIC = "t"
 class Stage:
     """`brokers` beside one controller, n9, that nothing ever happens to; topic t with one partition on all of them."""
 
-    def __init__(self, brokers: tuple[int, ...] = (1, 2, 3), config: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        brokers: tuple[int, ...] = (1, 2, 3),
+        config: Mapping[str, str] | None = None,
+        log_dirs: tuple[str, ...] = (DATA,),
+    ) -> None:
         self.world = World(1)
         settings = {"min.insync.replicas": "1", "auto.leader.rebalance.enable": "false", **(config or {})}
-        self.cluster = Cluster(self.world, Layout((9,), brokers, settings))
+        self.cluster = Cluster(self.world, Layout((9,), brokers, settings, log_dirs=log_dirs))
         self.knowledge = Knowledge()
         self.invariants = [kind(self.cluster, self.knowledge) for kind in STEP_INVARIANTS]
         self.world.on_step = self._check
@@ -160,10 +165,10 @@ async def _for_ever() -> None:
 
 
 @contextmanager
-def stage(brokers: tuple[int, ...] = (1, 2, 3), **config: str) -> Iterator[Stage]:
+def stage(brokers: tuple[int, ...] = (1, 2, 3), log_dirs: tuple[str, ...] = (DATA,), **config: str) -> Iterator[Stage]:
     """Config keys with underscores for dots."""
     with without_collector(), simulated_client():
-        directed = Stage(brokers, {name.replace("_", "."): value for name, value in config.items()})
+        directed = Stage(brokers, {name.replace("_", "."): value for name, value in config.items()}, log_dirs)
         try:
             yield directed
         finally:

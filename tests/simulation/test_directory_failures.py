@@ -1,11 +1,14 @@
 """Histories of clusters whose nodes have two log directories each, of which one or the other breaks and is mended.
 
-Nothing acknowledged is lost, partitions of a broken directory are led by others where there are others, and all of it
-is in sync again when all is mended. TIDELOG_SEED=7 replays one; TIDELOG_DIRECTORY_SEEDS says how many.
+What is acknowledged has been synced, so that it does not matter how many break at once: nothing of it is lost, others
+lead the partitions of a broken directory where there are others, and all is in sync again when all is mended.
+TIDELOG_SEED=7 replays one; TIDELOG_DIRECTORY_SEEDS says how many.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from random import Random
 from typing import Any
@@ -15,6 +18,8 @@ import pytest
 from tests.simulation.cluster import Layout
 from tests.simulation.cluster_faults import DIRECTORY_WEIGHTS
 from tests.simulation.cluster_history import ClusterHistory
+from tests.simulation.stage import Stage, stage
+from tidelog.protocol.errors import ErrorCode
 
 CHUNK = 2
 FAST = 2
@@ -23,16 +28,15 @@ SEEDS = int(os.environ.get("TIDELOG_DIRECTORY_SEEDS", "40"))
 
 def history(seed: int, **options: Any) -> ClusterHistory:
     rng = Random(seed * 65537 + 5)
-    syncs = rng.random() < 0.7
     config = {
         "log.segment.bytes": str(rng.choice((1 << 30, 1 << 20))),
         "default.replication.factor": "3",
         "min.insync.replicas": "2",
         "offsets.topic.replication.factor": "3",
-        **({"log.flush.interval.messages": "1"} if syncs else {}),
+        "log.flush.interval.messages": "1",
     }
     layout = Layout((1, 2, 3), (1, 2, 3, 4), config, log_dirs=("/data", "/more"))
-    return ClusterHistory(seed, layout=layout, syncs=syncs, weights=DIRECTORY_WEIGHTS, **options)
+    return ClusterHistory(seed, layout=layout, syncs=True, weights=DIRECTORY_WEIGHTS, **options)
 
 
 def chosen() -> list[object]:
@@ -47,3 +51,76 @@ def chosen() -> list[object]:
 def test_nothing_acknowledged_is_lost_with_a_directory(seeds: range) -> None:
     for seed in seeds:
         history(seed).run()
+
+
+# Step by step
+
+
+@pytest.fixture
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+TWO = ("/more", "/third")
+
+
+def begin(play: Stage) -> str:
+    """t is led by broker 1, which is given a record; the directory that it lies in there, not that of the metadata."""
+    play.up(tuple(play.brokers))
+    assert play.send(b"first") == 0
+    home = str(play.replica(1).log.directory.rpartition("/")[0])
+    assert play.leader == 1
+    return home
+
+
+def test_another_leads_at_once_and_the_broker_serves_the_rest(quiet: None) -> None:
+    with stage(log_dirs=TWO, metadata_log_dir="/data") as play:
+        home = begin(play)
+        play.node(1).host.disk.break_directory(home, errno.EIO)
+        play.node(1).disk_was_bad = True
+        assert play.refused(b"not taken") == ErrorCode.KAFKA_STORAGE_ERROR
+        play.until("another leads", lambda: play.leader in (2, 3), 1)
+        assert play.isr == [2, 3]
+        assert play.send(b"second") == 1
+        assert play.node(1).ready
+        assert play.cluster.placed("t").leader_epoch == 1
+        play.node(1).host.disk.broken.clear()
+        play.node(1).kill()
+        play.node(1).start()
+        play.until("all are back", play.cluster.all_in_sync, 60)
+        assert play.values(1) == [b"first", b"second"]
+
+
+def test_who_cannot_tell_the_controller_ends(quiet: None) -> None:
+    with stage(log_dirs=TWO, metadata_log_dir="/data", log_dir_failure_timeout_ms="10000") as play:
+        home = begin(play)
+        node = play.node(1)
+        play.cluster.network.isolate("n1", ["n2", "n3", "n9"])
+        node.host.disk.break_directory(home, errno.EIO)
+        node.disk_was_bad = True
+        play.refused(b"not taken")
+        play.until("it has ended", lambda: not node.running, 30)
+
+
+def test_the_only_in_sync_replica_comes_back_with_its_directory(quiet: None) -> None:
+    """Nobody else may lead meanwhile: nothing that was acknowledged is forgotten."""
+    with stage((1, 2), log_dirs=TWO, metadata_log_dir="/data") as play:
+        home = begin(play)
+        play.node(2).kill()
+        play.until("2 has left", lambda: play.isr == [1])
+        assert play.send(b"second") == 1
+        disk = play.node(1).host.disk
+        disk.break_directory(home, errno.ENOSPC)
+        play.node(1).disk_was_bad = True
+        play.refused(b"not taken")
+        play.until("nobody leads", lambda: play.leader == -1)
+        play.node(2).start()
+        play.wait(10)
+        assert play.leader in (-1, 1)
+        disk.broken.clear()
+        play.node(1).kill()
+        play.node(1).start()
+        play.until("all are back", play.cluster.all_in_sync, 60)
+        assert play.values(2)[:2] == [b"first", b"second"]
