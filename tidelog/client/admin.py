@@ -12,6 +12,7 @@ from typing import Any
 
 from tidelog.client.admin_base import check
 from tidelog.client.admin_cluster import ClusterAdmin
+from tidelog.client.admin_configs import ConfigAdmin, config_entries
 from tidelog.client.admin_groups import GroupAdmin
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
@@ -54,7 +55,7 @@ _BROKER_RESOURCE = 4
 _SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
-class Admin(ClusterAdmin, GroupAdmin):
+class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin):
     """Manages a cluster. Options are Kafka's admin configuration with underscores.
 
     async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:
@@ -173,18 +174,7 @@ class Admin(ClusterAdmin, GroupAdmin):
         for result in response.results:
             check(result.error_code, result.error_message, f"configuration of {result.resource_name!r}")
             name: str | int = result.resource_name if node is None else int(result.resource_name)
-            found[name] = {
-                each.name: ConfigEntry(
-                    each.name,
-                    each.value,
-                    each.config_source,
-                    each.read_only,
-                    each.is_sensitive,
-                    tuple((synonym.name, synonym.value, synonym.source) for synonym in each.synonyms),
-                    each.documentation if documentation else None,
-                )
-                for each in result.configs
-            }
+            found[name] = {each.name: each for each in config_entries(result, documentation)}
         return found
 
     # -- offsets

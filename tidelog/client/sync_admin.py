@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tidelog.client import admin
+from tidelog.client.admin_configs import ConfigChange, ConfigResource
 from tidelog.client.group_model import GroupDescription, GroupListing, PartitionLag
 from tidelog.client.loop_thread import Twin
 from tidelog.client.model import (
@@ -82,6 +83,17 @@ class Admin(Twin):
 
     def remove_raft_voter(self, node_id: int, directory_id: bytes) -> None:
         self._run(lambda: self._admin.remove_raft_voter(node_id, directory_id))
+
+    def list_config_resources(self, types: Iterable[str] = ()) -> list[ConfigResource]:
+        return self._run(lambda: self._admin.list_config_resources(types))
+
+    def describe_config_resources(
+        self, resources: Iterable[ConfigResource], **how: Any
+    ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
+        return self._run(lambda: self._admin.describe_config_resources(resources, **how))
+
+    def alter_config_resources(self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], **how: Any) -> None:
+        self._run(lambda: self._admin.alter_config_resources(changes, **how))
 
     def describe_configs(self, **what: Any) -> dict[str | int, dict[str, ConfigEntry]]:
         return self._run(lambda: self._admin.describe_configs(**what))

@@ -24,7 +24,7 @@ from tidelog.broker.cli.cluster_state import (
     NoCluster,
     Node,
 )
-from tidelog.broker.cli.common import HELP, as_json, key_values, print_json, print_table
+from tidelog.broker.cli.common import HELP, as_json, key_values, overriding, print_json, print_table
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -60,15 +60,7 @@ def command() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), help="Of the first broker, 9092; the others follow.")
 @_DATA
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready, and let it run.")
-@click.option(
-    "-o",
-    "--override",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=lambda context, parameter, values: key_values(values),
-    help="A configuration value for every node, by Kafka's name. May be given many times.",
-)
+@overriding("A configuration value for every node, by Kafka's name.")
 def start(
     brokers: int | None,
     controllers: int | None,

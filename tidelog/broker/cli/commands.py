@@ -19,6 +19,7 @@ _COMMANDS = {
     "cluster": ("tidelog.broker.cli.cluster", "Run a cluster of several nodes on this machine."),
     "format": ("tidelog.broker.cli.format", "Give a node's directories the id of their cluster."),
     "topics": ("tidelog.broker.cli.topics", "List, create, describe, alter and delete topics."),
+    "configs": ("tidelog.broker.cli.configs", "Describe and alter configs of topics, brokers, groups."),
     "produce": ("tidelog.broker.cli.produce", "Send lines of standard input to a topic."),
     "consume": ("tidelog.broker.cli.consume", "Print the records of a topic."),
     "groups": ("tidelog.broker.cli.groups", "List and describe consumer groups, reset and delete their offsets."),

@@ -45,6 +45,19 @@ _PROPERTIES = click.option(
 as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")
 
 
+def overriding(what: str) -> Callable[[Decorated], Decorated]:
+    """Gives a command `-o key=value`: configuration by Kafka's names, as the parameter `overrides`."""
+    return click.option(
+        "-o",
+        "--override",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=lambda context, parameter, values: key_values(values),
+        help=f"{what} May be given many times.",
+    )
+
+
 def key_values(values: Sequence[str]) -> dict[str, str]:
     """`["a=1", "b=2"]` as a mapping; a usage error for anything else."""
     pairs = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.broker.cli.common import HELP, fail, key_values
+from tidelog.broker.cli.common import HELP, fail, overriding
 from tidelog.broker.config import ConfigError, NodeConfig
 
 if TYPE_CHECKING:
@@ -31,15 +31,7 @@ _FIRST_VOTER = "ID@HOST:PORT:DIRECTORY-ID"
     metavar=f"{_FIRST_VOTER},...",
     help="These controllers are the first voters; the same for each of them.",
 )
-@click.option(
-    "-o",
-    "--override",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=lambda context, parameter, values: key_values(values),
-    help="One configuration value, by Kafka's name; wins over FILE. May be given many times.",
-)
+@overriding("One configuration value, by Kafka's name; wins over FILE.")
 def command(
     file: str | None,
     cluster_id: str | None,

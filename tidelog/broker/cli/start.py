@@ -16,21 +16,13 @@ from typing import Any
 
 import click
 
-from tidelog.broker.cli.common import HELP, fail, key_values, reason, swallow_output
+from tidelog.broker.cli.common import HELP, fail, overriding, reason, swallow_output
 from tidelog.broker.config import ConfigError, NodeConfig
 
 
 @click.command("start", context_settings=HELP)
 @click.argument("file", required=False, type=click.Path())
-@click.option(
-    "-o",
-    "--override",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=lambda context, parameter, values: key_values(values),
-    help="One configuration value, by Kafka's name; wins over FILE. May be given many times.",
-)
+@overriding("One configuration value, by Kafka's name; wins over FILE.")
 def command(file: str | None, overrides: dict[str, str]) -> int:
     """Run a node until SIGTERM or Ctrl-C.
 

@@ -19,6 +19,7 @@ from tidelog.broker.cli.common import (
 )
 from tidelog.client import Admin, NewTopic, TopicPartition
 from tidelog.client.model import ConfigEntry, PartitionDescription, PartitionReassignment, TopicDescription
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import uuid_to_text
 
 Moves = dict[TopicPartition, PartitionReassignment]
@@ -65,8 +66,11 @@ def list_topics(bootstrap: str, properties: dict[str, str], exclude_internal: bo
 @click.argument("name")
 @click.option("-p", "--partitions", type=click.IntRange(1), help="How many; without it the broker's num.partitions.")
 @click.option("-r", "--replication-factor", type=click.IntRange(1), help="Without it the broker's default.")
+@click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each partition instead of numbers: 1:2,2:3.")
 @click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic configuration.")
 @click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is there already.")
+@click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
+@as_json
 @connecting
 def create(
     name: str,
@@ -74,31 +78,50 @@ def create(
     properties: dict[str, str],
     partitions: int | None,
     replication_factor: int | None,
+    assignment: str | None,
     configs: tuple[str, ...],
     if_not_exists: bool,
+    dry_run: bool,
+    json_wanted: bool,
 ) -> None:
     """Create the topic NAME.
 
     \b
     Example:
       tidelog topics create flights --partitions 6 --config retention.ms=86400000
+      tidelog topics create flights --assignment 1:2,2:3,3:1
     """
-    topic = NewTopic(name, partitions or -1, replication_factor or -1, key_values(configs))
+    replicas = _assignment(assignment)
+    if replicas and (partitions or replication_factor):
+        raise click.UsageError("--assignment says both how many partitions and how many replicas")
+    topic = NewTopic(name, partitions or -1, replication_factor or -1, key_values(configs), dict(enumerate(replicas)))
 
-    async def ask() -> None:
+    async def ask() -> bytes | None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            await admin.create_topics([topic])
+            try:
+                return (await admin.create_topics([topic], validate_only=dry_run))[name]
+            except KafkaError as error:
+                if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
+                    raise
+                return None
 
-    from tidelog.protocol.errors import ErrorCode, KafkaError
-
-    try:
-        run(ask())
-    except KafkaError as error:
-        if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
-            raise
+    topic_id = run(ask())
+    outcome = "exists" if topic_id is None else "would be created" if dry_run else "created"
+    if json_wanted:
+        text = uuid_to_text(topic_id) if topic_id is not None and not dry_run else None
+        print_json({"name": name, "topic_id": text, "outcome": outcome})
+    elif topic_id is None:
         click.echo(f"Topic {name} is there already.")
     else:
-        click.echo(f"Created topic {name}.")
+        click.echo(f"{'Would create' if dry_run else 'Created'} topic {name}.")
+
+
+def _assignment(text: str | None) -> list[list[int]]:
+    """`1:2,2:3` as the replicas of each partition; the same form as kafka-topics takes."""
+    try:
+        return [[int(broker) for broker in part.split(":")] for part in text.split(",")] if text else []
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not of the form 1:2,2:3: brokers of each partition") from None
 
 
 @command.command("describe")
@@ -156,16 +179,22 @@ def describe(
 @command.command("alter")
 @click.argument("name")
 @click.option("-p", "--partitions", type=click.IntRange(1), help="How many there shall be; never fewer than there are.")
+@click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each new partition: 1:2,2:3.")
 @click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A configuration to set.")
 @click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="One to put back to its default.")
+@click.option("--if-exists", is_flag=True, help="Succeed when there is no such topic.")
+@click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
 @connecting
 def alter(
     name: str,
     bootstrap: str,
     properties: dict[str, str],
     partitions: int | None,
+    assignment: str | None,
     configs: tuple[str, ...],
     deleted: tuple[str, ...],
+    if_exists: bool,
+    dry_run: bool,
 ) -> None:
     """Give the topic NAME more partitions, or another configuration.
 
@@ -177,23 +206,36 @@ def alter(
     changes: dict[str, str | None] = {**key_values(configs), **dict.fromkeys(deleted)}
     if partitions is None and not changes:
         raise click.UsageError("nothing to change: --partitions, --config or --delete-config is wanted")
+    if assignment and partitions is None:
+        raise click.UsageError("--assignment is about new partitions: --partitions says how many there shall be")
+    placed = {name: _assignment(assignment)} if assignment else None
 
     async def ask() -> None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             if changes:
-                await admin.incremental_alter_configs(topics={name: changes})
-                click.echo(f"Changed the configuration of topic {name}.")
+                await admin.incremental_alter_configs(topics={name: changes}, validate_only=dry_run)
+                click.echo(f"{'Would change' if dry_run else 'Changed'} the configuration of topic {name}.")
             if partitions is not None:
-                await admin.create_partitions({name: partitions})
-                click.echo(f"Topic {name} has {as_count(range(partitions), 'partition')}.")
+                await admin.create_partitions({name: partitions}, assignments=placed, validate_only=dry_run)
+                verb = "would have" if dry_run else "has"
+                click.echo(f"Topic {name} {verb} {as_count(range(partitions), 'partition')}.")
 
-    run(ask())
+    try:
+        run(ask())
+    except KafkaError as error:
+        if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            raise
+        click.echo(f"There is no topic {name}.")
 
 
 @command.command("delete")
 @click.argument("names", nargs=-1, required=True)
+@click.option("--if-exists", is_flag=True, help="Succeed when there is no such topic.")
+@as_json
 @connecting
-def delete(names: tuple[str, ...], bootstrap: str, properties: dict[str, str]) -> None:
+def delete(
+    names: tuple[str, ...], bootstrap: str, properties: dict[str, str], if_exists: bool, json_wanted: bool
+) -> None:
     """Delete the topics NAMES with all their records.
 
     \b
@@ -201,18 +243,30 @@ def delete(names: tuple[str, ...], bootstrap: str, properties: dict[str, str]) -
       tidelog topics delete flights
     """
 
-    async def ask() -> None:
+    def told(name: str, outcome: str) -> dict[str, str]:
+        if not json_wanted:
+            click.echo(f"Deleted topic {name}." if outcome == "deleted" else f"There is no topic {name}.")
+        return {"name": name, "outcome": outcome}
+
+    async def ask() -> list[dict[str, str]]:
+        outcomes = []
         async with Admin(**client_options(bootstrap, properties)) as admin:
             for name in names:
-                await admin.delete_topics([name])
-                click.echo(f"Deleted topic {name}.")
+                try:
+                    await admin.delete_topics([name])
+                    outcomes.append(told(name, "deleted"))
+                except KafkaError as error:
+                    if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                        raise
+                    outcomes.append(told(name, "not there"))
+        return outcomes
 
-    run(ask())
+    outcomes = run(ask())
+    if json_wanted:
+        print_json(outcomes)
 
 
 async def _moves(admin: Admin) -> Moves:
-    from tidelog.protocol.errors import ErrorCode, KafkaError
-
     try:
         return await admin.list_partition_reassignments()
     except KafkaError as error:
