@@ -182,7 +182,7 @@ def move_the_records_of_a_rewritten_batch(patch: pytest.MonkeyPatch) -> None:
         self: BatchFilter, section: bytes, header: BatchHeader, kept: KeptRecords, with_horizon: bool
     ) -> object:
         if with_horizon:
-            return rewrite(self, section, header, kept._replace(max_timestamp=0), False)
+            return rewrite(self, section, header, kept, False)
         return rewrite(self, section, replace_base(header), kept, False)
 
     def replace_base(header: BatchHeader) -> BatchHeader:

@@ -34,7 +34,7 @@ from tidelog.protocol.record_batch import (
     write_crc,
 )
 from tidelog.protocol.records import decode_section, record_section
-from tidelog.storage.cleaner_keys import KeptRecords, KeyTable, Run, rebased
+from tidelog.storage.cleaner_keys import KeptRecords, KeyTable, Run, largest_timestamp, rebased
 from tidelog.storage.cleaner_transactions import CleanedTransactions
 from tidelog.storage.transaction_index import AbortedTransaction
 
@@ -119,8 +119,7 @@ class BatchFilter:
             return self._without_records(header, is_last)
         self.stats.messages_kept += len(records)
         if may_go and not header.has_delete_horizon:
-            timestamp = max(record.timestamp for record in records)
-            everything = KeptRecords([(0, len(section))], len(records), timestamp, False, 0)
+            everything = KeptRecords([(0, len(section))], len(records), False, 0)
             return self._rewritten(section, header, everything, True)
         return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
 
@@ -154,7 +153,10 @@ class BatchFilter:
             records = _joined(section, kept.runs)
         if header.compression:
             records = codecs.compress(header.compression, records)
-        max_timestamp = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else kept.max_timestamp
+        if header.timestamp_type == LOG_APPEND_TIME or kept.records == header.record_count:
+            max_timestamp = header.max_timestamp
+        else:
+            max_timestamp = largest_timestamp(section, kept.runs, header.base_timestamp)
         left = header._replace(
             attributes=attributes,
             base_timestamp=base_timestamp,
