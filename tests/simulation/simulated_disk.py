@@ -434,6 +434,9 @@ class SimulatedDisk:
     def random_bytes(self, count: int) -> bytes:
         return self._rng.randbytes(count)
 
+    def volume_bytes(self, path: str) -> tuple[int, int]:
+        return 1 << 40, 1 << 39
+
     # Finding
 
     def _directory(self, path: str) -> Directory:

@@ -21,6 +21,8 @@ from tidelog.storage.log_directory import LogDirectory
 if TYPE_CHECKING:
     import asyncio
 
+    from concurrent.futures import Executor
+
     from tidelog.broker.config import NodeConfig
     from tidelog.storage.disk import Disk
 
@@ -40,11 +42,13 @@ class LogDirectories:
         disk: Disk,
         loop: asyncio.AbstractEventLoop,
         on_fatal: Callable[[Exception], None],
+        executor: Executor | None = None,
     ) -> None:
         self._config = config
         self._disk = disk
         self._loop = loop
         self._on_fatal = on_fatal
+        self._executor = executor
         self.on_offline: list[Callable[[LogDirectory], None]] = []
         self._home_paths = list(dict.fromkeys(map(str, config.log_dirs)))
         self.online: list[LogDirectory] = []
@@ -121,6 +125,14 @@ class LogDirectories:
     def homes(self) -> list[LogDirectory]:
         """The usable ones that take topics: not the one for metadata alone, where there is one."""
         return [directory for directory in self if directory.path in self._home_paths]
+
+    async def volume_bytes(self, directory: LogDirectory) -> tuple[int, int]:
+        """(size, room left) of the file system it is on; -1 where that cannot be told. The device may take its time."""
+        try:
+            return await self._loop.run_in_executor(self._executor, self._disk.volume_bytes, directory.path)
+        except OSError as error:
+            log.warning("the size of the volume of %s is unknown: %s", directory.path, error)
+            return -1, -1
 
     @property
     def known_ids(self) -> list[bytes]:

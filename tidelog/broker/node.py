@@ -68,7 +68,7 @@ class Node:
         self._sockets: list[tuple[str, socket.socket]] = []
         self._bound_ports: dict[str, int] = {}
         self._metrics_socket: socket.socket | None = None
-        self._directories = LogDirectories(config, ports.disk, self._loop, self._on_failure)
+        self._directories = LogDirectories(config, ports.disk, self._loop, self._on_failure, ports.executor)
         self._channels: Channels | None = None
         self._channel: ControllerChannel
         self._controller_dispatcher: Dispatcher
@@ -194,6 +194,7 @@ class Node:
             image=lambda: metadata.tracker.image,
             # Nothing that a controller alone serves asks for these.
             partitions=broker.partitions if broker else cast(Any, None),
+            directories=self._directories,
             groups=broker.groups if broker else cast(Any, None),
             controller=metadata.controller,
             controller_channel=channel,

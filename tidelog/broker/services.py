@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from tidelog.broker.heartbeats import Heartbeats
 from tidelog.broker.lost_brokers import LostBrokers
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
     from tidelog.broker.dynamic_config import DynamicConfig
+    from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.partitions import Partitions
     from tidelog.replication.controller.controller import Controller
     from tidelog.replication.controller.image import MetadataImage
@@ -50,6 +51,8 @@ class Services:
     controller_channel: ControllerChannel
     raft: RaftNode
     broker_epoch: Callable[[], int]
+    # Of nodes with the broker role; what a controller alone serves asks for none of them.
+    directories: LogDirectories = field(default=cast(Any, None))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope

@@ -144,6 +144,10 @@ class Disk(Protocol):
 
     def random_bytes(self, count: int) -> bytes: ...
 
+    def volume_bytes(self, path: str) -> tuple[int, int]:
+        """(size, room left for this process) of the file system that holds the path."""
+        ...
+
 
 class OsFileMap:
     __slots__ = ("_mmap", "size_bytes", "view")
@@ -375,3 +379,7 @@ class OsDisk:
 
     def random_bytes(self, count: int) -> bytes:
         return os.urandom(count)
+
+    def volume_bytes(self, path: str) -> tuple[int, int]:
+        volume = os.statvfs(path)
+        return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize

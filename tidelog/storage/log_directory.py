@@ -68,6 +68,8 @@ class LogDirectory:
         self.node_id = int(properties["node.id"])
         self.directory_id = uuid_from_text(properties["directory.id"])
         self.logs: dict[TopicPartition, PartitionLog] = {}
+        self.futures: dict[TopicPartition, PartitionLog] = {}
+        """Replicas on their way here from another directory."""
         self.offline: dict[TopicPartition, str] = {}
         """Partitions whose logs are damaged beyond what a start can mend, and why."""
         self.failure: str | None = None

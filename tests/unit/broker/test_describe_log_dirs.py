@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,11 @@ async def test_replicas_are_told_with_their_size(wire: Any, tmp_path: Path, make
     home = str(tmp_path / "data")
     everything = await wire.call(DescribeLogDirsRequest(topics=None), version, DescribeLogDirsResponse)
     assert sizes(everything) == {home: {("t", 0): len(batch), ("t", 1): 0}}
-    assert [(each.error_code, each.total_bytes) for each in everything.results] == [(0, -1)]
+    (result,) = everything.results
+    volume = os.statvfs(home)
+    size_bytes = volume.f_blocks * volume.f_frsize if version >= 4 else -1
+    assert (result.error_code, result.total_bytes, result.is_cordoned) == (0, size_bytes, False)
+    assert (0 < result.usable_bytes <= size_bytes) if version >= 4 else result.usable_bytes == -1
     some = DescribeLogDirsRequest(
         topics=[DescribableLogDirTopic(topic="t", partitions=[1]), DescribableLogDirTopic(topic="u", partitions=[0])]
     )

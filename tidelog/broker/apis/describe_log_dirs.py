@@ -1,13 +1,17 @@
 """DescribeLogDirs (key 35, versions 1-5): this broker's log directories, and the size of each replica in them.
 
-Deviation: the size of the volume is not told (-1, as Kafka says it where it cannot tell).
+An offline directory is told with its error alone. A replica that is being moved is told twice: where it is, and where
+it will be (`is_future_key`).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -16,28 +20,67 @@ from tidelog.protocol.messages.describe_log_dirs import (
     DescribeLogDirsTopic,
 )
 
+if TYPE_CHECKING:
+    from tidelog.storage.log import PartitionLog
+    from tidelog.storage.log_directory import LogDirectory
+
 REQUEST = DescribeLogDirsRequest
 
+LAG_UNKNOWN = -1
+ALL = "*"
 
-def handle(services: Services, context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    wanted = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
-    found: dict[str, dict[str, DescribeLogDirsTopic]] = {str(path): {} for path in services.config.log_dirs}
-    for partition in services.partitions.hosted():
-        if wanted is not None and partition.index not in wanted.get(partition.topic, ()):
-            continue
-        log = partition.log
-        topics = found[log.directory.rpartition("/")[0]]
-        topic = topics.setdefault(partition.topic, DescribeLogDirsTopic(name=partition.topic))
-        topic.partitions.append(
-            DescribeLogDirsPartition(
-                partition_index=partition.index,
-                partition_size=log.size_bytes,
-                offset_lag=max(0, log.high_watermark - log.log_end_offset),
-            )
+_Wanted = dict[str, set[int]]
+
+
+async def handle(
+    services: Services, context: RequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    wanted: _Wanted | None = None
+    if request.topics is not None:
+        wanted = {}
+        for topic in request.topics:
+            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+    cordoned = services.settings.items("cordoned.log.dirs")
+    results = []
+    for path in services.directories.home_paths:
+        result = DescribeLogDirsResult(
+            log_dir=str(Path(path).absolute()), is_cordoned=path in cordoned or ALL in cordoned
         )
-    return DescribeLogDirsResponse(
-        results=[DescribeLogDirsResult(log_dir=path, topics=list(topics.values())) for path, topics in found.items()]
-    )
+        results.append(result)
+        directory = services.directories.home_at(path)
+        if directory is None:
+            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            continue
+        result.total_bytes, result.usable_bytes = await services.directories.volume_bytes(directory)
+        result.topics = _topics(services, directory, wanted)
+    return DescribeLogDirsResponse(results=results)
+
+
+def _topics(services: Services, directory: LogDirectory, wanted: _Wanted | None) -> list[DescribeLogDirsTopic]:
+    topics: dict[str, DescribeLogDirsTopic] = {}
+    for logs, are_future in ((directory.logs, False), (directory.futures, True)):
+        for (name, index), log in logs.items():
+            if wanted is None or index in wanted.get(name, ()):
+                topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
+                topic.partitions.append(
+                    DescribeLogDirsPartition(
+                        partition_index=index,
+                        partition_size=log.size_bytes,
+                        offset_lag=_lag(services, name, index, log, are_future),
+                        is_future_key=are_future,
+                    )
+                )
+    return list(topics.values())
+
+
+def _lag(services: Services, name: str, index: int, log: PartitionLog, is_future: bool) -> int:
+    """Of a future replica behind the present one; of a replica behind the high watermark it knows of."""
+    partition = services.partitions.find(name, index)
+    if partition is None or partition.offline:
+        return LAG_UNKNOWN
+    if is_future:
+        return partition.log.log_end_offset - log.log_end_offset
+    return max(0, log.high_watermark - log.log_end_offset)
 
 
 def refuse(request: DescribeLogDirsRequest, error: KafkaError, version: int) -> DescribeLogDirsResponse:
