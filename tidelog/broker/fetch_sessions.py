@@ -22,6 +22,12 @@ EPOCH_INITIAL = 0
 EPOCH_FINAL = -1
 EPOCH_MAX = 2**31 - 1
 
+# Partitions of all sessions together, and of the fetches that wait without one; each takes some 600 bytes here. Beyond
+# it a client gets no session, or its answer at once.
+PARTITIONS_MAX = 250_000
+PARKED_MAX = 250_000
+PARKED_COST = 4  # of one that waits, in partitions
+
 # Kafka's min.incremental.fetch.session.eviction.ms: a session that was used since then is not pushed out by a new one.
 EVICTION_MS_MIN = 120_000
 
@@ -123,6 +129,8 @@ class FetchSessions:
         self._slots_max = slots_max
         self._rng = rng
         self._sessions: dict[int, FetchSession] = {}  # least recently used first
+        self._partition_count = 0
+        self._parked = 0
         self.evictions = 0
 
     def __len__(self) -> int:
@@ -147,27 +155,33 @@ class FetchSessions:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        before = len(session.partitions)
         session.ask(_asked(request, uses_topic_ids))
         session.forget(forgotten_in(request, uses_topic_ids))  # also what this request asks for: Kafka forgets last
+        self._partition_count += len(session.partitions) - before
         if not session.partitions:
             self._remove(session.id)
             return FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms), True
+        if self._partition_count > PARTITIONS_MAX and len(session.partitions) > before:
+            self._remove(session.id)
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # it asks for all of them again, and gets no session
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions[session.id] = self._sessions.pop(session.id)
         return session, False
 
     def _full(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> FetchSession:
-        session_id = SESSION_ID_NONE
-        if request.session_epoch == EPOCH_INITIAL and request.topics and self._make_place(now_ms):
-            session_id = self._free_id()
-        session = FetchSession(session_id, uses_topic_ids, now_ms)
+        session = FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms)
         session.ask(_asked(request, uses_topic_ids))
-        if session_id != SESSION_ID_NONE:
-            self._sessions[session_id] = session
+        if request.session_epoch == EPOCH_INITIAL and request.topics and self._make_place(session, now_ms):
+            session.id = self._free_id()
+            self._sessions[session.id] = session
+            self._partition_count += len(session.partitions)
         return session
 
-    def _make_place(self, now_ms: int) -> bool:
+    def _make_place(self, wanted: FetchSession, now_ms: int) -> bool:
+        if self._partition_count + len(wanted.partitions) > PARTITIONS_MAX:
+            return False
         if len(self._sessions) < self._slots_max:
             return True
         for session in self._sessions.values():
@@ -186,4 +200,16 @@ class FetchSessions:
     def _remove(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            self._partition_count -= len(session.partitions)
             session.close()
+
+    def park(self, session: FetchSession) -> int:
+        """Room for a fetch that would wait, to be given back to `unpark`; 0 if there is none."""
+        cost = PARKED_COST if session.id else PARKED_COST + len(session.partitions)
+        if self._parked + cost > PARKED_MAX:
+            return 0
+        self._parked += cost
+        return cost
+
+    def unpark(self, cost: int) -> None:
+        self._parked -= cost

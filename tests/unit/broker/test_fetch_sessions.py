@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tidelog.broker import fetch_sessions
 from tidelog.broker.fetch_sessions import (
     EPOCH_FINAL,
     EPOCH_INITIAL,
@@ -150,3 +151,33 @@ def test_a_touch_reaches_the_fetch_that_waits_and_closing_leaves_every_partition
     assert touched == [1]
     session.close()
     assert watch.entries == []
+
+
+def test_so_many_partitions_are_remembered_for_all_sessions_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 5)
+    cache = sessions()
+    first = cache.resolve(request(0, 1, 2), False, 0)[0]
+    second = cache.resolve(request(0, 1), False, 0)[0]
+    assert first.id
+    assert second.id
+    assert cache.resolve(request(0), False, 0)[0].id == 0
+    # One that would grow beyond it is told to ask anew, and gets no session then.
+    grown = request(0, 1, 2, session_id=second.id, epoch=1)
+    assert refused(cache, grown) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert cache.resolve(request(0, 1, 2), False, 0)[0].id == 0
+    assert cache.resolve(request(session_id=first.id, epoch=1, forget=(0,)), False, 0)[0] is first
+    assert cache.resolve(request(0, 1), False, 0)[0].id
+    cache.resolve(request(session_id=first.id, epoch=EPOCH_FINAL), False, 0)
+    assert cache._partition_count == 2
+
+
+def test_so_many_partitions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "PARKED_MAX", 20)
+    cache = sessions()
+    alone = cache.resolve(request(*range(10), epoch=EPOCH_FINAL), False, 0)[0]
+    in_session = cache.resolve(request(*range(100)), False, 0)[0]
+    costs = [cache.park(alone), cache.park(alone), cache.park(in_session), cache.park(in_session)]
+    assert costs == [14, 0, 4, 0]
+    for cost in costs:
+        cache.unpark(cost)
+    assert cache.park(alone)

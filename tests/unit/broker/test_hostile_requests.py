@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
+from tidelog.broker import fetch_sessions
+from tidelog.broker.apis import fetch as fetch_module
 from tidelog.broker.purgatory import Deadlines
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.protocol.errors import ErrorCode
@@ -208,3 +210,51 @@ async def test_what_a_vanished_client_waits_for_is_forgotten(running: Any, wire:
     await asyncio.sleep(0.05)
     assert len(partitions.deadlines._deadlines) == 0
     assert all(not watch.fetches for watch in partitions._watches.values())
+
+
+async def test_where_too_much_waits_already_a_fetch_is_answered_at_once(
+    running: Any, wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wire.create_topic("t")
+    monkeypatch.setattr(fetch_sessions, "PARKED_MAX", 12)
+    others = [await running.connect() for _ in range(3)]
+    for each in others:
+        each.send(fetch("t", wait_ms=60_000), 11)
+    answer = await asyncio.wait_for(others[2].receive(FetchResponse, 11), 5)
+    assert fetched(answer) == []
+    sessions = running.node._broker.partitions.fetch_sessions
+    assert sessions._parked == 10
+    others[0].writer.close()
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    assert fetched(await asyncio.wait_for(others[1].receive(FetchResponse, 11), 5)) == [b"a"]
+    await asyncio.sleep(0.05)
+    assert sessions._parked == 0
+
+
+async def test_a_fetch_of_thousands_of_partitions_is_not_tried_again_with_every_record(
+    running: Any, wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "PARTITIONS_AT_ONCE", 4)
+    monkeypatch.setattr(fetch_module, "PARTITIONS_PER_MS", 0.02)
+    await wire.create_topic("t", 5)
+    other = await running.connect()
+    partitions = [FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20) for index in range(5)]
+    topics = [FetchTopic(topic="t", partitions=partitions)]
+    tries = 0
+    attempt = fetch_module._Fetch._attempt
+
+    def counted(self: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        return attempt(self)
+
+    monkeypatch.setattr(fetch_module._Fetch, "_attempt", counted)
+    request = FetchRequest(max_wait_ms=5000, min_bytes=1500, max_bytes=1 << 20, session_epoch=-1, topics=topics)
+    other.send(request, 11)
+    await asyncio.sleep(0.05)
+    for _ in range(15):
+        await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    assert tries < 4
+    await wire.call(produce("t", make_batch(bytes(1500))), 9, ProduceResponse)
+    answer = await asyncio.wait_for(other.receive(FetchResponse, 11), 3)
+    assert sum(len(fetched_bytes.records or b"") for fetched_bytes in answer.responses[0].partitions) > 1500

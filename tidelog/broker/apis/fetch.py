@@ -38,6 +38,9 @@ ANY_REPLICA_FROM = 11  # clients of that age may read from followers (KIP-392)
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 WAIT_MS_MAX = 300_000
+# A waiting fetch of more partitions than this, outside of a session, is tried again after so many to the millisecond.
+PARTITIONS_AT_ONCE = 1000
+PARTITIONS_PER_MS = 50
 
 
 def serve(
@@ -74,8 +77,8 @@ class _Fetch:
     """One fetch request from its arrival to its answer."""
 
     __slots__ = (
-        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_isolation", "_listener_name", "_rack",
-        "_request", "_services", "_session", "_version", "_warming",
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_isolation", "_listener_name", "_parked",
+        "_rack", "_request", "_retry_due", "_services", "_session", "_version", "_warming",
     )  # fmt: skip
 
     def __init__(
@@ -92,9 +95,9 @@ class _Fetch:
         self._correlation_id = correlation_id
         self._isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
         self._deferred: Deferred | None = None
-        self._bucket = 0
+        self._bucket = self._parked = 0
         self._expired = request.max_wait_ms <= 0 or not session.partitions
-        self._warming = False
+        self._warming = self._retry_due = False
 
     def start(self) -> Answer:
         session = self._session
@@ -103,6 +106,12 @@ class _Fetch:
         frames = self._attempt()
         if frames is not None:
             return frames
+        self._parked = self._services.partitions.fetch_sessions.park(session)
+        if not self._parked and not self._warming:
+            self._expired = True
+            frames = self._attempt()
+            if frames is not None:
+                return frames
         if not session.id:
             self._watch(session.partitions.values())
         self._deferred = Deferred()
@@ -122,7 +131,17 @@ class _Fetch:
     # ------------------------------------------------------------------------------------------------------ waiting
 
     def _touched(self) -> None:
-        self._services.partitions.wakes.soon(self._retry)
+        partitions = self._services.partitions
+        if self._session.id or len(self._session.partitions) <= PARTITIONS_AT_ONCE:
+            partitions.wakes.soon(self._retry)
+        elif not self._retry_due:
+            # Each try reads them all, whichever of them moved: a few such fetches must not be all that is done.
+            self._retry_due = True
+            partitions.deadlines.add(int(len(self._session.partitions) / PARTITIONS_PER_MS), self._retry_later)
+
+    def _retry_later(self) -> None:
+        self._retry_due = False
+        self._retry()
 
     def _wait_is_over(self) -> None:
         self._expired = True
@@ -133,15 +152,19 @@ class _Fetch:
             return
         frames = self._attempt()
         if frames is not None:
-            self._session.waiters.pop(self._touched, None)
-            self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
+            self._waits_no_longer()
             self._deferred.complete(frames)
+
+    def _waits_no_longer(self) -> None:
+        self._session.waiters.pop(self._touched, None)
+        self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
+        self._services.partitions.fetch_sessions.unpark(self._parked)
+        self._parked = 0
 
     def _abandoned(self) -> None:
         """The client is gone: wait no longer for it."""
         self._deferred = None
-        self._session.waiters.pop(self._touched, None)
-        self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
+        self._waits_no_longer()
         if not self._session.id:
             self._session.close()
 
