@@ -80,6 +80,8 @@ class FollowerAnswers:
         self.throttle = Throttle()
         self.bytes_out = 0
         """Of record batches sent to followers since the start."""
+        self.errors: dict[int, int] = {}
+        """Error codes that followers were told."""
         self._partitions = partitions
         self._loop = loop
         self._wake = wake
@@ -120,10 +122,15 @@ class FollowerAnswers:
         for entry, fetched in told:
             self._sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
             self._count(entry, fetched.size_bytes)
+            if fetched.error_code:
+                self.told(fetched.error_code)
         self.bytes_out += total_bytes
         session.linger.sent(total_bytes, session.last_fetch_ms)
         answers = neighbours([fetched for _, fetched in told])
         return encode_fetch_response(correlation_id, version, 0, session.id, answers)
+
+    def told(self, code: int) -> None:
+        self.errors[code] = self.errors.get(code, 0) + 1
 
     def _frame_of_one(
         self, session: FollowerSession, entry: FollowerEntry, partition: Partition, correlation_id: int

@@ -114,6 +114,7 @@ class FollowerFetches:
         try:
             session = self._resolve(asked, uses_topic_ids)
         except KafkaError as error:
+            self.answers.told(error.code)
             return encode_fetch_response(correlation_id, version, error.code, 0, [])
         return self._take(session, asked, forgotten_in(request, uses_topic_ids), correlation_id, version)
 
@@ -125,6 +126,7 @@ class FollowerFetches:
         try:
             session = self._resolve(asked, True)
         except KafkaError as error:
+            self.answers.told(error.code)
             return encode_fetch_response(correlation_id, VERSION, error.code, 0, [])
         return self._take(session, asked, (), correlation_id, VERSION)
 

@@ -105,7 +105,7 @@ class Metrics:
         broker, metadata = sources.broker, sources.metadata
         tell_info(sources, self._is_ready(), out)
         self._delay.tell(out)
-        tell_requests(sources.requests, out)
+        tell_requests(sources.requests, broker, out)
         tell_connections(sources, out)
         await asyncio.sleep(0)
         tell_quorum(metadata, out)

@@ -29,7 +29,10 @@ def tell_info(sources: Sources, is_ready: bool, out: Exposition) -> None:
     out.add("tidelog_ready", is_ready)
 
 
-def tell_requests(requests: RequestCounters, out: Exposition) -> None:
+def tell_requests(requests: RequestCounters, broker: BrokerSide | None, out: Exposition) -> None:
+    if broker is not None:
+        # Counted where followers' sessions are answered.
+        requests.fetch_follower.errors = broker.partitions.follower_fetches.answers.errors
     for counters in requests.apis.values():
         asked = {version: count for version, count in counters.versions.items() if count}
         if not asked:

@@ -1,35 +1,18 @@
-"""Metrics and health of a real node over HTTP: what the pages say, and that nobody can hold them up."""
+"""Health of a real node over HTTP: what the pages say, and when."""
 
 from __future__ import annotations
 
-import asyncio
+import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.unit.broker.conftest import RunningNode, StartNode, batch
-from tests.unit.broker.test_node import fetch, produce
-from tidelog.protocol.messages.fetch import FetchResponse
-from tidelog.protocol.messages.produce import ProduceResponse
-
-
-async def get(node: RunningNode, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and body."""
-    socket: Any = node.node._metrics_socket
-    reader, writer = await asyncio.open_connection(*socket.getsockname())
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n".encode())
-    answer = (await reader.read()).decode()
-    writer.close()
-    head, _, body = answer.partition("\r\n\r\n")
-    return int(head.split(" ")[1]), body
-
-
-async def samples(node: RunningNode) -> dict[str, float]:
-    """Every line of a scrape: the series as it is written -> its value."""
-    status, body = await get(node, "/metrics")
-    assert status == 200
-    lines = [line for line in body.splitlines() if not line.startswith("#")]
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+from tests.unit.broker.conftest import RunningNode, StartNode
+from tests.unit.broker.scraping import get
+from tidelog.broker.config import ConfigError
+from tidelog.broker.http_pages import what_is_sick, what_is_unready
+from tidelog.broker.server import ListenError
 
 
 @pytest.fixture
@@ -40,26 +23,91 @@ async def measured(start_node: StartNode) -> RunningNode:
 async def test_a_ready_node_says_so(measured: RunningNode):
     assert await get(measured, "/healthz") == (200, "ok\n")
     assert await get(measured, "/readyz") == (200, "ok\n")
-    assert (await get(measured, "/elsewhere"))[0] == 404
     assert await get(measured, "/readyz", "HEAD") == (200, "")
+    status, text = await get(measured, "/elsewhere")
+    assert status == 404
+    assert "/metrics" in text
 
 
-async def test_what_is_produced_and_fetched_is_counted(measured: RunningNode):
-    wire = await measured.connect()
-    await wire.create_topic("t")
-    data = batch(b"one", b"two")
-    await wire.call(produce("t", data), 9, ProduceResponse)
-    await wire.call(produce("t", data), 9, ProduceResponse)
-    await wire.call(fetch("t"), 11, FetchResponse)
-    found = await samples(measured)
-    assert found['tidelog_topic_records_in_total{topic="t"}'] == 4
-    assert found['tidelog_topic_bytes_in_total{topic="t"}'] == 2 * len(data)
-    assert found['tidelog_topic_bytes_out_total{topic="t"}'] == 2 * len(data)
-    assert found["tidelog_leader_partitions"] == 1
-    assert found['tidelog_connections{listener="PLAINTEXT"}'] == 1
-    assert found["process_resident_memory_bytes"] > 1e6
+async def test_a_fenced_node_is_alive_and_not_ready(measured: RunningNode):
+    broker: Any = measured.node._broker
+    broker.lifecycle.is_fenced = True
+    assert await get(measured, "/readyz") == (503, "fenced by the controller\n")
+    assert (await get(measured, "/healthz"))[0] == 200
+
+
+async def test_a_node_that_cannot_follow_the_metadata_is_sick(measured: RunningNode):
+    metadata: Any = measured.node._metadata
+    metadata.tracker.failure = ValueError("no such record")
+    for path in ("/healthz", "/readyz"):
+        assert await get(measured, path) == (503, "the metadata log cannot be followed: no such record\n")
+    metadata.tracker.failure = None
+
+
+def standing(**changed: Any) -> tuple[Any, Any]:
+    """The metadata and the broker of a node that is ready, but for what is said."""
+    says = {
+        "failure": None,
+        "offset": 9,
+        "leader_id": 1,
+        "high_watermark": 10,
+        "epoch": 5,
+        "is_fenced": False,
+    } | changed
+    metadata = SimpleNamespace(
+        tracker=SimpleNamespace(failure=says["failure"], offset=says["offset"]),
+        raft=SimpleNamespace(leader_id=says["leader_id"], high_watermark=says["high_watermark"]),
+    )
+    return metadata, SimpleNamespace(lifecycle=SimpleNamespace(epoch=says["epoch"], is_fenced=says["is_fenced"]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"leader_id": -1}, "no leader of the metadata quorum is known"),
+        ({"offset": 4}, "5 metadata records behind"),
+        ({"offset": -1, "high_watermark": -1}, "no metadata yet"),
+        ({"epoch": -1}, "not registered with the controller"),
+        ({"is_fenced": True}, "fenced by the controller"),
+    ],
+)
+def test_why_a_node_is_not_ready(changed: dict[str, Any], reason: str):
+    metadata, broker = standing(**changed)
+    assert what_is_unready(metadata, broker) == reason
+    assert what_is_sick(metadata) is None
+
+
+def test_a_controller_alone_needs_no_registration():
+    metadata, _ = standing()
+    assert what_is_unready(metadata, None) is None
+    behind, _ = standing(offset=3)
+    assert what_is_unready(behind, None) is not None
 
 
 async def test_without_a_port_nothing_listens(running: RunningNode):
     assert running.node._metrics_socket is None
     assert running.node._metrics is None
+
+
+async def test_a_port_that_is_taken_is_told_before_a_file_is_touched(start_node: StartNode, tmp_path: Any):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ListenError, match="cannot listen on"):
+            await start_node(**{"metrics.port": str(other.getsockname()[1])})
+    assert not (tmp_path / "data").exists()
+
+
+async def test_a_port_that_is_none_is_refused(start_node: StartNode):
+    with pytest.raises(ConfigError, match=r"metrics\.port"):
+        await start_node(**{"metrics.port": "65536"})
+
+
+async def test_the_port_is_free_again_after_a_stop(start_node: StartNode):
+    first = await start_node(**{"metrics.port": "0"})
+    sock: Any = first.node._metrics_socket
+    port = sock.getsockname()[1]
+    assert (await get(first, "/metrics"))[0] == 200
+    await first.stop()
+    again = await start_node(**{"metrics.port": str(port)})
+    assert (await get(again, "/readyz"))[0] == 200

@@ -1,0 +1,155 @@
+"""The HTTP server against clients that are wrong, slow, many, or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tidelog.broker import http_server
+from tidelog.broker.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpServer, Page
+
+Address = tuple[str, int]
+
+
+async def show(path: str) -> Page:
+    if path == "/broken":
+        raise RuntimeError("as asked")
+    if path == "/large":
+        return Page(200, b"x" * 8_000_000)
+    return Page(200, f"this is {path}".encode())
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HttpServer]:
+    running = HttpServer(show, asyncio.get_running_loop())
+    yield running
+    await running.close()
+
+
+@pytest.fixture
+async def address(server: HttpServer) -> Address:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    await server.listen(sock)
+    found: Address = sock.getsockname()
+    return found
+
+
+async def ask(address: Address, request: bytes) -> bytes:
+    """Everything that is answered until the server closes the connection."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    finally:
+        writer.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come to that")
+
+
+async def test_a_page_is_shown_and_the_connection_closed_when_asked(address: Address):
+    answer = await ask(address, b"GET /page?x=1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Length: 13\r\n" in head
+    assert body == b"this is /page"
+
+
+async def test_several_requests_share_a_connection_also_when_they_come_at_once(address: Address):
+    one = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"
+    last = b"GET /b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    answer = await ask(address, one + one + last)
+    assert answer.count(b"this is /a") == 2
+    assert answer.endswith(b"this is /b")
+
+
+async def test_a_request_may_come_in_pieces(address: Address):
+    reader, writer = await asyncio.open_connection(*address)
+    for piece in (b"GE", b"T /slow HTTP/1.0\r", b"\n\r", b"\n"):
+        writer.write(piece)
+        await asyncio.sleep(0.01)
+    assert (await reader.read()).endswith(b"this is /slow")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST / HTTP/1.1\r\n\r\n", 405),
+        (b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 400),
+        (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\n\r\n", 505),
+        (b"GET /\r\n\r\n", 400),
+        (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n folded: x\r\n\r\n", 400),
+        (b"\x00\x00\x00\x10\x00\x12\r\n\r\n", 400),
+        (b"GET /" + b"x" * HEAD_BYTES_MAX + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * HEAD_BYTES_MAX, 431),
+        (b"GET /broken HTTP/1.1\r\nConnection: close\r\n\r\n", 500),
+    ],
+)
+async def test_what_is_no_request_is_refused(address: Address, request_: bytes, status: int):
+    answer = await ask(address, request_)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:100]
+
+
+async def test_connections_are_bounded(server: HttpServer, address: Address):
+    idle = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
+    await until(lambda: len(server.connections) == CONNECTIONS_MAX)
+    one_more = asyncio.create_task(ask(address, b""))
+    await asyncio.wait([one_more], timeout=5)
+    assert one_more.done()
+    assert one_more.exception() is not None or one_more.result() == b""
+    assert len(server.connections) == CONNECTIONS_MAX
+    for _, writer in idle:
+        writer.close()
+    await until(lambda: not server.connections)
+    assert (await ask(address, b"GET /a HTTP/1.0\r\n\r\n")).endswith(b"this is /a")
+
+
+async def test_who_is_slow_to_ask_is_cut_off(server: HttpServer, address: Address, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_server, "REQUEST_S_MAX", 0.1)
+    _, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET /a HTTP/1.1\r\nHost: ")
+    await until(lambda: bool(server.connections))
+
+    def is_gone_while_more_comes() -> bool:
+        writer.write(b"a")
+        return not server.connections
+
+    await until(is_gone_while_more_comes)
+    writer.close()
+
+
+async def test_who_does_not_take_the_answer_is_cut_off(
+    server: HttpServer, address: Address, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_server, "ANSWER_S_MAX", 0.1)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(address)
+    slow.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+    await until(lambda: bool(server.connections))
+    await until(lambda: not server.connections)
+    slow.close()
+
+
+async def test_an_idle_connection_is_given_up_after_a_while(
+    server: HttpServer, address: Address, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_server, "IDLE_S_MAX", 0.05)
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n")
+    await reader.readuntil(b"this is /a")
+    await until(lambda: not server.connections)
+    writer.close()
