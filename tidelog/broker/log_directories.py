@@ -20,7 +20,6 @@ from tidelog.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
     import asyncio
-
     from concurrent.futures import Executor
 
     from tidelog.broker.config import NodeConfig
@@ -50,7 +49,7 @@ class LogDirectories:
         self._on_fatal = on_fatal
         self._executor = executor
         self.on_offline: list[Callable[[LogDirectory], None]] = []
-        self._home_paths = list(dict.fromkeys(map(str, config.log_dirs)))
+        self._home_paths = {str(path): str(path.absolute()) for path in config.log_dirs}
         self.online: list[LogDirectory] = []
         """Every open one; first that of the metadata, which may be for metadata alone."""
         self.offline: dict[str, str] = {}
@@ -117,8 +116,8 @@ class LogDirectories:
         return self.online[0].cluster_id
 
     @property
-    def home_paths(self) -> list[str]:
-        """Where topics may be, online or not."""
+    def home_paths(self) -> dict[str, str]:
+        """Where topics may be, online or not, and the absolute path of each, which is what others call it."""
         return self._home_paths
 
     @property

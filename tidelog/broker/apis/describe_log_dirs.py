@@ -6,7 +6,6 @@ it will be (`is_future_key`).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.broker.request import RequestContext
@@ -40,12 +39,11 @@ async def handle(
         wanted = {}
         for topic in request.topics:
             wanted.setdefault(topic.topic, set()).update(topic.partitions)
-    cordoned = services.settings.items("cordoned.log.dirs")
+    cordoned = set(services.settings.items("cordoned.log.dirs"))
     results = []
-    for path in services.directories.home_paths:
-        result = DescribeLogDirsResult(
-            log_dir=str(Path(path).absolute()), is_cordoned=path in cordoned or ALL in cordoned
-        )
+    for path, absolute in services.directories.home_paths.items():
+        is_cordoned = not cordoned.isdisjoint((path, absolute, ALL))
+        result = DescribeLogDirsResult(log_dir=absolute, is_cordoned=is_cordoned)
         results.append(result)
         directory = services.directories.home_at(path)
         if directory is None:
