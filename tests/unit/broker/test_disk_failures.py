@@ -354,5 +354,5 @@ async def test_nobody_speaks_for_an_epoch_of_which_something_may_be_lost(
     assert not any((home / "broker.incarnation").exists() for home in everywhere)
     await placed.running.stop()
     disk.faults.clear()
-    directories = (await start()).node._broker._directories  # type: ignore[union-attr]
+    directories = (await start()).node._directories
     assert directories.clean_epoch("any") == -1
