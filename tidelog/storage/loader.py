@@ -30,6 +30,7 @@ from tidelog.storage.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    SUFFIXES,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     CorruptIndex,
@@ -42,6 +43,8 @@ from tidelog.storage.transaction_index import CorruptTransactionIndex
 _log = logging.getLogger("tidelog.storage")
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
+# A log this small, without producers, is sooner scanned again than given a snapshot.
+_SCANNED_AGAIN_BYTES_MAX: Final = 1024 * 1024
 _METADATA_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
 
 
@@ -154,7 +157,7 @@ class _Loader:
         self.snapshots.keep_only(segment.base_offset for segment in segments)
         self.producers.end_offset = log_end_offset
         self.producers.remove_expired(self.now_ms, self.config.producer_id_expiration_ms)
-        if not self.is_clean:
+        if not self.is_clean and (self.producers or len(segments) > 1 or active.size_bytes > _SCANNED_AGAIN_BYTES_MAX):
             self.snapshots.take(self.producers, sync=False)
         recovery_point = log_end_offset if self.is_clean else min(self.checkpoints.recovery_point, log_end_offset)
         return LoadedLog(
@@ -305,7 +308,10 @@ class _Loader:
                 segment.cut(end)
             # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device. An
             # empty one is scanned again, or filled and synced as it is rolled.
-            if segment.seal() and segment.size_bytes and next_offset <= self.checkpoints.recovery_point:
+            is_done = next_offset <= self.checkpoints.recovery_point
+            if not later and not is_done and not _has_index_files(self.names, segment) and segment.end_rebuild():
+                continue  # as if it had never been closed: two files less for each of thousands of small logs
+            if segment.seal() and segment.size_bytes and is_done:
                 segment.sync_indexes()
             if is_gap:
                 return segments[: index + 1], next_offset
@@ -315,6 +321,10 @@ class _Loader:
 
     def _ends_early(self, segment: Segment) -> bool:
         return self.config.is_compacted and segment.base_offset < self.checkpoints.cleaned_offset
+
+
+def _has_index_files(names: set[str], segment: Segment) -> bool:
+    return any(file_name(segment.base_offset, suffix) in names for suffix in SUFFIXES[1:])
 
 
 def _offsets_of(names: set[str], suffix: str) -> list[int]:

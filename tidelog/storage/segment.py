@@ -338,6 +338,20 @@ class Segment:
         self.hints.clear()
         self.forget_recent()
 
+    def end_rebuild(self) -> bool:
+        """Go on with the indexes in memory, as those of a new segment, for which there are no files yet.
+
+        False if that is too much: then `seal` is to bring them there.
+        """
+        indexes = (self._offset_index, self._time_index)
+        if self.transaction_index.exists or any(index is None or index.count for index in indexes):
+            return False
+        for index in indexes:
+            assert index is not None
+            index.is_rebuilt = False
+        self.transaction_index.settle()
+        return True
+
     def note_scanned(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
         """Index a batch that a scan found in the file."""
         if max_timestamp > self.max_timestamp:
