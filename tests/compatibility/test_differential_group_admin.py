@@ -74,9 +74,10 @@ def test_groups_are_described(brokers: Brokers, group: str, topic_in_both: NewTo
     describe(first, second, third, "nobody", first)
     if version >= 3:
         describe(first, "nobody", second, include_authorized_operations=True)
-    join(brokers, 9, first, member, protocols=[{"name": "sticky", "metadata": b"other"}])
+    again = [{"name": "range", "metadata": b"other"}, {"name": "sticky", "metadata": b"m2"}]
+    join(brokers, 9, first, member, protocols=again)
     describe(first)
-    sync(brokers, 5, first, 2, member, assignments=assigned(member), protocol_name="sticky")
+    sync(brokers, 5, first, 2, member, assignments=assigned(member, b"B"))
     describe(first)
     leave(brokers, first, member)
     describe(first)

@@ -7,6 +7,7 @@ out is what a well-behaved client would send: the id and generation it was last 
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import struct
@@ -16,12 +17,24 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from tests.unit.broker.coordinators.fakes import World, context
-from tidelog.broker.apis import heartbeat, join_group, leave_group, offset_commit, offset_fetch, sync_group
+from tidelog.broker.apis import (
+    delete_groups,
+    describe_groups,
+    heartbeat,
+    join_group,
+    leave_group,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
+    sync_group,
+)
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit, decode
 from tidelog.broker.request import Deferred
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
@@ -31,6 +44,12 @@ from tidelog.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
+)
+from tidelog.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
 )
 from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -45,9 +64,12 @@ from tidelog.protocol.records import iter_records
 # What both coordinators are configured with, so that a transcript takes seconds against a real one.
 INITIAL_DELAY_MS = 400
 MIN_SESSION_MS = 1000
+# For a broker of its own, whose answers take their time on a busy machine.
+SLOWER = 3
 TOPIC = "t"
 NO_TOPIC_ID = bytes(16)
 UNKNOWN_TOPIC_ID = b"unknown-topic-id"
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 APIS: dict[str, tuple[Any, Any, int]] = {
     "join": (join_group, JoinGroupResponse, 9),
@@ -56,6 +78,9 @@ APIS: dict[str, tuple[Any, Any, int]] = {
     "leave": (leave_group, LeaveGroupResponse, 5),
     "commit": (offset_commit, OffsetCommitResponse, 9),
     "fetch": (offset_fetch, OffsetFetchResponse, 9),
+    "describe": (describe_groups, DescribeGroupsResponse, 6),
+    "delete": (delete_groups, DeleteGroupsResponse, 2),
+    "forget": (offset_delete, OffsetDeleteResponse, 0),
 }
 
 
@@ -142,9 +167,9 @@ class InProcess:
 
 
 class Remote:
-    """A broker on loopback, one connection a member."""
+    """A broker on loopback, one connection a member; every time of the transcript is `SLOWER` times as long."""
 
-    def __init__(self, port: int, topic_id: bytes, settle_s: float = 0.12) -> None:
+    def __init__(self, port: int, topic_id: bytes, settle_s: float) -> None:
         self.topic_id = topic_id
         self._port = port
         self._settle_s = settle_s
@@ -156,6 +181,9 @@ class Remote:
         if member not in self._connections:
             self._connections[member] = socket.create_connection(("127.0.0.1", self._port), 5)
             self._buffers[member] = bytearray()
+        if isinstance(request, JoinGroupRequest):
+            request.session_timeout_ms *= SLOWER
+            request.rebalance_timeout_ms *= SLOWER if version else 1
         key = request.API_KEY
         header_version = request_header_version(key, version)
         header = RequestHeader(
@@ -166,7 +194,7 @@ class Remote:
         self._sent.setdefault(member, []).append((kind, version))
 
     def wait(self, ms: int) -> None:
-        time.sleep(ms / 1000)
+        time.sleep(SLOWER * ms / 1000)
 
     def answers(self) -> list[tuple[str, str, Any]]:
         time.sleep(self._settle_s)
@@ -259,6 +287,7 @@ class Transcript:
     def _with_names(self, text: str) -> str:
         for member_id, name in self._names.items():
             text = text.replace(member_id, name)
+        text = _UUID.sub("UUID", text)  # of a member that has not been told its id yet
         return text.replace(self._group, "g") if self._group != "g" else text
 
     def _id(self, member: str, options: dict[str, str]) -> str:
@@ -354,6 +383,19 @@ class Transcript:
             for name, indexes in topics.items()
         ]  # fmt: skip
         return OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=new)], require_stable=stable)
+
+    def _describe(self, member: str, options: dict[str, str], version: int) -> DescribeGroupsRequest:
+        return DescribeGroupsRequest(groups=[self._group])
+
+    def _delete(self, member: str, options: dict[str, str], version: int) -> DeleteGroupsRequest:
+        return DeleteGroupsRequest(groups_names=[self._group])
+
+    def _forget(self, member: str, options: dict[str, str], version: int) -> OffsetDeleteRequest:
+        indexes = [int(index) for index in options.pop("partitions").split(",")]
+        partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in indexes]
+        return OffsetDeleteRequest(
+            group_id=self._group, topics=[OffsetDeleteRequestTopic(name=TOPIC, partitions=partitions)]
+        )
 
     def _topic_id(self, name: str) -> bytes:
         return self._target.topic_id if name == TOPIC else UNKNOWN_TOPIC_ID

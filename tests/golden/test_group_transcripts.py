@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.group_transcript import INITIAL_DELAY_MS, MIN_SESSION_MS, InProcess, Remote, Transcript
+from tests.golden.group_transcript import INITIAL_DELAY_MS, MIN_SESSION_MS, SLOWER, InProcess, Remote, Transcript
 
 DIRECTORY = Path(__file__).parent / "group"
 TRANSCRIPTS = sorted(DIRECTORY.glob("*.txt"))
@@ -40,8 +40,8 @@ def test_kafka_answers_as_recorded(tmp_path: Path):
         pytest.skip(reason)
     options = {
         "offsets.topic.num.partitions": "4",
-        "group.initial.rebalance.delay.ms": str(INITIAL_DELAY_MS),
-        "group.min.session.timeout.ms": str(MIN_SESSION_MS),
+        "group.initial.rebalance.delay.ms": str(INITIAL_DELAY_MS * SLOWER),
+        "group.min.session.timeout.ms": str(MIN_SESSION_MS * SLOWER),
     }
     differences: list[str] = []
     with peers.KafkaProcess(tmp_path, options=options) as kafka:
@@ -56,7 +56,7 @@ def test_kafka_answers_as_recorded(tmp_path: Path):
                 continue
             ours = [line for line in script if not line.startswith("=")]
             # On a busy machine an answer may come after the next request: then once more, slowly.
-            for settle_s in (0.1, 0.6):
+            for settle_s in (0.2, 0.5):
                 remote = Remote(kafka.port, topics[0].topic_id.bytes, settle_s)
                 theirs = Transcript(remote, f"g-{path.stem}-{settle_s}").run(script)
                 remote.close()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tidelog.client.admin_base import AdminBase, check, refusal
 from tidelog.client.cluster import COORDINATOR, Cluster
 from tidelog.client.coordinator import Coordinator, GroupIdentity
-from tidelog.client.group_model import DEAD, STABLE, GroupDescription, GroupListing, GroupMember, PartitionLag
+from tidelog.client.group_model import DEAD, GroupDescription, GroupListing, GroupMember, PartitionLag
 from tidelog.client.group_protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
 from tidelog.client.model import LATEST_TIMESTAMP, Node, OffsetAndMetadata, TopicPartition, as_names, as_partition
 from tidelog.client.offsets import list_offsets
@@ -264,7 +264,7 @@ async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _described(answer: DescribedGroup, node: Node | None) -> GroupDescription:
-    readable = answer.group_state == STABLE and answer.protocol_type == PROTOCOL_TYPE
+    readable = answer.protocol_type == PROTOCOL_TYPE
     return GroupDescription(
         answer.group_id,
         answer.group_state,
@@ -280,7 +280,8 @@ def _member(told: DescribedGroupMember, readable: bool) -> GroupMember:
     assignment: tuple[TopicPartition, ...] = ()
     if readable:
         try:
-            topics = decode_subscription(told.member_metadata).topics
+            if told.member_metadata:
+                topics = decode_subscription(told.member_metadata).topics
             assignment = decode_assignment(told.member_assignment)
         except MalformedMessage:
             pass  # a client's own; what it means is between the members

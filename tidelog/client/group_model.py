@@ -26,7 +26,9 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member. `topics` and `assignment` are known in a stable group of consumers alone."""
+    """One member of a group; of consumers also what it reads. `topics` are known while the group is stable,
+    `assignment` may be of the generation before.
+    """
 
     member_id: str
     instance_id: str | None

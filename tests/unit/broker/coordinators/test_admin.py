@@ -28,7 +28,8 @@ def test_a_stable_group_shows_who_reads_what():
     world.join(member=leader)
     (group,) = world.service.describe_groups(["g"], 6)
     assert (group.group_state, group.protocol_data) == ("PreparingRebalance", "")
-    assert {(each.member_metadata, each.member_assignment) for each in group.members} == {(b"", b"")}
+    assert {each.member_metadata for each in group.members} == {b""}
+    assert {each.member_assignment for each in group.members} == {leader.encode(), follower.encode()}, "still"
 
 
 @pytest.mark.parametrize(("version", "error"), [(5, E.NONE), (6, E.GROUP_ID_NOT_FOUND)])

@@ -23,7 +23,7 @@ NOT_FOUND_SAID_FROM = 6  # DescribeGroups; before, an unknown group is one that 
 
 
 def describe(group: Group | None, group_id: str, api_version: int) -> DescribedGroup:
-    """Subscriptions and assignments are shown in a stable group alone, where they belong together."""
+    """Subscriptions are shown in a stable group alone; assignments always, as in Kafka, old as they may be."""
     if group is None:
         if api_version < NOT_FOUND_SAID_FROM:
             return DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
@@ -47,7 +47,7 @@ def describe(group: Group | None, group_id: str, api_version: int) -> DescribedG
                 client_id=member.client_id,
                 client_host=member.client_host,
                 member_metadata=member.protocols.get(name, b"") if is_stable else b"",
-                member_assignment=member.assignment if is_stable else b"",
+                member_assignment=member.assignment,
             )
             for member in group.members.values()
         ],
