@@ -31,6 +31,7 @@ ROOMS = ("protocol", "storage", "replication", "client", "broker", "spark_ingest
 PURE = (
     "protocol/**/*.py",
     "storage/append.py",
+    "storage/log_names.py",
     "storage/producer_state.py",
     "storage/leader_epochs.py",
     "storage/retention.py",

@@ -139,6 +139,12 @@ class Durability:
         """Something was created, renamed or removed in the directory."""
         self._directories[path] = None
 
+    def moved(self, old: str, new: str) -> None:
+        """The log's directory was renamed while nothing was being synced."""
+        assert self._task is None, "a flush knows the old names"
+        self._paths = {path.replace(old, new, 1): None for path in self._paths}
+        self._directories = {path.replace(old, new, 1): None for path in self._directories}
+
     def begin(self, segments: Segments, epochs: LeaderEpochs, log_end_offset: int) -> FlushTask:
         assert self._task is None, "one flush at a time"
         task = self._task = FlushTask(self._disk, log_end_offset)

@@ -382,6 +382,13 @@ class PartitionLog:
         self.segments.remove_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
 
+    def moved_to(self, directory: str) -> None:
+        """Its directory was renamed."""
+        self.durability.moved(self.directory, directory)
+        self.directory = directory
+        self.segments.moved_to(directory)
+        self.snapshots.moved_to(directory)
+
     def begin_close(self) -> FlushTask | None:
         """Write everything that a clean start relies on; the flush that puts it on the device, None if it is there."""
         return sealing.begin_close(self)

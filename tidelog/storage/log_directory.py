@@ -9,11 +9,10 @@ nothing is written after `fail`.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from typing import Final
 
-from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text, uuid_to_text
+from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
 from tidelog.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
@@ -23,13 +22,10 @@ from tidelog.storage.checkpoints import (
     PARTITION_METADATA_FILE,
     RECOVERY_POINT_FILE,
     CheckpointTask,
-    CorruptCheckpoint,
     OffsetCheckpoints,
     decode_clean_shutdown,
-    decode_properties,
     encode_clean_shutdown,
     encode_partition_metadata,
-    encode_properties,
     read_if_exists,
     replace_file,
 )
@@ -38,22 +34,24 @@ from tidelog.storage.flush import FlushTask
 from tidelog.storage.loader import Checkpoints, LoadedLog, load_log, new_log
 from tidelog.storage.log import CorruptLog, PartitionLog
 from tidelog.storage.log_config import INT64_MAX, LogConfig
+from tidelog.storage.log_names import (
+    DELETE_SUFFIX,
+    FUTURE_SUFFIX,
+    STRAY_SUFFIX,
+    away_name,
+    future_name,
+    parse_future_name,
+    parse_name,
+)
+from tidelog.storage.meta_properties import ForeignDirectory, check_properties, format_directory, make_durably
 from tidelog.storage.retention import segment_jitter_ms
 
 _logger = logging.getLogger("tidelog.storage")
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
-_PARTITION_DIRECTORY: Final = re.compile(r"^(?P<topic>.+)-(?P<partition>\d{1,10})$")
-_DELETE_SUFFIX: Final = "-delete"
-_STRAY_SUFFIX: Final = "-stray"
-_MAX_NAME_LENGTH: Final = 255
 
 TopicPartition = tuple[str, int]
-
-
-class ForeignDirectory(Exception):
-    """The directory belongs to another cluster or node, or is none of ours; the message is one line."""
 
 
 class LogDirectory:
@@ -98,7 +96,7 @@ class LogDirectory:
 
         An id of None takes what is there, or invents one. Raises ForeignDirectory, DirectoryInUse, OSError.
         """
-        _make_durably(disk, path)
+        make_durably(disk, path)
         data = read_if_exists(disk, f"{path}/{META_PROPERTIES_FILE}")
         if data is None:
             strangers = sorted(e.name for e in disk.list_directory(path) if not _is_harmless(e.name))
@@ -112,9 +110,9 @@ class LogDirectory:
             raise DirectoryInUse(f"{path} is in use by another node, which holds its {LOCK_FILE} file") from None
         try:
             if data is None:
-                properties = _format(disk, path, node_id, cluster_id, directory_id)
+                properties = format_directory(disk, path, node_id, cluster_id, directory_id)
             else:
-                properties = _read_properties(disk, path, data, node_id, cluster_id)
+                properties = check_properties(disk, path, data, node_id, cluster_id)
                 if directory_id not in (None, properties["directory.id"]):
                     raise ForeignDirectory(f"{path} is directory {properties['directory.id']}, not {directory_id}")
             return cls(disk, path, lock, properties, is_new=data is None)
@@ -135,25 +133,27 @@ class LogDirectory:
         for entry in self._disk.list_directory(self.path):
             if not entry.is_directory:
                 continue
-            if entry.name.endswith(_DELETE_SUFFIX):
+            if entry.name.endswith(DELETE_SUFFIX):
                 self._doomed.append((now_ms, f"{self.path}/{entry.name}"))
                 continue
-            key = _parse_name(entry.name)
+            is_future = entry.name.endswith(FUTURE_SUFFIX)
+            key = parse_future_name(entry.name) if is_future else parse_name(entry.name)
             if key is None or key[0] == METADATA_TOPIC:
                 continue
             # Where nobody says what was cleaned, anything may have been.
             cleaned_offset = cleaned.get(key, -1 if self._cleaned is not None else INT64_MAX)
             checkpoints = Checkpoints(log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset)
             try:
-                log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms)
+                log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms, entry.name)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 # Something is wrong with these files; any other OSError speaks of the device.
-                _logger.error("%s-%d stays offline: %s", *key, error)
-                self.offline[key] = str(error)
+                _logger.error("%s/%s stays offline: %s", self.path, entry.name, error)
+                if not is_future:
+                    self.offline[key] = str(error)
                 continue
             log.set_high_watermark(high_watermarks.get(key, 0))
             log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
-            self.logs[key] = log
+            (self.futures if is_future else self.logs)[key] = log
         self._is_loaded = True
         return dict(self.logs)
 
@@ -192,26 +192,54 @@ class LogDirectory:
         An offline one goes with the next `maintain`.
         """
         log = self.logs.get((topic, partition))
-        target = self._rename_away(topic, partition, _DELETE_SUFFIX)
+        target = self._rename_away(topic, partition, DELETE_SUFFIX)
         self._doomed.append((now_ms + (log.config.file_delete_delay_ms if log else 0), target))
 
     def set_aside(self, topic: str, partition: int) -> str:
         """Take the log away but keep its files, in the directory that is returned; as Kafka does with stray ones."""
-        return self._rename_away(topic, partition, _STRAY_SUFFIX)
+        return self._rename_away(topic, partition, STRAY_SUFFIX)
 
     def _rename_away(self, topic: str, partition: int, kind: str) -> str:
         log = self.logs.pop((topic, partition), None)
+        if log is None:
+            del self.offline[topic, partition]
+        return self._rename_log(log, f"{topic}-{partition}", topic, partition, kind)
+
+    def _rename_log(self, log: PartitionLog | None, name: str, topic: str, partition: int, kind: str) -> str:
         if log is not None:
             log.abandon()
-        else:
-            del self.offline[topic, partition]
-        suffix = f"-{partition}.{self._disk.random_bytes(16).hex()}{kind}"
-        target = f"{self.path}/{topic[: _MAX_NAME_LENGTH - len(suffix)]}{suffix}"
-        self._disk.rename(f"{self.path}/{topic}-{partition}", target)
+        target = f"{self.path}/{away_name(topic, partition, self._disk.random_bytes(16), kind)}"
+        self._disk.rename(f"{self.path}/{name}", target)
         return target
 
-    def _create(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
-        directory = f"{self.path}/{topic}-{partition}"
+    # Future replicas: on their way here from another directory of this node
+
+    def create_future(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> None:
+        """A new, empty log under a name of its own, beside which the present one may be made or deleted."""
+        name = future_name(topic, partition, self._disk.random_bytes(16))
+        self.futures[topic, partition] = self._create(topic, partition, topic_id, config, now_ms, name)
+
+    def promote_future(self, topic: str, partition: int) -> PartitionLog:
+        """It is the replica from now on: only names change, whatever is open stays open. No flush may be running."""
+        key = (topic, partition)
+        assert key not in self.logs, key
+        log, target = self.futures[key], f"{self.path}/{topic}-{partition}"
+        self._disk.rename(log.directory, target)
+        self.logs[key] = self.futures.pop(key)
+        log.moved_to(target)
+        log.durability.note_directory(self.path)
+        return log
+
+    def discard_future(self, topic: str, partition: int, now_ms: int) -> None:
+        """It is not wanted any more."""
+        log = self.futures.pop((topic, partition))
+        name = log.directory.rpartition("/")[2]
+        self._doomed.append((now_ms, self._rename_log(log, name, topic, partition, DELETE_SUFFIX)))
+
+    def _create(
+        self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int, name: str = ""
+    ) -> PartitionLog:
+        directory = f"{self.path}/{name or f'{topic}-{partition}'}"
         is_new = not self._disk.exists(directory)
         self._disk.make_directory(directory)
         path = f"{directory}/{PARTITION_METADATA_FILE}"
@@ -219,22 +247,23 @@ class LogDirectory:
         if is_new:
             jitter_ms = segment_jitter_ms(config, topic, partition)
             loaded = new_log(self._disk, directory, config, topic_id, now_ms=now_ms, jitter_ms=jitter_ms)
-            return self._take_over(topic, partition, config, loaded, now_ms, is_settled=False)
+            return self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=False)
         return self._open_log(topic, partition, config, Checkpoints(), now_ms)
 
     def _open_log(
-        self, topic: str, partition: int, config: LogConfig, checkpoints: Checkpoints, now_ms: int
+        self, topic: str, partition: int, config: LogConfig, checkpoints: Checkpoints, now_ms: int, name: str = ""
     ) -> PartitionLog:
+        directory = f"{self.path}/{name or f'{topic}-{partition}'}"
         loaded = load_log(
             self._disk,
-            f"{self.path}/{topic}-{partition}",
+            directory,
             config,
             checkpoints,
             is_clean=self.was_clean,
             now_ms=now_ms,
             jitter_ms=segment_jitter_ms(config, topic, partition),
         )
-        log = self._take_over(topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
+        log = self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
         if not self.was_clean and config.flush_messages != INT64_MAX:
             # Else what was acknowledged before the crash would be hidden until somebody flushes; and what is appended
             # next would stand on a tail, or on a cut, that only the page cache knows.
@@ -242,9 +271,16 @@ class LogDirectory:
         return log
 
     def _take_over(
-        self, topic: str, partition: int, config: LogConfig, loaded: LoadedLog, now_ms: int, *, is_settled: bool
+        self,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        loaded: LoadedLog,
+        now_ms: int,
+        *,
+        is_settled: bool,
     ) -> PartitionLog:
-        directory = f"{self.path}/{topic}-{partition}"
         log = PartitionLog(
             self._disk, directory, topic, partition, config, loaded, now_ms, write_checkpoint=self.write_checkpoints
         )
@@ -267,11 +303,13 @@ class LogDirectory:
         for log in self._all_logs():
             log.abandon("is in a log directory that failed")
         self.logs.clear()
+        self.futures.clear()
         self._doomed.clear()
         self._lock.release()
 
     def _all_logs(self) -> list[PartitionLog]:
-        return [*self.logs.values()] if self.metadata_log is None else [*self.logs.values(), self.metadata_log]
+        metadata = () if self.metadata_log is None else (self.metadata_log,)
+        return [*self.logs.values(), *self.futures.values(), *metadata]
 
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
@@ -287,7 +325,7 @@ class LogDirectory:
             self._checkpoints.finish(task)
 
     def _offsets(self, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
-        logs = self.logs
+        logs = {**self.futures, **self.logs}
         cleaned, before = self._cleaned_offsets(), self._cleaned
         self._cleaned = cleaned
         is_wanted = also_unchanged or cleaned != before
@@ -371,8 +409,9 @@ class LogDirectory:
         self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
 
     def _log_starts(self) -> dict[TopicPartition, int]:
+        logs = {**self.futures, **self.logs}
         # Kafka leaves out those that the first segment's name says; here its predecessors' removal may not be durable.
-        return {key: log.log_start_offset for key, log in self.logs.items() if log.log_start_offset > 0}
+        return {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
 
 
 def _not_closed(log: PartitionLog, error: Exception) -> bool:
@@ -380,68 +419,5 @@ def _not_closed(log: PartitionLog, error: Exception) -> bool:
     return False
 
 
-def _make_durably(disk: Disk, path: str) -> None:
-    """Make the directory and its parents, each known to the one above it before this returns."""
-    created = []
-    missing = path.rstrip("/")
-    while missing and not disk.exists(missing):
-        missing = missing.rpartition("/")[0]
-        created.append(missing or ("/" if path.startswith("/") else "."))
-    disk.make_directory(path)
-    for parent in created:
-        disk.sync_directory(parent)
-
-
 def _is_harmless(name: str) -> bool:
     return name in (LOCK_FILE, "lost+found") or name.endswith(".tmp")
-
-
-def _parse_name(name: str) -> TopicPartition | None:
-    match = _PARTITION_DIRECTORY.match(name)
-    return (match["topic"], int(match["partition"])) if match else None
-
-
-def _format(disk: Disk, path: str, node_id: int, cluster_id: str | None, directory_id: str | None) -> dict[str, str]:
-    properties = {
-        "version": "1",
-        "cluster.id": cluster_id or uuid_to_text(_random_id(disk)),
-        "node.id": str(node_id),
-        "directory.id": directory_id or uuid_to_text(_random_id(disk)),
-    }
-    replace_file(disk, path, META_PROPERTIES_FILE, encode_properties(properties))
-    return properties
-
-
-def _read_properties(disk: Disk, path: str, data: bytes, node_id: int, cluster_id: str | None) -> dict[str, str]:
-    where = f"{path}/{META_PROPERTIES_FILE}"
-    try:
-        properties = decode_properties(data)
-    except CorruptCheckpoint as error:
-        raise ForeignDirectory(f"{where} is unreadable: {error}") from None
-    missing = [key for key in ("version", "cluster.id", "node.id") if not properties.get(key)]
-    if missing:
-        raise ForeignDirectory(f"{where} has no {missing[0]}")
-    if properties["version"] != "1":
-        raise ForeignDirectory(f"{where} is of version {properties['version']}, only 1 is known")
-    if properties["node.id"] != str(node_id):
-        raise ForeignDirectory(f"{path} belongs to node {properties['node.id']}, this is node {node_id}")
-    if cluster_id is not None and properties["cluster.id"] != cluster_id:
-        raise ForeignDirectory(f"{path} belongs to cluster {properties['cluster.id']}, this is cluster {cluster_id}")
-    if "directory.id" not in properties:
-        properties["directory.id"] = uuid_to_text(_random_id(disk))
-        replace_file(disk, path, META_PROPERTIES_FILE, encode_properties(properties))
-    try:
-        uuid_from_text(properties["directory.id"])
-    except ValueError as error:
-        raise ForeignDirectory(f"{where}: {error}") from None
-    return properties
-
-
-def _random_id(disk: Disk) -> bytes:
-    """A random id as Kafka makes them: version 4, and never one whose text begins with a dash."""
-    while True:
-        raw = bytearray(disk.random_bytes(16))
-        raw[6] = raw[6] & 0x0F | 0x40
-        raw[8] = raw[8] & 0x3F | 0x80
-        if not uuid_to_text(bytes(raw)).startswith("-"):
-            return bytes(raw)

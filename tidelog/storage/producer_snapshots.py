@@ -103,6 +103,10 @@ class ProducerSnapshots:
         """Offset of the newest snapshot, -1 without one."""
         return self._offsets[-1] if self._offsets else -1
 
+    def moved_to(self, directory: str) -> None:
+        """The directory was renamed."""
+        self._directory = directory
+
     def path(self, offset: int) -> str:
         return f"{self._directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
 

@@ -414,6 +414,14 @@ class Segment:
         present = SUFFIXES if self.transaction_index.exists else SUFFIXES[:3]
         return [self.path_of(suffix) for suffix in present]
 
+    def moved_to(self, directory: str) -> None:
+        """The directory was renamed: names are other ones, open files and maps the same."""
+        self.directory = directory
+        self.path = f"{directory}/{self.path.rpartition('/')[2]}"
+        for index in (self._offset_index, self._time_index, self.transaction_index):
+            if index is not None:
+                index.path = f"{directory}/{index.path.rpartition('/')[2]}"
+
     def mark_deleted(self) -> list[str]:
         """Rename the files so that no start takes them for a segment; returns the new paths."""
         self.release()

@@ -55,6 +55,13 @@ class Segments:
         self._bases.append(segment.base_offset)
         self.active = segment
 
+    def moved_to(self, directory: str) -> None:
+        """The directory was renamed."""
+        self.directory = directory
+        for segment in (*self._list, *self.condemned):
+            segment.moved_to(directory)
+        self.doomed = [(at_ms, f"{directory}/{path.rpartition('/')[2]}") for at_ms, path in self.doomed]
+
     def floor_index(self, offset: int) -> int:
         """Index of the last segment whose base offset is not above `offset`; -1 when all are above."""
         return bisect_right(self._bases, offset) - 1

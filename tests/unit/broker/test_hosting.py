@@ -18,7 +18,8 @@ from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.checkpoints import CheckpointTask
 from tidelog.storage.disk import OsDisk
-from tidelog.storage.log_directory import ForeignDirectory, LogDirectory
+from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.meta_properties import ForeignDirectory
 
 MakeBatch = Callable[..., bytes]
 

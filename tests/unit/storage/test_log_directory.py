@@ -13,7 +13,8 @@ from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, r
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
 from tidelog.storage.disk import DirectoryInUse, OsDisk
 from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import ForeignDirectory, LogDirectory
+from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.meta_properties import ForeignDirectory
 
 MakeLogs = Callable[..., Logs]
 CONFIG = LogConfig()

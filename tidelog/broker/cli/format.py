@@ -53,7 +53,7 @@ def command(
     """
     from tidelog.protocol.uuids import uuid_from_text
     from tidelog.storage.disk import DirectoryInUse
-    from tidelog.storage.log_directory import ForeignDirectory
+    from tidelog.storage.meta_properties import ForeignDirectory
 
     try:
         if cluster_id is not None:

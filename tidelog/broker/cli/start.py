@@ -49,7 +49,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     from tidelog.broker.logs import set_up
     from tidelog.broker.node import run_node
     from tidelog.storage.disk import DirectoryInUse
-    from tidelog.storage.log_directory import ForeignDirectory
+    from tidelog.storage.meta_properties import ForeignDirectory
 
     set_up(config, sys.stderr)
     _allow_files()
