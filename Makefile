@@ -13,7 +13,7 @@ PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 FAST   := -m "not slow" -q
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench compat kill-test cluster-test sim fuzz build clean
+.PHONY: help demo test check format bench clients compat compat-table kill-test cluster-test sim fuzz build clean
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
@@ -21,6 +21,7 @@ help:
 	@echo "make check      format, lint, strict types, import contracts, fast tests"
 	@echo "make format     rewrite the code in the house format"
 	@echo "make bench      measure Tidelog beside Apache Kafka"
+	@echo "make clients    install the stock clients of make compat that are not Python's: npm, go, javac, apt"
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"
 	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
@@ -70,6 +71,12 @@ bench: $(VENV)/.dev-installed
 
 compat: $(VENV)/.dev-installed
 	TIDELOG_COMPAT_KAFKA=1 $(BIN)/python -m pytest -q tests/compatibility tests/cluster/test_client_node.py $(ARGS)
+
+clients: $(VENV)/.dev-installed
+	@$(BIN)/python -m tests.compatibility.clients.install
+
+compat-table: $(VENV)/.dev-installed
+	TIDELOG_COMPAT_TABLE=write $(BIN)/python -m pytest -q tests/compatibility/test_client_matrix.py
 
 kill-test: $(VENV)/.dev-installed
 	TIDELOG_KILLS=100 $(BIN)/python -m pytest -q tests/cluster/test_kill_restart.py $(ARGS)

@@ -29,8 +29,6 @@ OF_THE_NODE = {
     "log.dirs",
     "node.id",
     "process.roles",
-    # Kafka finalizes eligible.leader.replicas.version in a new cluster, and sets this for all brokers with it.
-    "min.insync.replicas",
 }
 REPLICAS_OF_INTERNAL_TOPICS = (
     "transaction.state.log.replication.factor",

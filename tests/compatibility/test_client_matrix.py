@@ -11,16 +11,19 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from tests.compatibility.clients import table
 from tests.compatibility.clients.client import Client, ClientFailed, Record
 from tests.compatibility.clients.known import KINDS, reduced
-from tests.compatibility.clients.places import Place, await_that, open_place
+from tests.compatibility.clients.places import PATIENCE_S, Place, await_that, open_place
 from tests.compatibility.conftest import OPTIONS, SERVERS, WITH_KAFKA, start
 from tests.compatibility.filling import CODECS
 from tests.compatibility.wire import Wire
+from tidelog.protocol.api import api_name
 
 PLACES = [*SERVERS, "cluster"] if WITH_KAFKA or os.environ.get("TIDELOG_COMPAT_CLUSTER") else SERVERS
 NOW_MS = int(time.time() * 1000)
@@ -33,6 +36,18 @@ RECORDS = [
     Record(b"null in a header", b"", (("null", None),), NOW_MS + 2),
 ]
 CODEC_BITS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+def patiently(ask: Callable[[], Any]) -> Any:
+    """An answer, once a broker that has just started can give it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except ClientFailed:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
 
 
 def able(*operations: str) -> list[str]:
@@ -145,12 +160,14 @@ def test_a_record_above_the_topics_limit_is_refused(place: Place, name: str) -> 
 def settle(clients: dict[str, Client], partitions: int) -> None:
     """Until every partition has one owner among the members, and every member some."""
 
+    assigned: dict[str, list[int]] = {}
+
     def settled() -> bool:
-        assigned = {member: client.ask("member", member=member)["assigned"] for member, client in clients.items()}
+        assigned.update((member, client.ask("member", member=member)["assigned"]) for member, client in clients.items())
         owned = sorted(index for mine in assigned.values() for index in mine)
         return owned == list(range(partitions)) and all(assigned.values())
 
-    await_that(settled, f"{list(clients)} do not share {partitions} partitions")
+    await_that(settled, lambda: f"{partitions} partitions are shared like this: {assigned}")
 
 
 def got(clients: dict[str, Client]) -> set[tuple[int, int]]:
@@ -226,7 +243,7 @@ def test_committed_offsets_survive_a_restart(
     client = place.client(name)
     topic, group = committed_before_a_restart[name]
     if "committed" not in KINDS[name].lacks:
-        assert client.ask("committed", group=group, topic=topic, partitions=1) == {"0": 4}
+        assert patiently(lambda: client.ask("committed", group=group, topic=topic, partitions=1)) == {"0": 4}
     member = f"again-{name}"
     client.ask("join", member=member, group=group, topic=topic, strategy=KINDS[name].strategies[0])
     try:
@@ -320,3 +337,23 @@ def test_groups_are_deleted(place: Place, name: str) -> None:
     assert group in client.ask("groups")
     client.ask("delete_group", group=group)
     assert group not in client.ask("groups")
+
+
+# ------------------------------------------------------------------------------------------------ what they asked for
+
+
+def test_what_the_clients_asked_for_is_in_the_table(place: Place) -> None:
+    """The last test of the file: by now every client has done what it can."""
+    versions = place.versions()
+    if os.environ.get("TIDELOG_COMPAT_TABLE") == "write" and place.name == "tidelog":
+        assert list(versions) == list(KINDS), "the table is made with all clients"
+        table.write(table.rendered(versions, place.seen()))
+    told_versions, told = table.told()
+    asked = [
+        f"{name} asks for {api_name(key)} {version}"
+        for name, apis in place.seen().items()
+        if name in versions and versions[name] == told_versions.get(name)
+        for key, seen in apis.items()
+        for version in seen - told[name].get(key, set())
+    ]
+    assert not asked, "make compat-table writes the table anew"

@@ -41,7 +41,7 @@ def commit(brokers: Brokers, group: str, topic: str, *partitions: int, **who: An
 def stable(brokers: Brokers, group: str, metadata: bytes = b"m1", **values: Any) -> Each:
     """A group of one member, with an assignment; returns the member."""
     protocols = [{"name": "range", "metadata": metadata}]
-    member = member_of(brokers, group, protocols=protocols, session_timeout=60_000, **values)
+    member = member_of(brokers, group, protocols=protocols, **{"session_timeout": 60_000, **values})
     named = {key: value for key, value in values.items() if key in ("group_instance_id", "protocol_type")}
     sync(brokers, 5, group, 1, member, assignments=assigned(member), **named)
     return member

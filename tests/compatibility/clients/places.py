@@ -52,6 +52,10 @@ class Place:
             self._clients[name] = Client(name, command, self.bootstrap, log, environment(kind))
         return self._clients[name]
 
+    def versions(self) -> dict[str, str]:
+        """The clients that were started, in the order of `KINDS`, and the versions they say they are."""
+        return {name: self._clients[name].ask("version") for name in KINDS if name in self._clients}
+
     def topic(self, partitions: int = 1, **configs: str) -> str:
         """Create a topic nobody else uses, on every broker, and wait until each knows its leaders."""
         name = f"matrix-{self.name}-{next(_numbers)}"
@@ -91,10 +95,11 @@ def _leaders(wire: Wire, topic: str) -> int:
     return sum(partition.leader_id >= 0 for partition in found.partitions)
 
 
-def await_that(attempt: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
+def await_that(attempt: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    """Until it is so; fails with `what` when it does not become so."""
+    deadline = time.monotonic() + PATIENCE_S
     while not attempt():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(0.05)
 
 

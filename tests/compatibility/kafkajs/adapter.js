@@ -180,6 +180,8 @@ const operations = {
   start_offset: async ({ topic }) => Number((await admin.fetchTopicOffsets(topic))[0].low),
   end_offset: async ({ topic }) => Number((await admin.fetchTopicOffsets(topic))[0].high),
   delete_records: async ({ topic, before }) => {
+    // It knows the leaders of topics it was asked about before.
+    await admin.fetchTopicOffsets(topic)
     await admin.deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: String(before) }] })
   },
   groups: async () => (await admin.listGroups()).groups.map(({ groupId }) => groupId).sort(),
