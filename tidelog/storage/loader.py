@@ -289,6 +289,8 @@ class _Loader:
         next_offset = segments[first_unflushed].base_offset
         # Epochs of what is scanned are taken from the batches: the file may speak of a tail that an earlier crash took.
         self.epochs.truncate_from_end(next_offset)
+        if not first_unflushed:
+            self.epochs_are_whole = True
         for index in range(first_unflushed, len(segments)):
             segment = segments[index]
             if index > first_unflushed:
@@ -328,8 +330,8 @@ def _has_index_files(names: set[str], segment: Segment) -> bool:
 
 
 def _offsets_of(names: set[str], suffix: str) -> list[int]:
-    stems = (name[: -len(suffix)] for name in names if name.endswith(suffix))
-    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
+    length = 20 + len(suffix)
+    return [int(name[:20]) for name in names if len(name) == length and name.endswith(suffix) and name[:20].isdecimal()]
 
 
 def _tidy(disk: Disk, directory: str) -> set[str]:
