@@ -166,7 +166,7 @@ async def test_what_was_deleted_stays_so_over_a_restart(coordinated: Wire, runni
     [
         (describe_groups, DescribeGroupsRequest(groups=["a", "b"]), lambda told: [g.error_code for g in told.groups]),
         (list_groups, ListGroupsRequest(), lambda told: [told.error_code] * 2),
-        (delete_groups, DeleteGroupsRequest(groups_names=["a", "b"]), lambda told: [r.error_code for r in told.results]),
+        (delete_groups, DeleteGroupsRequest(groups_names=["a", "b"]), lambda t: [a.error_code for a in t.results]),
         (offset_delete, OffsetDeleteRequest(group_id="a"), lambda told: [told.error_code] * 2),
     ],
 )  # fmt: skip
