@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from tidelog.bench import compare as comparison
-from tidelog.bench import peers, profiling, report, scale
+from tidelog.bench import peers, profiling, report, scale, scale_node
 from tidelog.bench.acks.command import acks
 from tidelog.bench.micro import hot_path
 
@@ -114,16 +114,25 @@ def profile(row: str, lines: int) -> None:
 
 
 @command.command(name="scale")
-@click.option("--partitions", default=10_000, show_default=True, type=click.IntRange(1), help="Three replicas of each.")
+@click.option(
+    "--partitions",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Each with as many replicas as there are brokers, but at most three.",
+)
 @click.option("--few", default=1_000, show_default=True, type=click.IntRange(0), help="Measured first; 0 for not.")
-@click.option("--brokers", default=3, show_default=True, type=click.IntRange(2, 9))
+@click.option("--brokers", default=3, show_default=True, type=click.IntRange(1, 9))
+@click.option("--connections", default=5_000, show_default=True, type=click.IntRange(0), help="To one broker alone.")
 @click.option("--only", type=click.Choice(list(comparison.MAKERS)), default=comparison.OURS, show_default=True)
 @click.option("--with-kafka", is_flag=True, help="Apache Kafka after it.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON instead of the table.")
-def scale_(partitions: int, few: int, brokers: int, only: str, with_kafka: bool, json_: bool) -> None:
-    """Many partitions: creation, idle cost, the loss of a broker and its return, a start; and the growth of each.
+def scale_(partitions: int, few: int, brokers: int, connections: int, only: str, with_kafka: bool, json_: bool) -> None:
+    """Many partitions: creation, idle cost, a start; and the growth of each.
 
-    Example: tidelog bench scale --partitions 10000 --brokers 3
+    With several brokers also the loss of one and its return, with one broker its death and many connections.
+
+    Example: tidelog bench scale --partitions 10000 --brokers 1 --few 100 --with-kafka
     """
     errors = Console(stderr=True)
     names = [only, *(_kafka_or_none(errors) if with_kafka and only != comparison.THEIRS else [])]
@@ -131,7 +140,10 @@ def scale_(partitions: int, few: int, brokers: int, only: str, with_kafka: bool,
     weighed: dict[tuple[str, int], scale.Weighed] = {}
     with errors.status("starting", spinner="dots") as status:
         for name, size in product(names, sizes):
-            weighed[name, size] = scale.run(name, brokers, size, lambda text: status.update(text))
+            if brokers > 1:
+                weighed[name, size] = scale.run(name, brokers, size, lambda text: status.update(text))
+            else:
+                weighed[name, size] = scale_node.run(name, size, connections, lambda text: status.update(text))
     if json_:
         click.echo(report.scale_json(weighed, brokers))
     else:

@@ -46,10 +46,10 @@ class Timing:
 class RawConnection:
     """One blocking connection to a broker on 127.0.0.1."""
 
-    def __init__(self, port: int, timeout_s: float = 30.0) -> None:
+    def __init__(self, port: int, timeout_s: float = 30.0, *, buffer_bytes: int = 1 << 16) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray(1 << 16)
+        self._buffer = bytearray(buffer_bytes)
 
     def send(self, frame: bytes) -> None:
         self._socket.sendall(frame)

@@ -107,7 +107,7 @@ def as_json(rows: Sequence[Row]) -> str:
 
 def scale_table(weighed: Mapping[tuple[str, int], Weighed], brokers: int) -> Table:
     """One line per figure: a column for each broker and number of partitions, and how it grew from few to many."""
-    out = Table(title=f"Many partitions on {brokers} brokers", title_justify="left")
+    out = Table(title=f"Many partitions on {brokers} broker{'s' if brokers > 1 else ''}", title_justify="left")
     out.add_column("figure")
     columns: list[tuple[str, Callable[[str], str]]] = []
     for name in dict.fromkeys(name for name, _ in weighed):

@@ -22,14 +22,14 @@ from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.bench.scenarios.base import CpuMeter
 from tidelog.bench.topics import NewTopic, create
 
-_PARTITIONS_PER_TOPIC = 100
+PARTITIONS_PER_TOPIC = 100
 # Kafka takes at most 10,000 changes in one request.
 _TOPICS_PER_REQUEST = 10
-_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
 _IDLE_S = 5.0
 _SETTLE_S = 3.0
 _RETRY_S = 0.1
-_VALUE = b"v" * 100
+VALUE = b"v" * 100
 
 
 @dataclass(slots=True)
@@ -45,35 +45,26 @@ def run(name: str, brokers: int, partitions: int, progress: Callable[[str], None
     weighed = Weighed()
     with tempfile.TemporaryDirectory(prefix="tidelog-scale-") as scratch:
         # Deleted files wait for nobody here: Kafka's own defaults.
-        running = Running(MAKERS[name](Path(scratch), brokers, {}), _TIMEOUT_S)
+        running = Running(MAKERS[name](Path(scratch), brokers, {}), TIMEOUT_S)
         try:
             with running:
-                _Steps(running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}")).run()
+                _ClusterSteps(
+                    running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}")
+                ).run()
         except FAILURES as error:
             weighed.failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return weighed
 
 
-class _Steps:
-    """The life of one cluster with many partitions."""
+class Steps:
+    """What the steps with one node and those with several have in common."""
 
     def __init__(self, running: Running, partitions: int, weighed: Weighed, progress: Callable[[str], None]) -> None:
         self._cluster, self._weighed, self._progress = running.cluster, weighed, progress
         self._nodes = list(running.cluster.nodes.values())
         self._replicas = min(3, len(self._nodes))
         self._partitions = partitions
-        self._topics = [f"many-{number:04d}" for number in range(-(-partitions // _PARTITIONS_PER_TOPIC))]
-
-    def run(self) -> None:
-        self._idle("empty")
-        with self._timed("create"):
-            self._create()
-            self._await_led(self._nodes[0].port, self._replicas)
-        with self._timed("first records"):
-            self._write(self._nodes[0].port, lambda _: True)
-        self._idle("full")
-        self._lose_one()
-        self._start_again()
+        self._topics = [f"many-{number:04d}" for number in range(-(-partitions // PARTITIONS_PER_TOPIC))]
 
     @contextmanager
     def _timed(self, step: str) -> Iterator[None]:
@@ -101,10 +92,36 @@ class _Steps:
         left = self._partitions
         new = []
         for name in self._topics:
-            new.append(NewTopic(name, min(_PARTITIONS_PER_TOPIC, left), self._replicas))
-            left -= _PARTITIONS_PER_TOPIC
+            new.append(NewTopic(name, min(PARTITIONS_PER_TOPIC, left), self._replicas))
+            left -= PARTITIONS_PER_TOPIC
         for first in range(0, len(new), _TOPICS_PER_REQUEST):
             create(self._nodes[0].port, new[first : first + _TOPICS_PER_REQUEST])
+
+    def _await_led(self, port: int, in_sync: int, without: int | None = None) -> None:
+        """Until every partition has a leader that is there, and so many replicas in sync."""
+
+        def led(state: ClusterState) -> bool:
+            found = [one for topic in self._topics for one in state.topics.get(topic, {}).values()]
+            return len(found) == self._partitions and all(
+                one.leader in state.ports and one.leader != without and len(one.in_sync) >= in_sync for one in found
+            )
+
+        await_state(port, None, led, TIMEOUT_S, f"{self._partitions:,} partitions led, {in_sync} in sync")
+
+
+class _ClusterSteps(Steps):
+    """The life of one cluster with many partitions."""
+
+    def run(self) -> None:
+        self._idle("empty")
+        with self._timed("create"):
+            self._create()
+            self._await_led(self._nodes[0].port, self._replicas)
+        with self._timed("first records"):
+            self._write(self._nodes[0].port, lambda _: True)
+        self._idle("full")
+        self._lose_one()
+        self._start_again()
 
     def _lose_one(self) -> None:
         """SIGKILL to the last broker; then it comes back."""
@@ -124,7 +141,7 @@ class _Steps:
         self._weighed.figures["failover and a record in each, s"] = time.monotonic() - began
         self._progress("return of the lost broker")
         began = time.monotonic()
-        victim.start(_TIMEOUT_S)
+        victim.start(TIMEOUT_S)
         self._weighed.figures["return, answering, s"] = time.monotonic() - began
         self._await_led(survivor.port, self._replicas)
         self._weighed.figures["return, in sync, s"] = time.monotonic() - began
@@ -137,32 +154,21 @@ class _Steps:
         self._weighed.figures["stop, s"] = time.monotonic() - began
         self._progress("start")
         began = time.monotonic()
-        self._cluster.start(_TIMEOUT_S)
+        self._cluster.start(TIMEOUT_S)
         self._weighed.figures["start, answering, s"] = time.monotonic() - began
         self._await_led(self._nodes[0].port, self._replicas)
         self._weighed.figures["start, in sync, s"] = time.monotonic() - began
         self._weighed.figures["start, CPU s"] = sum(node.usage().cpu_s for node in self._nodes)
         self._weighed.figures["started: memory of a node, MiB"] = self._memory_mib()
 
-    def _await_led(self, port: int, in_sync: int, without: int | None = None) -> None:
-        """Until every partition has a leader that is there, and so many replicas in sync."""
-
-        def led(state: ClusterState) -> bool:
-            found = [one for topic in self._topics for one in state.topics.get(topic, {}).values()]
-            return len(found) == self._partitions and all(
-                one.leader in state.ports and one.leader != without and len(one.in_sync) >= in_sync for one in found
-            )
-
-        await_state(port, None, led, _TIMEOUT_S, f"{self._partitions:,} partitions led, {in_sync} in sync")
-
     def _write(self, port: int, wanted: Callable[[tuple[str, int]], bool]) -> None:
         """A record with acks=all to each wanted partition; again where the leader does not know yet that it is one."""
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + TIMEOUT_S
         pending = self._requests(ask(port), wanted)
         while pending:
             refused = []
             for leader_port, plans in _by_port(pending).items():
-                with RawConnection(leader_port, _TIMEOUT_S) as connection:
+                with RawConnection(leader_port, TIMEOUT_S) as connection:
                     for plan in plans:
                         connection.send(frames.produce(plan, 1))
                         if any(plan.errors(connection.receive())):
@@ -178,7 +184,7 @@ class _Steps:
         self, state: ClusterState, wanted: Callable[[tuple[str, int]], bool]
     ) -> list[tuple[int, frames.ProducePlan]]:
         """One request per topic and leader, with the leader's port."""
-        batch = frames.record_batch([_VALUE], int(time.time() * 1000))
+        batch = frames.record_batch([VALUE], int(time.time() * 1000))
         found = []
         for topic in self._topics:
             led: dict[int, list[int]] = {}

@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from tidelog.bench import report, scale
+from tidelog.bench import report, scale, scale_node
 from tidelog.bench.compare import OURS
 from tidelog.bench.scale import Weighed
 
@@ -33,6 +33,20 @@ def test_the_json_tells_what_failed():
     assert found["runs"] == [
         {"broker": "kafka", "partitions": 10, "figures": MANY.figures, "failure": "BenchError: not within 300 s"}
     ]
+
+
+@pytest.mark.slow
+def test_every_step_is_taken_by_one_broker():
+    weighed = scale_node.run(OURS, 30, 20)
+    assert weighed.failure == ""
+    assert weighed.figures["start after a stop, all led, s"] > 0
+    assert weighed.figures["memory per connection, KiB"] > 0
+
+
+@pytest.mark.slow
+def test_what_is_lost_is_noticed(monkeypatch):
+    monkeypatch.setattr(scale_node._NodeSteps, "_produce", lambda steps, bootstrap: None)
+    assert scale_node.run(OURS, 3, 0).failure == "BenchError: 0 records are left of 9"
 
 
 @pytest.mark.slow
