@@ -27,6 +27,7 @@ from tidelog.protocol.messages.describe_groups import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
+from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from tidelog.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tidelog.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -107,6 +108,41 @@ class GroupAdmin(AdminBase):
             lambda response: {each.group_id: (each.error_code, None) for each in response.results},
         )
         return {group_id: refusal(code, None, f"group {group_id!r}") for group_id, (_, code, _) in answers.items()}
+
+    async def remove_group_members(
+        self, group_id: str, instance_ids: Iterable[str] | None = None, *, reason: str = "removed by an administrator"
+    ) -> dict[str, KafkaError | None]:
+        """Take static members out of a group by their instance ids, without these all members; None: removed.
+
+        A dynamic member is told by its member id, and joins again if it is alive. A static one does not, while its
+        process still runs it is refused with UNKNOWN_MEMBER_ID.
+        """
+        if instance_ids is None:
+            members = (await self.describe_groups([group_id]))[group_id].members
+            identities = [MemberIdentity(member_id=each.member_id) for each in members]
+            for identity, member in zip(identities, members):
+                identity.group_instance_id = member.instance_id
+        else:
+            identities = [MemberIdentity(group_instance_id=each) for each in as_names(instance_ids)]
+        if not identities:
+            return {}
+        for identity in identities:
+            identity.reason = reason
+        coordinator = Coordinator(await self._reach(), group_id)
+        request = LeaveGroupRequest(group_id=group_id, members=identities)
+
+        async def attempt() -> LeaveGroupResponse:
+            response = await coordinator.call(request, LeaveGroupResponse)
+            coordinator.heard(ErrorCode.of(response.error_code))
+            check(response.error_code, None, f"group {group_id!r}")
+            return response
+
+        return {
+            each.group_instance_id or each.member_id: refusal(
+                each.error_code, None, f"member {each.group_instance_id or each.member_id}"
+            )
+            for each in (await self._until(attempt)).members
+        }
 
     async def _ask_coordinators(
         self,

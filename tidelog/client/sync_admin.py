@@ -115,6 +115,11 @@ class Admin(Twin):
     def delete_groups(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
         return self._run(lambda: self._admin.delete_groups(group_ids))
 
+    def remove_group_members(
+        self, group_id: str, instance_ids: Iterable[str] | None = None, **how: Any
+    ) -> dict[str, KafkaError | None]:
+        return self._run(lambda: self._admin.remove_group_members(group_id, instance_ids, **how))
+
     def list_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None, **how: Any
     ) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -127,6 +127,14 @@ def test_a_group_that_is_read_is_left_alone(cli: Cli, topic: str, group: str, me
     assert (status, rows(out)[1], err) == (1, [topic, "0", "GROUP_SUBSCRIBED_TO_TOPIC"], "tidelog: 1 partition kept\n")
 
 
+def test_members_are_removed(cli: Cli, group: str, member: sync.Consumer):
+    assert cli("remove-members", group)[0] == 2
+    status, out, err = cli("remove-members", group, "--instance", "one", "--instance", "two")
+    assert (status, out, err) == (1, "Removed one.\n", "tidelog: UNKNOWN_MEMBER_ID: member two\n")
+    assert "Empty" in cli("describe", group, "--state")[1]
+    assert cli("remove-members", group, "--all")[:2] == (0, "")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -25,8 +25,10 @@ from tidelog.broker.cli.groups_reset import ResetError, chosen
 from tidelog.broker.cli.groups_reset_command import reset_offsets
 from tidelog.broker.cli.groups_show import ShownGroup
 from tidelog.client import Admin, TopicPartition
-from tidelog.client.group_model import GroupListing
-from tidelog.protocol.errors import KafkaError
+from tidelog.client.group_model import GroupDescription, GroupListing
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+_LOOKS = 5
 
 
 @click.group("groups", context_settings=HELP)
@@ -109,8 +111,11 @@ def describe(
 
     async def ask() -> list[ShownGroup]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            wanted = list(groups) or [each.group_id for each in await admin.list_groups()]
-            return [await _look(admin, each, with_offsets=view is None) for each in wanted]
+            if groups:
+                described = await admin.describe_groups(groups)
+            else:
+                described = await _describe_all(admin)
+            return [await _look(admin, each, with_offsets=view is None) for each in described.values()]
 
     shown = run(ask())
     if json_wanted:
@@ -128,13 +133,55 @@ def describe(
         print_table(groups_show.OFFSET_COLUMNS, [row for each in shown for row in groups_show.offset_rows(each)])
 
 
-async def _look(admin: Admin, group_id: str, *, with_offsets: bool) -> ShownGroup:
-    group = (await admin.describe_groups([group_id]))[group_id]
+async def _describe_all(admin: Admin) -> dict[str, GroupDescription]:
+    for _ in range(_LOOKS):
+        try:
+            return await admin.describe_groups([each.group_id for each in await admin.list_groups()])
+        except KafkaError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise  # one that went in between: look again
+    raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, "groups go faster than they can be described")
+
+
+async def _look(admin: Admin, group: GroupDescription, *, with_offsets: bool) -> ShownGroup:
     if not with_offsets:
         return ShownGroup(group, {}, 0)
-    committed = await admin.list_group_offsets(group_id)
-    lags = await admin.group_lag(group_id, set(committed) | groups_show.partitions_of(group), times=True)
+    committed = await admin.list_group_offsets(group.group_id)
+    lags = await admin.group_lag(group.group_id, set(committed) | groups_show.partitions_of(group), times=True)
     return ShownGroup(group, lags, time.time_ns() // 1_000_000)
+
+
+@command.command("remove-members")
+@click.argument("group")
+@click.option("--instance", "instances", multiple=True, metavar="ID", help="A static member, by group.instance.id.")
+@click.option("--all", "everybody", is_flag=True, help="All members.")
+@connecting
+def remove_members(
+    bootstrap: str, properties: dict[str, str], group: str, instances: tuple[str, ...], everybody: bool
+) -> int:
+    """Take members out of GROUP.
+
+    For static ones, which leave by themselves only when their sessions end. A member whose process is alive may come
+    back.
+
+    \b
+    Example:
+      tidelog groups remove-members billing --instance worker-7
+    """
+    if bool(instances) == everybody:
+        raise click.UsageError("name members by --instance, or say --all")
+
+    async def ask() -> dict[str, KafkaError | None]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            return await admin.remove_group_members(group, None if everybody else instances)
+
+    outcome = run(ask())
+    for member, error in outcome.items():
+        if error is not None:
+            fail(str(error))
+        else:
+            click.echo(f"Removed {member}.")
+    return 1 if any(outcome.values()) else 0
 
 
 @command.command("delete")
