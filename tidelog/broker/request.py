@@ -75,7 +75,7 @@ class Deferred:
         self.response = response
         timing = self.timing
         if timing is not None:
-            timing[0].answered(timing[1], timing[0].stopwatch())
+            timing[0].answered(timing[1])
         callback = self._on_complete
         if callback is not None:
             self._on_complete = None  # it holds the connection's place for this answer, which holds this

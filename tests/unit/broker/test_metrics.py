@@ -272,9 +272,10 @@ def test_a_histogram_counts_up_to_and_including_its_bounds():
 
 
 def test_requests_fall_between_the_same_bounds():
-    produces = RequestCounters().produce
-    for now in (0.00005, 0.0001, 0.0002, 60.0):
-        produces.answered(0.0, now)
+    times = iter((0.00005, 0.0001, 0.0002, 60.0))
+    produces = RequestCounters(lambda: next(times)).produce
+    for _ in range(4):
+        produces.answered(0.0)
     assert produces.durations.counts[:2] == [2, 1]
     assert produces.durations.counts[-1] == 1
 
