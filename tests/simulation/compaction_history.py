@@ -277,8 +277,10 @@ class CompactionHistory:
             if not chosen.cleanable_bytes:
                 return
             memory_bytes = BYTES_PER_KEY * self.rng.choice((2, 10, 1000))
-            keys = PlainKeyTable(memory_bytes, 1.0)
-            self.compaction = Compaction(self.log, chosen, keys, self.now_ms, piece_bytes=self.rng.choice((61, 200)))
+            piece_bytes = self.rng.choice((61, 200))
+            self.compaction = Compaction(
+                self.log, chosen, lambda: PlainKeyTable(memory_bytes, 1.0), self.now_ms, piece_bytes=piece_bytes
+            )
         for _ in range(self.rng.choice((1, 1, 2, 5, 20))):
             self.compaction.run()
             if self.rng.random() < 0.1 and self.log_is_in_a_swap():

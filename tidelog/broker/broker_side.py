@@ -115,8 +115,9 @@ class BrokerSide:
             lambda work: loop.run_in_executor(ports.executor, work),
         )  # fmt: skip
         self.cleaner = LogCleaner(
-            directories, settings, loop, ports.clock_ms, lambda work: loop.run_in_executor(ports.executor, work)
-        )
+            directories, settings, loop, ports.clock_ms, lambda work: loop.run_in_executor(ports.executor, work),
+            self._upkeep.checkpoint,
+        )  # fmt: skip
         self.groups = GroupCoordinatorService(
             GroupCoordinatorConfig.from_node(config.integer),
             GroupPorts(OFFSETS_TOPIC, self.partitions, loop, ports.clock_ms),

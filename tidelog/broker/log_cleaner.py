@@ -12,9 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tidelog.storage.cleaner_keys import PlainKeyTable
+from tidelog.storage.cleaner_tables import key_table
 from tidelog.storage.compaction import CleaningFailed, CleaningStats, Compaction, find_cleanable
 from tidelog.storage.segment import CorruptIndex
 from tidelog.storage.transaction_index import CorruptTransactionIndex
@@ -58,12 +59,15 @@ class LogCleaner:
         loop: asyncio.AbstractEventLoop,
         clock_ms: Callable[[], int],
         run_in_executor: RunInExecutor,
+        on_cleaned: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_cleaned`: to write down how far each log is cleaned."""
         self._directories = directories
         self._settings = settings
         self._loop = loop
         self._clock_ms = clock_ms
         self._run_in_executor = run_in_executor
+        self._on_cleaned = on_cleaned
         self.totals = CleanerTotals()
         self.uncleanable: dict[PartitionLog, str] = {}
         """Logs that could not be cleaned, and why."""
@@ -142,6 +146,7 @@ class LogCleaner:
             for found in directory.logs.values():
                 if (
                     not found.config.is_compacted
+                    or not found.may_be_cleaned
                     or found.cleaned_offset >= found.segments.active.base_offset
                     or found.failure is not None
                     or found.directory in self._running
@@ -169,13 +174,16 @@ class LogCleaner:
         self, directory: LogDirectory, found: PartitionLog, chosen: CleanableRange, now_ms: int, threads: int
     ) -> None:
         settings = self._settings
-        keys = PlainKeyTable(
+        make_keys = partial(
+            key_table,
             settings.integer("log.cleaner.dedupe.buffer.size") // threads,
             settings.number("log.cleaner.io.buffer.load.factor"),
+            chosen.cleanable_bytes,
+            found.disk.random_bytes(16),
         )
         piece_bytes = max(_PIECE_BYTES_MIN, settings.integer("log.cleaner.io.buffer.size") // threads // 2)
         try:
-            compaction = Compaction(found, chosen, keys, now_ms, piece_bytes=piece_bytes)
+            compaction = Compaction(found, chosen, make_keys, now_ms, piece_bytes=piece_bytes)
         except CorruptTransactionIndex as error:
             self._cannot_be_cleaned(found, str(error))
             return
@@ -246,6 +254,7 @@ class LogCleaner:
             found.topic, found.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
             stats.bytes_written, stats.bytes_read, duration_s,
         )  # fmt: skip
+        self._on_cleaned()
         if stats.keyless:
             log.warning("%s-%d had %d records without a key", found.topic, found.partition, stats.keyless)
 

@@ -119,7 +119,7 @@ class BatchFilter:
             return self._without_records(header, is_last)
         self.stats.messages_kept += len(records)
         if may_go and not header.has_delete_horizon:
-            everything = KeptRecords([(0, len(section))], len(records), False, 0)
+            everything = KeptRecords([(0, len(section))], len(records), None, False, 0)
             return self._rewritten(section, header, everything, True)
         return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
 
@@ -155,6 +155,8 @@ class BatchFilter:
             records = codecs.compress(header.compression, records)
         if header.timestamp_type == LOG_APPEND_TIME or kept.records == header.record_count:
             max_timestamp = header.max_timestamp
+        elif kept.max_timestamp is not None:
+            max_timestamp = kept.max_timestamp
         else:
             max_timestamp = largest_timestamp(section, kept.runs, header.base_timestamp)
         left = header._replace(

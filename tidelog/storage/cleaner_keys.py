@@ -27,10 +27,12 @@ Run = tuple[int, int]
 
 class KeptRecords(NamedTuple):
     """What is left of a batch: `runs` are the spans of its record section that stay, with so many `records` in them.
-    `has_tombstone`: one of those has no value. `keyless`: how many were dropped for lack of a key."""
+    `max_timestamp` of those, None where nobody looked. `has_tombstone`: one has no value. `keyless`: how many were
+    dropped for lack of a key."""
 
     runs: list[Run]
     records: int
+    max_timestamp: int | None
     has_tombstone: bool
     keyless: int
 
@@ -185,7 +187,7 @@ class PlainKeyTable:
             raise _malformed(position)
         if run_end >= 0:
             runs.append((run_start, run_end))
-        return KeptRecords(runs, records, has_tombstone, keyless)
+        return KeptRecords(runs, records, None, has_tombstone, keyless)
 
 
 def largest_timestamp(section: bytes, runs: list[Run], base_timestamp: int) -> int:

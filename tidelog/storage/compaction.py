@@ -8,7 +8,7 @@ and whoever cuts or closes the log gives up its cleaning first.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -85,10 +85,16 @@ def _times(segment: Segment) -> tuple[int, int]:
 
 
 class Compaction:
-    """`piece_bytes`: how much is read at once, and about as much is done by one `run`."""
+    """`make_keys` is called by the first `run`. `piece_bytes`: how much is read at once, and done by one `run`."""
 
     def __init__(
-        self, log: PartitionLog, chosen: CleanableRange, keys: KeyTable, now_ms: int, *, piece_bytes: int
+        self,
+        log: PartitionLog,
+        chosen: CleanableRange,
+        make_keys: Callable[[], KeyTable],
+        now_ms: int,
+        *,
+        piece_bytes: int,
     ) -> None:
         assert log.compaction is None, log
         self.log = log
@@ -99,7 +105,7 @@ class Compaction:
         self.cleaned_offset = chosen.first_dirty_offset
         """Where the dirty part begins once this is finished."""
         self._disk = log.disk
-        self._keys = keys
+        self._make_keys = make_keys
         self._piece_bytes = max(piece_bytes, HEADER_SIZE)
         self._read_to = 0
         self._written_before = 0
@@ -194,8 +200,10 @@ class Compaction:
             self.error = error
 
     def _whole(self) -> Generator[None]:
-        yield from self._note_keys()
-        self.cleaned_offset = self._keys.latest_offset + 1
+        keys = self._make_keys()
+        yield
+        yield from self._note_keys(keys)
+        self.cleaned_offset = keys.latest_offset + 1
         cleaned = [segment for segment in self._segments if segment.base_offset < self.cleaned_offset]
         facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in cleaned]
         end_offset = self._ends[len(cleaned) - 1] if cleaned else 0
@@ -208,7 +216,7 @@ class Compaction:
                 pass  # it was empty, and replaced by one of another name
             yield
         batches = BatchFilter(
-            self._keys,
+            keys,
             CleanedTransactions(self._aborted),
             self._last_of_producers,
             self._filter_at_ms,
@@ -219,12 +227,12 @@ class Compaction:
         self.stats.messages_read = batches.stats.messages_read
         self.stats.messages_written = batches.stats.messages_kept
         self.stats.keyless = batches.stats.keyless
-        self.stats.table_utilization = self._keys.utilization
+        self.stats.table_utilization = keys.utilization
         self._is_done = True
 
-    def _note_keys(self) -> Iterator[None]:
+    def _note_keys(self, keys: KeyTable) -> Iterator[None]:
         """Fill the table from the dirty part, as far as it has room."""
-        keys, start = self._keys, self.chosen.first_dirty_offset
+        start = self.chosen.first_dirty_offset
         transactions = CleanedTransactions(row for row in self._aborted if row.last_offset >= start)
         keys.latest_offset = start - 1
         for segment, end_offset in zip(self._segments, self._ends):
@@ -234,7 +242,7 @@ class Compaction:
                 for position, header in batches:
                     if header.last_offset < start:
                         continue
-                    if not self._note(chunk, position, header, transactions):
+                    if not self._note(keys, chunk, position, header, transactions):
                         return
                     keys.latest_offset = header.last_offset
                     self.stats.map_messages_read += header.record_count
@@ -242,7 +250,14 @@ class Compaction:
                 yield
             keys.latest_offset = end_offset - 1
 
-    def _note(self, chunk: memoryview, position: int, header: BatchHeader, transactions: CleanedTransactions) -> bool:
+    def _note(
+        self,
+        keys: KeyTable,
+        chunk: memoryview,
+        position: int,
+        header: BatchHeader,
+        transactions: CleanedTransactions,
+    ) -> bool:
         if header.is_control:
             transactions.on_control(header, _kind(chunk, position, header))
             return True
@@ -251,7 +266,7 @@ class Compaction:
         if not check_crc(chunk, position, header):
             raise CorruptRecord(f"the CRC of the batch at offset {header.base_offset} is wrong")
         section = record_section(chunk, position, header, codecs.DEFAULT_MAX_BYTES)
-        return self._keys.note(section, header, self.chosen.first_dirty_offset)
+        return keys.note(section, header, self.chosen.first_dirty_offset)
 
     def _clean_group(self, old: list[Segment], batches: BatchFilter) -> Iterator[None]:
         new = self._begin_segment(old[0].base_offset)

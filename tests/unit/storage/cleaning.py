@@ -18,8 +18,8 @@ def begin(
     load_factor: float = 0.9,
     piece_bytes: int = 300,
 ) -> Compaction:
-    keys = PlainKeyTable(memory_bytes, load_factor)
-    return Compaction(log, find_cleanable(log, now_ms), keys, now_ms, piece_bytes=piece_bytes)
+    chosen = find_cleanable(log, now_ms)
+    return Compaction(log, chosen, lambda: PlainKeyTable(memory_bytes, load_factor), now_ms, piece_bytes=piece_bytes)
 
 
 def clean(
