@@ -192,8 +192,9 @@ class LogCleaner:
             return
         self._compactions.add(compaction)
         task = self._loop.create_task(self._clean(directory, compaction))
-        self._running[found.directory] = task
-        task.add_done_callback(lambda _: self._ended(compaction))
+        where = found.directory  # it may be renamed meanwhile
+        self._running[where] = task
+        task.add_done_callback(lambda _: self._ended(compaction, where))
 
     async def _clean(self, directory: LogDirectory, compaction: Compaction) -> None:
         began, moved = self._loop.time(), 0
@@ -258,9 +259,9 @@ class LogCleaner:
         if stats.keyless:
             log.warning("%s-%d had %d records without a key", found.topic, found.partition, stats.keyless)
 
-    def _ended(self, compaction: Compaction) -> None:
+    def _ended(self, compaction: Compaction, where: str) -> None:
         self._compactions.discard(compaction)
-        del self._running[compaction.log.directory]
+        del self._running[where]
         self._loop.call_soon(self._look)  # as in Kafka, the pause is only made when nothing was to be done
 
 
