@@ -139,6 +139,19 @@ def test_states_are_asked_for_in_any_spelling():
     assert [each.group_id for each in world.service.list_groups([" sTable "], [])] == ["reads"]
 
 
+def test_thousands_of_offsets_go_in_batches_that_fit():
+    world = World()
+    topic = "t" * 249
+    for start in range(0, 5000, 1000):
+        world.commit(offsets={(topic, index): 1 for index in range(start, start + 1000)})
+    before = len(world.ports.logs[0])
+    assert delete(world).error == E.NONE
+    assert len(world.ports.logs[0]) > before + 1
+    assert max(len(batch) for batch in world.ports.logs[0][before:]) < 500_000
+    world.restart()
+    assert world.service.list_groups([], []) == []
+
+
 def test_lags_are_told_of_partitions_that_are_here():
     world = World(partitions=4)
     world.ports.topic_ends = {("t", 0): 10, ("t", 1): 3, ("u", 0): 5}

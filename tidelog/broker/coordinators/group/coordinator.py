@@ -34,6 +34,9 @@ EXPIRE = TimerKey("expire")
 # One turn looks at this many groups and writes this many tombstones; the rest follows a millisecond later.
 EXPIRY_GROUPS_PER_TURN = 200
 EXPIRY_RECORDS_PER_TURN = 2_000
+# No batch may be larger than max.message.bytes of the offsets topic.
+TOMBSTONE_BYTES_PER_WRITE = 500_000
+_TOMBSTONE_BYTES_MAX = 800  # with the longest of topic names, less the group's
 
 
 class GroupCoordinator:
@@ -182,9 +185,7 @@ class GroupCoordinator:
     def forget_topics(self, topics: Collection[tuple[str, bytes]], now: Now) -> Outcome:
         """Topics, (name, id) each, are deleted: so are the offsets committed for them."""
         outcome = Outcome(now)
-        tombstones = self.offsets.tombstones_of_topics(topics)
-        for start in range(0, len(tombstones), EXPIRY_RECORDS_PER_TURN):
-            outcome.write(list(tombstones[start : start + EXPIRY_RECORDS_PER_TURN]))
+        _write_in_parts(list(self.offsets.tombstones_of_topics(topics)), outcome)
         return outcome
 
     # -- operators ---------------------------------------------------------------------------------------------------
@@ -209,8 +210,8 @@ class GroupCoordinator:
             self._rebalancer.remove_member(group, member_id, outcome)
         group.writes_in_flight += 1
         outcome.note(f"group {group_id}: deleted on request")
-        outcome.reply_when_stored(stored, caller.token, answer)
-        outcome.writes[-1].context = GroupWrite("deletion", group, group.generation)
+        _write_in_parts(stored, outcome, GroupWrite("deletion", group, group.generation))
+        outcome.writes[-1].replies.append((caller.token, answer))
         return outcome
 
     def delete_offsets(
@@ -222,7 +223,8 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             outcome.refuse(caller.token, error)
         elif stored:
-            outcome.reply_when_stored(list(stored), caller.token, errors)
+            _write_in_parts(list(stored), outcome)
+            outcome.writes[-1].replies.append((caller.token, errors))
         else:
             outcome.reply(caller.token, errors)
         return outcome
@@ -351,9 +353,21 @@ class GroupCoordinator:
             group.writes_in_flight += 1
         if stored:
             outcome.note(f"group {group.group_id}: {len(tombstones)} offsets expired{', and the group' * is_over}")
-            outcome.write(stored, GroupWrite("deletion", group, group.generation) if is_over else None)
+            _write_in_parts(stored, outcome, GroupWrite("deletion", group, group.generation) if is_over else None)
         return len(stored)
 
     def _forget_if_traceless(self, group: Group) -> None:
         if group.is_traceless and group.group_id not in self.offsets and self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
+
+
+def _write_in_parts(
+    stored: list[GroupMetadata | OffsetCommit], outcome: Outcome, context: GroupWrite | None = None
+) -> None:
+    """Tombstones in batches that fit into the log; `context` is that of the last."""
+    group_bytes = 3 * max((len(record.group_id) for record in stored), default=0)
+    per_write = max(TOMBSTONE_BYTES_PER_WRITE // (group_bytes + _TOMBSTONE_BYTES_MAX), 1)
+    for start in range(0, len(stored), per_write):
+        outcome.write(stored[start : start + per_write])
+    if outcome.writes:
+        outcome.writes[-1].context = context
