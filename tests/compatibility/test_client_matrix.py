@@ -23,7 +23,7 @@ from tests.compatibility.clients.places import PATIENCE_S, Place, await_that, op
 from tests.compatibility.conftest import OPTIONS, SERVERS, WITH_KAFKA, start
 from tests.compatibility.filling import CODECS
 from tests.compatibility.wire import Wire
-from tidelog.protocol.api import api_name
+from tidelog.protocol.api import SERVED, api_name
 
 PLACES = [*SERVERS, "cluster"] if WITH_KAFKA or os.environ.get("TIDELOG_COMPAT_CLUSTER") else SERVERS
 NOW_MS = int(time.time() * 1000)
@@ -343,7 +343,7 @@ def test_groups_are_deleted(place: Place, name: str) -> None:
 
 
 def test_what_the_clients_asked_for_is_in_the_table(place: Place) -> None:
-    """The last test of the file: by now every client has done what it can."""
+    """The last of the file: by now every client has done what it can. Kafka may be asked for more than is served."""
     versions = place.versions()
     if os.environ.get("TIDELOG_COMPAT_TABLE") == "write" and place.name == "tidelog":
         assert list(versions) == list(KINDS), "the table is made with all clients"
@@ -355,5 +355,6 @@ def test_what_the_clients_asked_for_is_in_the_table(place: Place) -> None:
         if name in versions and versions[name] == told_versions.get(name)
         for key, seen in apis.items()
         for version in seen - told[name].get(key, set())
+        if key in SERVED
     ]
     assert not asked, "make compat-table writes the table anew"
