@@ -23,6 +23,7 @@ from tidelog.broker.log_directories import NoDirectoryLeft
 from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
+from tidelog.broker.replica_moves import ReplicaMoves
 from tidelog.broker.upkeep import Upkeep
 from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.image_delta import everything
@@ -108,6 +109,11 @@ class BrokerSide:
             config.node_id, settings, directories, self.partitions, loop, ports.clock_ms, self._on_role,
             fetchers=self.fetchers, assignments=self._assignments,
         )  # fmt: skip
+        self.moves = ReplicaMoves(
+            settings, directories, self.partitions, self._assignments, loop, ports.clock_ms,
+            lambda work: loop.run_in_executor(ports.executor, work),
+        )  # fmt: skip
+        self._hosting.use(self.moves)
         self.partitions.on_disk_failure = directories.failed_at
         directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
         self._upkeep = Upkeep(
@@ -234,6 +240,7 @@ class BrokerSide:
         self._isr_changes.close()
         self._assignments.close()
         await self.lifecycle.close()
+        await self.moves.close()
         self._upkeep.close()
         await self.cleaner.close()
         self._hosting.close()

@@ -41,12 +41,11 @@ class GroupPorts:
 
     def read_log(self, partition: int) -> Iterator[memoryview]:
         leader = self._partitions.leader(self._topic, partition)
-        log = leader.log
-        offset, end = log.log_start_offset, log.log_end_offset
+        offset, end = leader.log.log_start_offset, leader.log.log_end_offset
         while offset < end:
             try:
                 try:
-                    result = log.read(offset, READ_BYTES, end)
+                    result = leader.log.read(offset, READ_BYTES, end)
                 except ColdRead as cold:
                     cold.warm()
                     continue

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidelog.broker.dynamic_config import DynamicConfig
     from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.partitions import Partitions
+    from tidelog.broker.replica_moves import ReplicaMoves
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
     from tidelog.replication.fetcher import ReplicaFetchers
     from tidelog.replication.partition import Partition
@@ -75,6 +76,7 @@ class Hosting:
         self._out_of_reach: dict[tuple[str, int], LogDirectory | None] = {}
         """Replicas that cannot be served: in a directory that failed (which one, where that is known), or damaged."""
         self._log_configs: dict[str, LogConfig] = {}
+        self._moves: ReplicaMoves | None = None
 
     # ----------------------------------------------------------------------------------------------------- start, stop
 
@@ -89,9 +91,17 @@ class Hosting:
         for directory, error in self._found.failures:
             self._directories.failed_at_start(directory, error)
 
+    def use(self, moves: ReplicaMoves) -> None:
+        """Replicas may move from one directory to another."""
+        self._moves = moves
+        moves.log_config = self._log_config
+        moves.on_promoted = self._moved
+
     def start(self) -> None:
         """The first image has been applied: set aside what it does not know."""
         self._found.set_rest_aside()
+        if self._moves is not None:
+            self._moves.resume(self._directory_of)
         self._has_started = True
         self._set_throttle_rates()
 
@@ -162,6 +172,7 @@ class Hosting:
         try:
             found = self._found.claim(key, topic.topic_id, directory_id)
             self._found.delete_others(key, topic.topic_id, self._clock_ms())
+            found = found or self._abandoned_future(topic, index, directory_id)
         except OSError as error:
             self._directories.failed_at(error.filename or "", error)
         if found is None:
@@ -183,9 +194,10 @@ class Hosting:
 
         A directory that refuses has failed, and the next is tried.
         """
-        for directory in sorted(
-            self._directories.homes, key=lambda each: (each.directory_id != wanted, len(each.logs))
-        ):
+        preferred = None if self._moves is None else self._moves.preferred.pop((topic.name, index), None)
+        homes = self._directories.homes
+        homes.sort(key=lambda each: (each.directory_id != wanted, each.path != preferred, len(each.logs)))
+        for directory in homes:
             try:
                 config = self._log_config(topic.name)
                 made = directory.create_log(topic.name, index, topic.topic_id, config, self._clock_ms())
@@ -198,6 +210,26 @@ class Hosting:
             else:
                 return directory, made
         return None
+
+    def _abandoned_future(self, topic: TopicImage, index: int, directory_id: bytes) -> Found | None:
+        """A replica that had moved, as the controller knows, when the process ended before it took over."""
+        for directory in self._directories.homes:
+            future = directory.futures.get((topic.name, index))
+            if future is not None and directory.directory_id == directory_id and future.topic_id == topic.topic_id:
+                return directory, directory.promote_future(topic.name, index)
+        return None
+
+    def _moved(self, partition: Partition, directory: LogDirectory) -> None:
+        """Its log is another one, in this directory; the one it had goes."""
+        source, self._directory_of[partition] = self._directory_of[partition], directory
+        partition.log.set_config(self._log_config(partition.topic))
+        try:
+            source.delete_log(partition.topic, partition.index, self._clock_ms())
+        except OSError as error:
+            self._directories.failed(source, error)
+        self._partitions.touch(partition)
+        if self._fetchers is not None and not partition.leads:
+            self._fetchers.follow(partition)
 
     def _directory_failed(self, directory: LogDirectory) -> None:
         """Its replicas lead and follow no more; whoever waits for one of them is told."""
@@ -213,7 +245,8 @@ class Hosting:
     def _tell_directory(self, partition: Partition, placed: PartitionImage) -> None:
         """With one directory there is nothing to tell: the controller has assigned it already."""
         if self._assignments is not None and len(self._directories.home_paths) > 1:
-            lies_in = self._directory_of[partition].directory_id
+            moving_to = None if self._moves is None else self._moves.told_directory(partition)
+            lies_in = moving_to or self._directory_of[partition].directory_id
             if placed.directory_of(self._node_id) != lies_in:
                 self._assignments.lies_in(partition.topic_id, partition.index, lies_in)
 
@@ -248,6 +281,8 @@ class Hosting:
             directory = self._out_of_reach.pop((topic.name, index), None)
         else:
             return
+        if self._moves is not None:
+            self._moves.discard(topic.name, index)
         if directory is None or directory.failure is not None:
             return
         try:
@@ -263,6 +298,8 @@ class Hosting:
             self._fetchers.unfollow(partition)
         if self._assignments is not None:
             self._assignments.forget(partition.topic_id, partition.index)
+        if self._moves is not None:
+            self._moves.forget(partition)
 
     # ---------------------------------------------------------------------------------------------------------- configs
 

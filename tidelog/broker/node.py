@@ -195,6 +195,7 @@ class Node:
             # Nothing that a controller alone serves asks for these.
             partitions=broker.partitions if broker else cast(Any, None),
             directories=self._directories,
+            moves=broker.moves if broker else cast(Any, None),
             groups=broker.groups if broker else cast(Any, None),
             controller=metadata.controller,
             controller_channel=channel,

@@ -198,7 +198,8 @@ class Partitions:
         """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
         if self._closing:
             return
-        task = partition.log.begin_flush()
+        found = partition.log
+        task = found.begin_flush()
         began = self._stopwatch()
         future = self._loop.run_in_executor(self._executor, task.run)
         self._flushes.add(future)
@@ -208,10 +209,13 @@ class Partitions:
             self.flush_durations.observe(self._stopwatch() - began)
             try:
                 done.result()
-                partition.log.finish_flush(task, self._clock_ms())
+                found.finish_flush(task, self._clock_ms())
             except (OSError, CorruptLog) as error:
                 self._fail(partition, error)
             if partition.offline or partition not in self._watches:
+                return
+            if partition.log is not found:  # it has moved to another directory meanwhile
+                self.flush_if_due(partition)
                 return
             partition.advance_high_watermark()
             for callback in partition.watch.syncs.reached(partition.log.committable_offset):
@@ -329,6 +333,9 @@ class Partitions:
     def add_unavailable(self, topic: str, index: int, topic_id: bytes) -> None:
         """A replica that belongs here and whose log is out of reach."""
         self._unavailable.update(((topic, index), (topic_id, index)))
+
+    def is_unavailable(self, topic: str, index: int) -> bool:
+        return (topic, index) in self._unavailable
 
     def remove_unavailable(self, topic: str, index: int, topic_id: bytes) -> bool:
         """Whether there was one."""

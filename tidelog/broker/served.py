@@ -14,6 +14,7 @@ from tidelog.broker.apis import (
     alter_configs,
     alter_partition,
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     api_versions,
     assign_replicas_to_dirs,
     begin_quorum_epoch,
@@ -82,6 +83,7 @@ FORWARDED: Final = frozenset(module.REQUEST.API_KEY for module in _FORWARDED_API
 
 BROKER_APIS: Final[tuple[ModuleType, ...]] = (
     *_FORWARDED_APIS,
+    alter_replica_log_dirs,
     api_versions,
     delete_groups,
     delete_records,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.broker.dynamic_config import DynamicConfig
     from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.partitions import Partitions
+    from tidelog.broker.replica_moves import ReplicaMoves
     from tidelog.replication.controller.controller import Controller
     from tidelog.replication.controller.image import MetadataImage
     from tidelog.replication.quorum.driver import RaftNode
@@ -53,6 +54,7 @@ class Services:
     broker_epoch: Callable[[], int]
     # Of nodes with the broker role; what a controller alone serves asks for none of them.
     directories: LogDirectories = field(default=cast(Any, None))
+    moves: ReplicaMoves = field(default=cast(Any, None))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope

@@ -237,6 +237,7 @@ SERVED: dict[int, range] = {
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         ApiKey.DESCRIBE_CONFIGS,
         ApiKey.LIST_CONFIG_RESOURCES,
+        ApiKey.ALTER_REPLICA_LOG_DIRS,
         ApiKey.DESCRIBE_LOG_DIRS,
         ApiKey.DELETE_RECORDS,
         ApiKey.DESCRIBE_PRODUCERS,

@@ -45,7 +45,7 @@ class PartitionLog:
 
     __slots__ = (
         "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset", "clock_ms", "compaction",
-        "config", "directory", "disk", "durability", "failure", "high_watermark", "is_closed", "jitter_ms",
+        "config", "directory", "disk", "durability", "failure", "high_watermark", "is_closed", "may_be_cleaned", "jitter_ms",
         "leader_epochs", "log_end_offset", "log_start_offset", "partition", "producers", "segments", "snapshots",
         "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
@@ -80,6 +80,8 @@ class PartitionLog:
         self.is_closed = False
         self.cleaned_offset = -1
         """Up to where the cleaner has compared keys (compaction), -1 unknown."""
+        self.may_be_cleaned = True
+        """Not while it is copied: the copy could miss a tombstone and keep what it has deleted."""
         self.compaction: Compaction | None = None
         self._end_at_maintenance = -1
         self.clock_ms = now_ms
@@ -381,6 +383,11 @@ class PartitionLog:
             self.durability.is_wanted = True
         self.segments.remove_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
+
+    def keep_uncleaned(self) -> None:
+        self.may_be_cleaned = False
+        if self.compaction is not None:
+            self.compaction.give_up()
 
     def moved_to(self, directory: str) -> None:
         """Its directory was renamed."""

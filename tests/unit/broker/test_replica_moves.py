@@ -1,0 +1,328 @@
+"""Replicas that move between two log directories of a real node, while they are written and read."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.conftest import RunningNode
+from tests.unit.broker.faulty_disk import FaultyDisk
+from tests.unit.broker.test_disk_failures import error_of_fetch, send, until
+from tests.unit.broker.test_node import fetch, fetched
+from tidelog.broker import replica_moves
+from tidelog.broker.config import NodeConfig
+from tidelog.broker.node import Node
+from tidelog.broker.node_ports import os_ports
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopic,
+)
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
+from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+
+MakeBatch = Callable[..., bytes]
+
+
+class Moving:
+    """A node with two directories; "t" lies in one of them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.disk = FaultyDisk()
+        self.homes = [tmp_path / "a", tmp_path / "b"]
+        self.config = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": ",".join(map(str, self.homes)),
+            "metadata.log.dir": str(tmp_path / "metadata"),
+        }
+        self.running: RunningNode
+        self.wire: Any
+
+    async def start(self, **config: str) -> None:
+        node = Node(NodeConfig(self.config | config), replace(os_ports(), disk=self.disk))
+        try:
+            line = await node.start()
+        except BaseException:
+            await node.stop()
+            raise
+        self.running = RunningNode(node, int(line.partition("://")[2].partition(" ")[0].rpartition(":")[2]))
+        self.wire = await self.running.connect()
+
+    @property
+    def partition(self) -> Any:
+        return self.running.node._broker.partitions.find("t", 0)  # type: ignore[union-attr]
+
+    @property
+    def home(self) -> Path:
+        return Path(self.partition.log.directory).parent
+
+    @property
+    def other(self) -> Path:
+        return next(home for home in self.homes if home != self.home)
+
+    @property
+    def moves(self) -> Any:
+        return self.running.node._broker.moves  # type: ignore[union-attr]
+
+    async def order(self, path: Path | str, topic: str = "t", index: int = 0, version: int = 2) -> int:
+        topics = [AlterReplicaLogDirTopic(name=topic, partitions=[index])]
+        request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=str(path), topics=topics)])
+        answer = await self.wire.call(request, version, AlterReplicaLogDirsResponse)
+        ((result,),) = [each.partitions for each in answer.results]
+        code: int = result.error_code
+        return code
+
+    async def hold_back(self, bytes_per_s: int | None) -> None:
+        name, value = (
+            "replica.alter.log.dirs.io.max.bytes.per.second",
+            None if bytes_per_s is None else str(bytes_per_s),
+        )
+        config = AlterableConfig(name=name, config_operation=0 if value else 1, value=value)
+        resource = AlterConfigsResource(resource_type=4, resource_name="", configs=[config])
+        request = IncrementalAlterConfigsRequest(resources=[resource])
+        answer = await self.wire.call(request, 1, IncrementalAlterConfigsResponse)
+        assert answer.responses[0].error_code == 0, answer
+
+    async def arrived(self, home: Path) -> None:
+        await until(lambda: not self.moves._moves and self.home == home)
+
+    def told(self) -> bytes:
+        image = self.running.node._services.image()  # type: ignore[union-attr]
+        directory: bytes = image.topics_by_name["t"].partitions[0].directory_of(self.running.node.config.node_id)
+        return directory
+
+    def id_of(self, home: Path) -> bytes:
+        return next(each.directory_id for each in self.running.node._directories if each.path == str(home))
+
+    async def described(self) -> dict[tuple[str, bool], tuple[int, int]]:
+        answer = await self.wire.call(DescribeLogDirsRequest(topics=None), 5, DescribeLogDirsResponse)
+        return {
+            (Path(result.log_dir).name, each.is_future_key): (each.partition_size, each.offset_lag)
+            for result in answer.results for topic in result.topics for each in topic.partitions if topic.name == "t"
+        }  # fmt: skip
+
+    async def values(self) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        while True:
+            more = fetched(await self.wire.call(fetch("t", len(values)), 11, FetchResponse))
+            if not more:
+                return values
+            values += more
+
+
+@pytest.fixture
+async def moving(tmp_path: Path) -> AsyncIterator[Moving]:
+    found = Moving(tmp_path)
+    await found.start()
+    await found.wire.create_topic("t")
+    yield found
+    await found.running.stop()
+
+
+@pytest.mark.parametrize("version", AlterReplicaLogDirsRequest.VERSIONS)
+async def test_a_replica_moves_and_the_controller_knows(moving: Moving, make_batch: MakeBatch, version: int) -> None:
+    for number in range(20):
+        await send(moving.wire, "t", make_batch(b"%d" % number))
+    source, target = moving.home, moving.other
+    assert await moving.order(target, version=version) == 0
+    await moving.arrived(target)
+    assert moving.told() == moving.id_of(target)
+    assert await moving.values() == [b"%d" % number for number in range(20)]
+    assert await send(moving.wire, "t", make_batch(b"20")) == (0, 20)
+    assert not (source / "t-0").exists()
+    assert [path.name for path in target.glob("t-0*")] == ["t-0"]
+    assert list(await moving.described()) == [(target.name, False)]
+    await moving.running.stop()
+    await moving.start()
+    assert moving.home == target
+    assert await moving.values() == [b"%d" % number for number in range(21)]
+
+
+async def test_what_is_written_meanwhile_moves_too(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 300)
+    sent = 0
+
+    async def write() -> None:
+        nonlocal sent
+        wire = await moving.running.connect()
+        while True:
+            assert await send(wire, "t", make_batch(b"%d" % sent)) == (0, sent)
+            sent += 1
+
+    writer = asyncio.create_task(write())
+    waiting = await moving.running.connect()
+    for _ in range(4):
+        await until(lambda mark=sent + 20: sent >= mark)
+        target = moving.other
+        assert await moving.order(target) == 0
+        await moving.arrived(target)
+        assert not writer.done()
+    waiting.send(fetch("t", sent + 50, wait_ms=20_000), 11)
+    await until(lambda mark=sent + 60: sent >= mark)
+    writer.cancel()
+    assert await moving.values() == [b"%d" % number for number in range(moving.partition.log.log_end_offset)]
+    await asyncio.wait_for(waiting.receive(FetchResponse, 11), 5)
+
+
+async def test_how_far_it_is_can_be_told_and_it_may_be_held_back(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 200)
+    for number in range(10):
+        await send(moving.wire, "t", make_batch(b"%d" % number))
+    await moving.hold_back(100)
+    source, target = moving.home, moving.other
+    assert await moving.order(target) == 0
+    await asyncio.sleep(0.1)
+    described = await moving.described()
+    size_bytes, lag = described[target.name, True]
+    assert 0 < lag < 10
+    assert 0 < size_bytes < described[source.name, False][0]
+    assert len(list(target.glob("t-0.*-future"))) == 1
+    assert await moving.order(target) == 0, "the same again changes nothing"
+    assert len(list(target.glob("t-0.*"))) == 1
+    assert await moving.order(source) == 0, "it is to stay"
+    assert list(await moving.described()) == [(source.name, False)]
+    assert not list(target.glob("t-0.*-future"))
+    assert moving.told() == moving.id_of(source)
+
+
+async def test_a_move_goes_on_after_a_restart(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 200)
+    for number in range(10):
+        await send(moving.wire, "t", make_batch(b"%d" % number))
+    await moving.hold_back(1)
+    target = moving.other
+    await moving.order(target)
+    await until(lambda: moving.moves._moves)
+    await moving.running.stop()
+    assert len(list(target.glob("t-0.*-future"))) == 1
+    await moving.start()
+    await moving.hold_back(None)
+    await moving.arrived(target)
+    assert await moving.values() == [b"%d" % number for number in range(10)]
+
+
+async def test_a_process_that_ends_after_it_told_the_controller_takes_over_where_nothing_else_is_left(
+    moving: Moving, make_batch: MakeBatch
+) -> None:
+    await send(moving.wire, "t", make_batch(b"a"))
+    source, target = moving.home, moving.other
+    await moving.order(target)
+    await moving.arrived(target)
+    await moving.running.stop()
+    (target / "t-0").rename(target / f"t-0.{'0' * 32}-future")
+    await moving.start()
+    assert moving.home == target
+    assert await moving.values() == [b"a"]
+    assert not (source / "t-0").exists()
+
+
+async def test_of_two_replicas_the_one_that_the_controller_knows_counts(moving: Moving, make_batch: MakeBatch) -> None:
+    await send(moving.wire, "t", make_batch(b"a"))
+    source, target = moving.home, moving.other
+    await moving.order(target)
+    await moving.arrived(target)
+    await moving.running.stop()
+    copy = source / "t-0"
+    copy.mkdir()
+    for file in (target / "t-0").iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    await moving.start()
+    assert moving.home == target
+    assert not copy.exists()
+    assert len(list(source.glob("t-0.*-stray"))) == 1
+
+
+async def test_a_destination_that_fails_leaves_the_replica_where_it_is(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 200)
+    for number in range(10):
+        await send(moving.wire, "t", make_batch(b"%d" % number))
+    source, target = moving.home, moving.other
+    (await moving.order(target))
+    moving.disk.fail(target, errno.ENOSPC)
+    await until(lambda: moving.running.node._directories.offline)
+    await until(lambda: not moving.moves._moves)
+    assert moving.home == source
+    assert await send(moving.wire, "t", make_batch(b"10")) == (0, 10)
+    await until(lambda: moving.told() == moving.id_of(source))
+    assert await moving.order(target) == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_a_source_that_cannot_be_read_goes_offline_with_its_replica(
+    moving: Moving, make_batch: MakeBatch
+) -> None:
+    await send(moving.wire, "t", make_batch(b"a"))
+    source, target = moving.home, moving.other
+    moving.disk.fail(source, errno.EIO, "read")
+    assert await moving.order(target) == 0
+    await until(lambda: str(source) in moving.running.node._directories.offline)
+    await until(lambda: not moving.moves._moves)
+    assert await error_of_fetch(moving.wire, "t") == ErrorCode.KAFKA_STORAGE_ERROR
+    assert await moving.order(target) == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_a_topic_that_is_deleted_moves_no_further(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 200)
+    monkeypatch.setattr(replica_moves, "IDLE_S", 5)
+    for number in range(10):
+        await send(moving.wire, "t", make_batch(b"%d" % number))
+    await moving.order(moving.other)
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
+    assert (await moving.wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+    assert not moving.moves._moves
+    assert not [path for home in moving.homes for path in home.glob("t-0*") if not path.name.endswith("-delete")]
+
+
+async def test_what_cannot_be_moved_is_refused_as_by_kafka(moving: Moving, tmp_path: Path) -> None:
+    assert await moving.order(moving.other, "nowhere") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await moving.order(moving.other, "t", 7) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await moving.order(tmp_path / "elsewhere") == ErrorCode.LOG_DIR_NOT_FOUND
+    assert await moving.order(moving.other, "l" * 240) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert await moving.order(moving.home) == 0
+    assert not moving.moves._moves
+
+
+async def test_a_replica_that_comes_later_is_made_where_it_is_wanted(moving: Moving) -> None:
+    for topic in ("u", "v", "w"):
+        assert await moving.order(moving.homes[1], topic) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await moving.wire.create_topic(topic)
+        assert (moving.homes[1] / f"{topic}-0").exists()
+
+
+async def test_with_a_sync_for_every_record_none_is_shown_before_it_is_on_the_new_device(
+    moving: Moving, make_batch: MakeBatch
+) -> None:
+    await moving.running.stop()
+    await moving.start(**{"log.flush.interval.messages": "1"})
+    for number in range(5):
+        await send(moving.wire, "t", make_batch(b"%d" % number))
+    target = moving.other
+    await moving.order(target)
+    await moving.arrived(target)
+    durability = moving.partition.log.durability
+    assert (durability.recovery_point, durability.blocked_from) == (5, -1)
+    assert await send(moving.wire, "t", make_batch(b"5")) == (0, 5)
