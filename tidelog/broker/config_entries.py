@@ -183,7 +183,7 @@ def _chain(config: NodeConfig, layers: Layers, name: str) -> list[Synonym]:
     for key in family:
         add(key, config.raw(key) if config.is_set(key) else None, STATIC_BROKER_SOURCE)
     for key in family:
-        add(key, (BROKER.get(key) or DYNAMIC_ONLY[key]).default, DEFAULT_SOURCE)
+        add(key, BROKER[key].default if key in BROKER else None, DEFAULT_SOURCE)
     start = next((index for index, synonym in enumerate(found) if synonym.name == name), len(found))
     return found[start:]
 

@@ -322,7 +322,7 @@ def client_metrics_problem(configs: Mapping[str, str]) -> KafkaError | None:
     except ConfigError as error:
         return KafkaError(ErrorCode.INVALID_CONFIG, str(error))
     for pattern in values.get("match", ()):
-        parts = pattern.split("=")
+        parts = pattern.rstrip("=").split("=")  # as Java splits
         if len(parts) != 2 or parts[0].strip() not in _MATCHED_BY or not _compiles(parts[1].strip()):
             return KafkaError(ErrorCode.INVALID_CONFIG, f"Illegal client matching pattern: {pattern}")
     return None

@@ -142,7 +142,7 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
             for synonym in (entry.synonyms if request.include_synonyms else ())
         ],
         config_type=entry.type,
-        documentation=entry.documentation if request.include_documentation else None,
+        documentation=entry.documentation if request.include_documentation or not entry.type else None,
     )
 
 
