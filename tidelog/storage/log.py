@@ -46,8 +46,8 @@ class PartitionLog:
     __slots__ = (
         "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset", "clock_ms", "compaction",
         "config", "directory", "disk", "durability", "failure", "high_watermark", "is_closed", "jitter_ms",
-        "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "segments", "snapshots",
-        "topic", "topic_id", "write_checkpoint",
+        "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "segments",
+        "snapshots", "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
