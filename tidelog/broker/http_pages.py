@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tidelog.broker.metrics import Metrics
 
 
+# What is committed and not acted upon yet: a few records are always on their way.
+RECORDS_BEHIND_MAX = 1_000
+
+
 class NodePages:
     """`sick` and `unready` say what is wrong, None if nothing is."""
 
@@ -42,17 +46,21 @@ def what_is_sick(metadata: MetadataSide) -> str | None:
 
 
 def what_is_unready(metadata: MetadataSide, broker: BrokerSide | None) -> str | None:
-    """Why clients should not be sent here, or for a controller, why it takes no part in the quorum."""
+    """Why clients should not be sent here, or for a controller, why it takes no part in the quorum.
+
+    Brokers serve on while there is no controller, so all of them are ready then: turning every client away would make
+    it worse.
+    """
     sick = what_is_sick(metadata)
     if sick is not None:
         return sick
-    if metadata.raft.leader_id < 0:
-        return "no leader of the metadata quorum is known"
+    if metadata.tracker.offset < 0:
+        return "no metadata yet"
     behind = metadata.raft.high_watermark - 1 - metadata.tracker.offset
-    if metadata.tracker.offset < 0 or behind > 0:
-        return f"{max(behind, 0)} metadata records behind" if behind > 0 else "no metadata yet"
+    if behind > RECORDS_BEHIND_MAX:
+        return f"{behind} metadata records behind"
     if broker is None:
-        return None
+        return "no leader of the metadata quorum is known" if metadata.raft.leader_id < 0 else None
     if broker.lifecycle.epoch < 0:
         return "not registered with the controller"
     return "fenced by the controller" if broker.lifecycle.is_fenced else None

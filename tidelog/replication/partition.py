@@ -125,6 +125,9 @@ class Partition:
             self.in_sync = InSyncReplicas(placed.leader, ports.lag_ms_max)
         if begins:
             log.assign_epoch(placed.leader_epoch)
+        proposal = self.in_sync.pending
+        if proposal is not None and {member for member, _ in proposal.isr} == set(placed.isr):
+            self._count(proposal)  # the metadata came before the answer
         self.in_sync.assign(
             placed.replicas, placed.isr, placed.leader_epoch, placed.partition_epoch, log.log_end_offset,
             ports.now_ms(),
@@ -290,11 +293,14 @@ class Partition:
         self, proposal: Proposal, isr: tuple[int, ...], leader_epoch: int, partition_epoch: int
     ) -> None:
         if self.leads and self.in_sync.agreed(proposal, isr, leader_epoch, partition_epoch):
-            if proposal.adds is None:
-                self._ports.isr_shrinks += 1
-            else:
-                self._ports.isr_expands += 1
+            self._count(proposal)
             self._isr_changed()
+
+    def _count(self, proposal: Proposal) -> None:
+        if proposal.adds is None:
+            self._ports.isr_shrinks += 1
+        else:
+            self._ports.isr_expands += 1
 
     def on_proposal_rejected(self, proposal: Proposal) -> None:
         """The controller has refused it for good. What it may have done is not rejected: then the metadata says so."""

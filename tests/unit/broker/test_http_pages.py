@@ -64,8 +64,7 @@ def standing(**changed: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"leader_id": -1}, "no leader of the metadata quorum is known"),
-        ({"offset": 4}, "5 metadata records behind"),
+        ({"offset": 4, "high_watermark": 2005}, "2000 metadata records behind"),
         ({"offset": -1, "high_watermark": -1}, "no metadata yet"),
         ({"epoch": -1}, "not registered with the controller"),
         ({"is_fenced": True}, "fenced by the controller"),
@@ -80,8 +79,13 @@ def test_why_a_node_is_not_ready(changed: dict[str, Any], reason: str):
 def test_a_controller_alone_needs_no_registration():
     metadata, _ = standing()
     assert what_is_unready(metadata, None) is None
-    behind, _ = standing(offset=3)
-    assert what_is_unready(behind, None) is not None
+    astray, _ = standing(leader_id=-1)
+    assert what_is_unready(astray, None) == "no leader of the metadata quorum is known"
+
+
+def test_brokers_stay_ready_without_a_controller_and_while_a_record_is_on_its_way():
+    assert what_is_unready(*standing(leader_id=-1)) is None
+    assert what_is_unready(*standing(offset=8)) is None
 
 
 async def test_without_a_port_nothing_listens(running: RunningNode):
