@@ -227,6 +227,8 @@ class FollowerFetches:
             partition = self._partitions.watch_as_follower(entry)
         entry.problem = entry.follower = None
         session.unsettled[entry] = None
+        # An answer that crossed this request on its way was not taken, and with it the mark that it told.
+        told, entry.sent_high_watermark = entry.sent_high_watermark, -1
         try:
             if partition is None or not partition.leads or partition.offline:
                 self._partitions.leader(*entry.key)  # says what it is
@@ -252,7 +254,7 @@ class FollowerFetches:
                 if not follower.in_maximal_isr:
                     session.outside[entry] = None
                 if offset == found.log_end_offset and not (
-                    self.tells_high_watermark and entry.sent_high_watermark != found.high_watermark
+                    self.tells_high_watermark and told != found.high_watermark
                 ):
                     session.dirty.pop(entry, None)
                     return
