@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.unit.broker.coordinators.fakes import Reply, World
+from tests.unit.broker.coordinators.fakes import Reply, World, context
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.group import Group
@@ -107,23 +107,41 @@ class LeadersAssignment:
 
 
 class CommittedOffsets:
-    """What was acknowledged is there, or something committed later is; what was never sent is not."""
+    """What was acknowledged is there, or something committed later is; what was never sent is not.
+
+    -1 is what is there once an offset is forgotten. That takes effect some time between the request and its answer.
+    """
 
     def __init__(self) -> None:
-        self.possible: dict[int, list[int]] = {0: [-1], 1: [-1]}
+        self._possible: dict[int, list[tuple[int, int]]] = {0: [(0, -1)], 1: [(0, -1)]}
+        self._forgetting: set[int] = set()
+        self._serial = 0
 
-    def on_sent(self, partition: int, offset: int) -> None:
-        self.possible[partition].append(offset)
+    def on_sent(self, partition: int, offset: int) -> int:
+        self._serial += 1
+        self._possible[partition].append((self._serial, offset))
+        return self._serial
 
-    def on_acknowledged(self, partition: int, offset: int) -> None:
-        values = self.possible[partition]
-        if offset in values:
-            self.possible[partition] = values[values.index(offset) :]
+    def on_acknowledged(self, partition: int, serial: int) -> None:
+        values = self._possible[partition]
+        self._possible[partition] = [each for each in values if each[0] >= serial or each[0] in self._forgetting]
+
+    def on_forget_sent(self, *partitions: int) -> list[tuple[int, int]]:
+        sent = [(partition, self.on_sent(partition, -1)) for partition in partitions]
+        self._forgetting.update(serial for _, serial in sent)
+        return sent
+
+    def on_forgotten(self, sent: list[tuple[int, int]]) -> None:
+        for partition, serial in sent:
+            self._forgetting.discard(serial)
+            if any(each[0] == serial for each in self._possible[partition]):
+                self.on_acknowledged(partition, serial)
+            self.on_sent(partition, -1)
 
     def check(self, world: World) -> None:
-        for partition, values in self.possible.items():
+        for partition, values in self._possible.items():
             found = world.coordinator().offsets.fetch("g", [("t", bytes(16), [partition])], False)
-            assert found[0][1][0].offset in values, "an acknowledged offset is lost"
+            assert found[0][1][0].offset in {offset for _, offset in values}, "an acknowledged offset is lost"
 
 
 def projection(group: Group) -> tuple[Any, ...]:
@@ -213,6 +231,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.pending: list[tuple[Callable[[Any], None], Reply]] = []
         self.offsets = CommittedOffsets()
         self.next_offset = 0
+        self.deletions = 0
         self.new_incarnation()
 
     def new_incarnation(self) -> None:
@@ -235,6 +254,8 @@ class GroupMachine(RuleBasedStateMachine):
                 on_answer(reply)
 
     def touch(self, client: Client, reply: Reply) -> None:
+        if self.deletions and client.generation < 0:
+            return  # an id handed out goes with its group
         client.live_until_ms = reply.answered_at_ms + SESSION_MS
 
     def check_liveness(self, client: Client, error: int) -> None:
@@ -353,14 +374,14 @@ class GroupMachine(RuleBasedStateMachine):
         self.next_offset += 1
         offset = self.next_offset
         client = self.clients[number] if number >= 0 and self.clients[number].generation >= 0 else Client(-1, None)
-        self.offsets.on_sent(partition, offset)
+        serial = self.offsets.on_sent(partition, offset)
 
         def answered(reply: Reply) -> None:
             if isinstance(reply.response, KafkaError):
                 if client.member_id:
                     self.check_liveness(client, reply.error)
             elif reply.response.topics[0].partitions[0].error_code == 0:
-                self.offsets.on_acknowledged(partition, offset)
+                self.offsets.on_acknowledged(partition, serial)
                 if client.member_id and client.live_until_ms < LONG_MS:
                     client.live_until_ms = max(client.live_until_ms, self.world.ports.time_ms)
 
@@ -369,6 +390,40 @@ class GroupMachine(RuleBasedStateMachine):
             instance=client.instance,
         )  # fmt: skip
         self.send(reply, answered)
+
+    @rule(partitions=st.sampled_from([(0,), (0, 1)]))
+    def forget_offsets(self, partitions: tuple[int, ...]) -> None:
+        sent = self.offsets.on_forget_sent(*partitions)
+
+        def answered(reply: Reply) -> None:
+            if not isinstance(reply.response, KafkaError) and set(reply.response.values()) == {E.NONE}:
+                self.offsets.on_forgotten(sent)
+
+        ask = [("t", list(partitions))]
+        self.send(self.world.ask(lambda: self.world.service.delete_offsets(context(47, 0), "g", ask)), answered)
+
+    @rule()
+    def delete_group(self) -> None:
+        sent = self.offsets.on_forget_sent(0, 1)
+        self.deletions += 1
+        self.no_claims()
+
+        def answered(reply: Reply) -> None:
+            self.deletions -= 1
+            self.no_claims()
+            if isinstance(reply.response, KafkaError) or reply.error:
+                return
+            self.offsets.on_forgotten(sent)
+            if "g" not in self.world.coordinator().groups:
+                self.new_incarnation()  # generations are counted from 1 again
+
+        self.send(self.world.ask(lambda: self.world.service.delete_group(context(42, 2), "g")), answered)
+
+    def no_claims(self) -> None:
+        """Whoever has an id but is no member yet may have to begin again."""
+        for client in self.clients:
+            if client.generation < 0:
+                client.live_until_ms = -1
 
     # -- the world ---------------------------------------------------------------------------------------------------
 
@@ -424,6 +479,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.world.ports.truncate_uncommitted(0)
         self.world.ports.refuse_appends = None
         self.pending.clear()
+        self.deletions = 0
         self.world.restart()
         self.new_incarnation()
         known: set[str] = set()
@@ -535,6 +591,11 @@ def believe_at_once(
     return outcome
 
 
+def nothing_to_forget(self: OffsetStore, group_id: str) -> list[OffsetCommit]:
+    """A group that is deleted without its offsets."""
+    return []
+
+
 def unknown_while_rebalancing(
     self: Joins, group: Group, request: Any, caller: Any, outcome: Any, original: Any = Joins.join
 ) -> None:
@@ -550,6 +611,7 @@ BUGS = [
     pytest.param(Group, "start_generation", same_generation, id="a generation used twice"),
     pytest.param(OffsetStore, "replay", newest_first, id="an offset that is not replaced"),
     pytest.param(GroupCoordinator, "commit_offsets", believe_at_once, id="state ahead of the log"),
+    pytest.param(OffsetStore, "tombstones", nothing_to_forget, id="offsets that outlive their group"),
     pytest.param(Joins, "join", unknown_while_rebalancing, id="a live member that is unknown"),
 ]
 

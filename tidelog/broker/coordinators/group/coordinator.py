@@ -232,24 +232,28 @@ class GroupCoordinator:
     # -- replay ------------------------------------------------------------------------------------------------------
 
     def replay(self, offset: int, record: GroupMetadata | OffsetCommit, producer_id: int = -1) -> None:
+        group = self.groups.get(record.group_id)
         if isinstance(record, OffsetCommit):
             self.offsets.replay(offset, record, producer_id)
-            if record.value is not None and record.group_id not in self.groups:
-                # A group that only commits, without members: it exists by its offsets.
-                # Without any it stays, as in Kafka, until the next look for what has expired.
-                self.groups[record.group_id] = Group(record.group_id, record.value.commit_timestamp)
+            if record.value is not None:
+                if group is None:
+                    # A group that only commits, without members: it exists by its offsets. Without any it stays, as
+                    # in Kafka, until the next look for what has expired.
+                    group = self.groups[record.group_id] = Group(record.group_id, record.value.commit_timestamp)
+                group.is_recorded = True
             return
-        group = self.groups.get(record.group_id)
         if record.value is None:
             if group is not None:
                 group.persisted = None
-                if self._loading and record.group_id not in self.offsets:
+                group.is_recorded = record.group_id in self.offsets
+                if self._loading and not group.is_recorded:
                     del self.groups[record.group_id]
                 else:
                     self._forget_if_traceless(group)
             return
         if group is None:
             group = self.groups[record.group_id] = Group(record.group_id, record.value.current_state_timestamp)
+        group.is_recorded = True
         group.persisted = record.value
         if (
             group.state is GroupState.COMPLETING_REBALANCE
@@ -357,7 +361,7 @@ class GroupCoordinator:
         return len(stored)
 
     def _forget_if_traceless(self, group: Group) -> None:
-        if group.is_traceless and group.group_id not in self.offsets and self.groups.get(group.group_id) is group:
+        if group.is_traceless and self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
 
 

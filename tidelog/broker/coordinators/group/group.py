@@ -91,6 +91,7 @@ class Group:
         self.assignment_in_flight: int | None = None  # the generation whose assignment is being stored
         self.writes_in_flight = 0
         self.persisted: GroupMetadataValue | None = None
+        self.is_recorded = False  # something of it is in the log, and would bring it back
         self._supporters: dict[str, int] = {}  # protocol name -> how many members know it
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ class Group:
     @property
     def is_traceless(self) -> bool:
         """It never came to a generation: forgetting it changes no answer."""
-        return self.is_deserted and self.persisted is None and self.generation == 0
+        return self.is_deserted and not self.is_recorded and self.generation == 0
 
     @property
     def rebalance_timeout_ms(self) -> int:
