@@ -67,7 +67,7 @@ class Metrics:
         self._executor = executor
         self._registry: Any = None
         self._series = TopicSeries(sources.config.integer("metrics.topics.max"))
-        self._cluster = ClusterCounts()
+        self.cluster = ClusterCounts()
         self._scraping: asyncio.Task[tuple[bytes, str]] | None = None
 
     async def scrape(self) -> tuple[bytes, str]:
@@ -109,7 +109,7 @@ class Metrics:
         tell_connections(sources, out)
         await asyncio.sleep(0)
         tell_quorum(metadata, out)
-        await tell_controller(metadata, self._cluster, out)
+        await tell_controller(metadata, self.cluster, out)
         if broker is None:
             tell_waiting(sources, None, None, out)
             return

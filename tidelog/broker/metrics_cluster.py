@@ -15,7 +15,7 @@ from tidelog.replication.quorum.state import Role
 if TYPE_CHECKING:
     from tidelog.broker.metadata_side import MetadataSide
     from tidelog.broker.metrics_exposition import Exposition
-    from tidelog.replication.controller.image import MetadataImage
+    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
 
 # Partitions looked at in one turn of the loop.
 SLICE = 2_000
@@ -27,7 +27,22 @@ class ClusterCounts:
 
     def __init__(self) -> None:
         self._image: MetadataImage | None = None
+        self._previous: MetadataImage | None = None
         self.partitions = self.offline = self.imbalance = 0
+        self.unclean_elections = 0
+        """Leaders that were not in the ISR before, in the images told of since the start."""
+
+    def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        before, self._previous = self._previous, image
+        for topic_id, indexes in delta.changed_partitions.items():
+            topic = image.topics_by_id.get(topic_id)
+            earlier = before.topics_by_id.get(topic_id) if before is not None else None
+            if topic is None or earlier is None:
+                continue
+            for index in indexes:
+                now, then = topic.partitions.get(index), earlier.partitions.get(index)
+                if now is not None and then is not None:
+                    self.unclean_elections += now.leader != NO_LEADER and now.leader not in then.isr
 
     async def update(self, image: MetadataImage) -> None:
         if image is self._image:
@@ -72,3 +87,4 @@ async def tell_controller(metadata: MetadataSide, counts: ClusterCounts, out: Ex
     out.add("tidelog_controller_partitions", counts.partitions)
     out.add("tidelog_controller_offline_partitions", counts.offline)
     out.add("tidelog_controller_preferred_replica_imbalance", counts.imbalance)
+    out.add("tidelog_controller_unclean_elections_total", counts.unclean_elections)

@@ -173,6 +173,8 @@ _ROWS: tuple[tuple[str, str, str, str, str], ...] = (
      "Partitions without a leader.", "KafkaController OfflinePartitionsCount"),
     ("tidelog_controller_preferred_replica_imbalance", GAUGE, "",
      "Partitions led by another than their first replica.", "KafkaController PreferredReplicaImbalanceCount"),
+    ("tidelog_controller_unclean_elections_total", COUNTER, "",
+     "Elections of a leader that was not in sync: records were lost.", "ControllerStats UncleanLeaderElectionsPerSec"),
 )
 # fmt: on
 

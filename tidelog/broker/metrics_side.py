@@ -17,6 +17,7 @@ from tidelog.broker.metrics_loop import LoopDelay
 
 if TYPE_CHECKING:
     from tidelog.broker.node_ports import NodePorts
+    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
 
 log = logging.getLogger("tidelog.metrics")
 
@@ -34,6 +35,9 @@ class MetricsSide:
         await self._server.listen(sock)
         host, port = sock.getsockname()[:2]
         log.info("metrics and health at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        self._metrics.cluster.on_image(image, delta)
 
     def sick(self) -> str | None:
         return what_is_sick(self._sources.metadata)

@@ -253,6 +253,8 @@ class Node:
 
     def _on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.settings.on_image(image, delta)
+        if self._metrics is not None:
+            self._metrics.on_image(image, delta)
         if self._broker is not None:
             self._broker.on_image(image, delta)
 

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire, batch
 from tests.unit.broker.scraping import Scrape, commit, get, live, scrape
 from tests.unit.broker.test_node import fetch, produce
+from tidelog.broker.metrics_cluster import ClusterCounts
 from tidelog.broker.metrics_counters import Histogram, RequestCounters, TopicTraffic
 from tidelog.broker.metrics_definitions import COUNTER, HISTOGRAM, METRICS
 from tidelog.broker.metrics_errors import count_errors
@@ -34,7 +35,13 @@ from tidelog.protocol.messages.metadata import (
 )
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.protocol.messages.sync_group import SyncGroupResponse
-from tidelog.replication.controller.image import MetadataImage, PartitionImage, TopicImage
+from tidelog.replication.controller.image import (
+    NO_LEADER,
+    MetadataDelta,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 
 
 @pytest.fixture
@@ -257,6 +264,22 @@ def test_replicas_that_are_being_added_are_not_missed():
     found = Survey()
     found.look_at([replica(0, (1, 2, 3), (1, 2, 3, 4))], image)
     assert (found.reassigning, found.under_replicated) == (1, 0)
+
+
+def test_a_leader_from_outside_the_isr_is_an_unclean_election():
+    def image(leader: int, isr: tuple[int, ...]) -> MetadataImage:
+        made = MetadataImage()
+        made.topics_by_id[b"t" * 16] = TopicImage("t", b"t" * 16, {0: PartitionImage((1, 2, 3), isr, leader)})
+        return made
+
+    counts = ClusterCounts()
+    changed = MetadataDelta(changed_partitions={b"t" * 16: {0}})
+    history = [(1, (1, 2)), (2, (2,)), (NO_LEADER, (2,)), (3, (3,)), (3, (3, 1)), (1, (1, 3))]
+    seen = []
+    for leader, isr in history:
+        counts.on_image(image(leader, isr), changed)
+        seen.append(counts.unclean_elections)
+    assert seen == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_histogram_counts_up_to_and_including_its_bounds():
