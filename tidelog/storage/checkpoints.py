@@ -52,27 +52,30 @@ def read_if_exists(disk: Disk, path: str) -> bytes | None:
         return None
 
 
+Offsets = Mapping[tuple[str, int], int]
+
+
 class CheckpointTask:
     """Offset checkpoints as they were when it was made; `run` puts them on the device, beside those in force."""
 
-    def __init__(self, disk: Disk, directory: str, files: dict[str, bytes], number: int) -> None:
+    def __init__(self, disk: Disk, directory: str, files: Mapping[str, Offsets], number: int) -> None:
         self._disk = disk
         self._directory = directory
-        self._files = files
+        self.files = files
         self.number = number
         self.error: OSError | None = None
 
     def run(self) -> None:
         """May wait for the device; any thread, once. A failure is kept for `finish`."""
         try:
-            for name, data in self._files.items():
-                self._disk.write_file(f"{self._directory}/{name}.next.tmp", data, sync=True)
+            for name, offsets in self.files.items():
+                self._disk.write_file(f"{self._directory}/{name}.next.tmp", encode_offsets(offsets), sync=True)
         except OSError as error:
             self.error = error
 
     def put_in_place(self) -> None:
         # After a crash either content is right, so nobody waits for the directory.
-        for name in self._files:
+        for name in self.files:
             self._disk.rename(f"{self._directory}/{name}.next.tmp", f"{self._directory}/{name}")
 
 
@@ -83,6 +86,7 @@ class OffsetCheckpoints:
         self._disk = disk
         self._directory = directory
         self._number = 0
+        self._in_force: dict[str, Offsets] = {}  # what this process has put in place: not written again unchanged
 
     def read(self, name: str) -> dict[tuple[str, int], int]:
         """Empty where there is none, or none that can be read."""
@@ -93,21 +97,25 @@ class OffsetCheckpoints:
             _log.warning("%s/%s is unreadable and taken as empty: %s", self._directory, name, error)
             return {}
 
-    def write(self, offsets: Mapping[str, Mapping[tuple[str, int], int]]) -> None:
+    def write(self, offsets: Mapping[str, Offsets]) -> None:
         """File name -> its offsets; on the device when this returns."""
         self._number += 1
         for name, each in offsets.items():
+            self._in_force.pop(name, None)
             replace_file(self._disk, self._directory, name, encode_offsets(each))
+            self._in_force[name] = each
 
-    def begin(self, offsets: Mapping[str, Mapping[tuple[str, int], int]]) -> CheckpointTask:
-        files = {name: encode_offsets(each) for name, each in offsets.items()}
-        return CheckpointTask(self._disk, self._directory, files, self._number)
+    def begin(self, offsets: Mapping[str, Offsets]) -> CheckpointTask:
+        """What differs from the files in force. The mappings are not to be changed any more: a thread encodes them."""
+        changed = {name: each for name, each in offsets.items() if self._in_force.get(name) != each}
+        return CheckpointTask(self._disk, self._directory, changed, self._number)
 
     def finish(self, task: CheckpointTask) -> None:
         if task.error is not None:
             raise task.error
         if task.number == self._number:
             task.put_in_place()
+            self._in_force.update(task.files)
 
 
 def encode_offsets(offsets: Mapping[tuple[str, int], int]) -> bytes:

@@ -268,6 +268,35 @@ class TestCheckpoints:
         assert (made.path / "recovery-point-offset-checkpoint").read_text() == "0\n1\nt 0 4\n"
         assert (made.path / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
 
+    def test_what_has_not_changed_is_not_written_again(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch())
+
+        def written() -> set[str]:
+            task = made.directory.begin_checkpoints()
+            task.run()
+            made.directory.finish_checkpoints(task)
+            return set(task.files)
+
+        assert {"recovery-point-offset-checkpoint", "replication-offset-checkpoint"} <= written()
+        assert written() == set()
+        made.append(batch())
+        assert written() == {"replication-offset-checkpoint"}
+        assert (made.path / "replication-offset-checkpoint").read_text() == "0\n1\nt 0 2\n"
+        late = made.directory.begin_checkpoints()
+        made.append(batch())
+        made.directory.write_checkpoints()
+        assert written() == set(), "on the device already"
+        late.run()
+        made.directory.finish_checkpoints(late)
+        assert (made.path / "replication-offset-checkpoint").read_text() == "0\n1\nt 0 3\n"
+        made.append(batch())
+        lost = made.directory.begin_checkpoints()
+        lost.error = OSError("no device")
+        with pytest.raises(OSError, match="no device"):
+            made.directory.finish_checkpoints(lost)
+        assert written() == {"replication-offset-checkpoint"}, "what could not be written is tried again"
+
     def test_the_marker_is_gone_as_soon_as_the_directory_is_open(self, logs: MakeLogs):
         made = logs()
         made.append(batch())
