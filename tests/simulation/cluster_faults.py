@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from tests.simulation.cluster import Cluster, SimulatedNode
+from tidelog.protocol.errors import KafkaError
 
 
 class Fault(NamedTuple):
@@ -47,7 +48,8 @@ WEIGHTS = {
     "fail_syncs": 2,
 }
 # For nodes with more than one log directory.
-DIRECTORY_WEIGHTS = {**WEIGHTS, "break_directory": 40, "reassign": 6}
+DIRECTORY_WEIGHTS = {**WEIGHTS, "break_directory": 40, "move_replica": 40, "reassign": 6}
+MOVING_WEIGHTS = {**WEIGHTS, "move_replica": 90, "reassign": 6}
 DISK_FAULTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (errno.ENOSPC, ("write", "create")),
     (errno.EROFS, ()),
@@ -170,6 +172,20 @@ class Faults:
         disk.break_directory(path, code, *kinds)
         node.disk_was_bad = True
         self.world.after(0.2 + 5 * amount, self._mend, node, amount)
+
+    def move_replica(self, node: SimulatedNode, amount: float) -> None:
+        """To another log directory of the same node, seldom back to where it is."""
+        hosted = [each for each in node.partitions() if each.topic in self.topics] if node.ready else []
+        broker = getattr(node.node, "_broker", None)
+        if not hosted or broker is None:
+            return
+        replica = self.rng.choice(hosted)
+        here = replica.log.directory.rpartition("/")[0]
+        elsewhere = [path for path in node.cluster.layout.log_dirs if path != here]
+        try:
+            broker.moves.order(replica.topic, replica.index, here if amount < 0.2 else self.rng.choice(elsewhere))
+        except KafkaError:
+            pass  # a directory is offline
 
     def _mend(self, node: SimulatedNode, amount: float) -> None:
         if node.host.disk.broken:

@@ -1,4 +1,4 @@
-"""Histories of clusters whose nodes have two log directories each, of which one or the other breaks and is mended.
+"""Histories of clusters whose nodes have two log directories each: they break and are mended, replicas move.
 
 What is acknowledged has been synced, so that it does not matter how many break at once: nothing of it is lost, others
 lead the partitions of a broken directory where there are others, and all is in sync again when all is mended.
@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from tests.simulation.cluster import Layout
-from tests.simulation.cluster_faults import DIRECTORY_WEIGHTS
+from tests.simulation.cluster_faults import DIRECTORY_WEIGHTS, MOVING_WEIGHTS
 from tests.simulation.cluster_history import ClusterHistory
 from tests.simulation.stage import Stage, stage
+from tidelog.broker import replica_moves
 from tidelog.protocol.errors import ErrorCode
 
 CHUNK = 2
@@ -36,7 +37,9 @@ def history(seed: int, **options: Any) -> ClusterHistory:
         "log.flush.interval.messages": "1",
     }
     layout = Layout((1, 2, 3), (1, 2, 3, 4), config, log_dirs=("/data", "/more"))
-    return ClusterHistory(seed, layout=layout, syncs=True, weights=DIRECTORY_WEIGHTS, **options)
+    return ClusterHistory(
+        seed, layout=layout, syncs=True, weights=MOVING_WEIGHTS if seed % 2 else DIRECTORY_WEIGHTS, **options
+    )
 
 
 def chosen() -> list[object]:
@@ -48,7 +51,10 @@ def chosen() -> list[object]:
 
 
 @pytest.mark.parametrize("seeds", chosen(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
-def test_nothing_acknowledged_is_lost_with_a_directory(seeds: range) -> None:
+def test_nothing_acknowledged_is_lost_with_a_directory(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas move between the directories meanwhile, slowly enough for something to happen on the way."""
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 500)
+    monkeypatch.setattr(replica_moves, "IDLE_S", 0.2)
     for seed in seeds:
         history(seed).run()
 
