@@ -84,6 +84,7 @@ class _Owner:
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.parked: list[tuple[Deferred, bytes]] = []
+        self.due: list[Callable[[], None]] = []
         self.reserved_bytes = 0
         self.wakes = Wakes(cast(Any, None))
 
@@ -106,6 +107,9 @@ class _Owner:
     def not_read(self, connection: KafkaConnection) -> None:
         pass
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        self.due.append(callback)
+
     def warn(self, kind: str, text: str) -> None:
         pass
 
@@ -123,7 +127,9 @@ def frames(data: bytes) -> None:
     stream = data[1:]
     position = 0
     while position < len(stream) and not transport.closed:
-        if owner.parked and (transport.paused or rng.random() < 0.3):
+        if owner.due:
+            owner.due.pop()()
+        elif owner.parked and (transport.paused or rng.random() < 0.3):
             deferred, answer = owner.parked.pop(rng.randrange(len(owner.parked)))
             deferred.complete(answer)
         elif transport.paused:
@@ -138,8 +144,10 @@ def frames(data: bytes) -> None:
             room[:taken] = stream[position : position + taken]
             position += taken
             connection.buffer_updated(taken)
-    while not transport.closed and (owner.parked or transport.paused):
+    while not transport.closed and (owner.parked or owner.due or transport.paused):
         connection.resume_writing()
+        while owner.due:
+            owner.due.pop()()
         while owner.parked:
             deferred, answer = owner.parked.pop()
             deferred.complete(answer)

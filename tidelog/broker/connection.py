@@ -8,6 +8,7 @@ Invariant: responses leave in request order, whatever order they were completed 
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from tidelog.broker.wakes import Wakes
     from tidelog.protocol.hot import Buffer
 
-BUFFER_INITIAL_BYTES = 16 * 1024
+# A receive buffer as it begins, and again when it was idle: most connections of many say little. What fills it gets
+# the usual one; beyond the last size it is a map, whose pages cost nothing until bytes arrive in them.
+BUFFER_SMALLEST_BYTES = 1024
+BUFFER_USUAL_BYTES = 16 * 1024
+BUFFER_ON_HEAP_MAX = 256 * 1024
+# Requests that one connection may have served before others are looked at, in small ones; one with a large answer
+# counts for several.
+TURN_REQUESTS_MAX = 32
+LARGE_ANSWER_COST = 16
 # A reader that stops reading is not read from either, once this much waits for it (uvloop counts the bytes); nor one
 # for which this much waits behind an answer that is not due yet.
 WRITE_HIGH_WATER_BYTES = 8 * 1024 * 1024
@@ -43,6 +52,7 @@ class ConnectionOwner(Protocol):
     def disconnected(self, connection: KafkaConnection) -> None: ...
     def reserve_buffer(self, extra_bytes: int) -> bool: ...
     def not_read(self, connection: KafkaConnection) -> None: ...
+    def soon(self, callback: Callable[[], None]) -> None: ...
     def warn(self, kind: str, text: str) -> None: ...
 
 
@@ -88,9 +98,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.host = ""
         self.active = True  # since the server's last sweep of idle connections
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._buffer: bytearray | mmap.mmap = bytearray()
         self._view = memoryview(self._buffer)
-        self._capacity_bytes = 0
+        self._capacity_bytes = 0  # what is reserved; the view of a map is longer
         self._start = self._end = 0
         self._pending: deque[_Slot] = deque()
         self._out: list[Buffer] = []
@@ -114,7 +124,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        self._resize(BUFFER_INITIAL_BYTES)
+        self._resize(BUFFER_SMALLEST_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner.reserve_buffer(-self._capacity_bytes)
@@ -137,11 +147,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._on_close.append(callback)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._end :]
+        return self._view[self._end : self._capacity_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self.active = True
+        if self._end == self._capacity_bytes < BUFFER_USUAL_BYTES:
+            self._resize(BUFFER_USUAL_BYTES)
+            if self._closed:
+                return
         wakes = self._owner.wakes
         wakes.collecting = True
         try:
@@ -170,6 +184,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         view, start, end = self._view, self._start, self._end
         dispatch, pending = self._owner.dispatch, self._pending
         size = 0
+        turns = TURN_REQUESTS_MAX
         self._corked = True
         try:
             while end - start >= 4:
@@ -179,6 +194,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 stop = start + 4 + size
                 if stop > end or (pending and not self._ready()) or not self._writable:
                     break
+                if turns <= 0:
+                    self._resting = True
+                    self._owner.soon(self.wake)
+                    break
+                turns -= 1
                 frame = view[start + 4 : stop]
                 start = stop
                 size = 0
@@ -189,6 +209,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     self._answer(answer)
                     if self._closed:
                         break
+                    if type(answer) is list and len(answer) > 1:
+                        turns -= LARGE_ANSWER_COST
         except MalformedMessage as error:
             self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
             self.close()
@@ -224,28 +246,42 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         kept = end - start
         if wanted > capacity and kept == capacity - start:
-            # Grow by what has really arrived, not by what the frame claims: a claim costs the sender bytes first.
-            self._resize(capacity * 2)
+            # Reserve by what has really arrived, not by what the frame claims: a claim costs the sender bytes first.
+            if start == 0 and len(self._view) > capacity:
+                self._reserve(min(capacity * 2, len(self._view)))
+            else:
+                self._resize(capacity * 2, wanted)
         elif start:
             self._view[:kept] = self._view[start:end]
             self._start, self._end = 0, kept
 
-    def _resize(self, capacity_bytes: int) -> None:
+    def _reserve(self, capacity_bytes: int) -> bool:
         if not self._owner.reserve_buffer(capacity_bytes - self._capacity_bytes):
             self._owner.warn("buffers", f"closing connection from {self.host}: the node's receive buffers are full")
             self.close()
-            return
+            return False
+        self._capacity_bytes = capacity_bytes
+        return True
+
+    def _resize(self, capacity_bytes: int, wanted_bytes: int = 0) -> None:
+        """Another buffer of this capacity; one that could grow to `wanted_bytes` without being copied, if large."""
         kept = self._end - self._start
-        buffer = bytearray(capacity_bytes)
+        if not self._reserve(capacity_bytes):
+            return
+        if capacity_bytes <= BUFFER_ON_HEAP_MAX:
+            buffer: bytearray | mmap.mmap = bytearray(capacity_bytes)
+        else:
+            size_bytes = max(capacity_bytes, 1 << (wanted_bytes - 1).bit_length())
+            buffer = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         view = memoryview(buffer)
         view[:kept] = self._view[self._start : self._end]
-        self._buffer, self._view, self._capacity_bytes = buffer, view, capacity_bytes
+        self._buffer, self._view = buffer, view
         self._start, self._end = 0, kept
 
     def give_back(self) -> None:
         """Called for a connection that was idle for a while: return a large buffer."""
-        if self._start == self._end and self._capacity_bytes > BUFFER_INITIAL_BYTES:
-            self._resize(BUFFER_INITIAL_BYTES)
+        if self._start == self._end and self._capacity_bytes > BUFFER_SMALLEST_BYTES and not self._closed:
+            self._resize(BUFFER_SMALLEST_BYTES)
 
     # ------------------------------------------------------------------------------------------------------ answers
 

@@ -175,6 +175,10 @@ class Server:
         self.receive_bytes = wanted
         return True
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """On the loop's next turn, when others have had theirs."""
+        asyncio.get_running_loop().call_soon(callback)
+
     def warn(self, kind: str, text: str) -> None:
         """Something that clients can do again and again."""
         self._warnings.warn(kind, text)

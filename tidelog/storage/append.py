@@ -49,7 +49,7 @@ _FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
 _MIN_MESSAGE_LENGTH: Final = 14  # of the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
 # Of a batch whose records are looked at; what is larger is MESSAGE_TOO_LARGE, and Java's producer divides it.
 INSPECTED_RECORDS_MAX: Final = 250_000
-INSPECTED_BYTES_MAX: Final = 32 * 1024 * 1024
+INSPECTED_BYTES_MAX: Final = 16 * 1024 * 1024
 # A compressed batch of up to so many bytes is decompressed and walked, if it stands for no more than these.
 WALKED_COMPRESSED_MAX: Final = 2048
 WALKED_BYTES_MAX: Final = 64 * 1024

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.broker.connection import (
-    BUFFER_INITIAL_BYTES,
+    BUFFER_SMALLEST_BYTES,
+    BUFFER_USUAL_BYTES,
     CORKED_BYTES_MAX,
     IN_FLIGHT_MAX,
+    TURN_REQUESTS_MAX,
     WRITE_HIGH_WATER_BYTES,
     KafkaConnection,
 )
@@ -72,6 +74,7 @@ class Owner:
 
     def __init__(self, receive_bytes_max: int = 1 << 30) -> None:
         self.frames: list[bytes] = []
+        self.due: list[Callable[[], None]] = []
         self.parked: dict[bytes, Deferred] = {}
         self.reserved_bytes = 0
         self.wakes = Wakes(cast(Any, None))
@@ -102,6 +105,14 @@ class Owner:
 
     def not_read(self, connection: KafkaConnection) -> None:
         pass
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        self.due.append(callback)
+
+    def turn(self) -> None:
+        """The loop's next turns, as long as somebody wants one."""
+        while self.due:
+            self.due.pop(0)()
 
     def warn(self, kind: str, text: str) -> None:
         pass
@@ -134,6 +145,7 @@ def feed(connection: KafkaConnection, transport: Transport, data: bytes, sizes: 
         buffer[:size] = data[position : position + size]
         position += size
         connection.buffer_updated(size)
+        cast(Owner, connection._owner).turn()
 
 
 payloads = st.builds(
@@ -167,8 +179,55 @@ def test_answers_leave_in_the_order_of_their_requests(order: list[int]) -> None:
 def test_all_answers_of_one_read_leave_with_one_write() -> None:
     owner = Owner()
     connection, transport = connect(owner)
-    feed(connection, transport, framed(*[b"a%07d" % number for number in range(50)]))
+    feed(connection, transport, framed(*[b"a%07d" % number for number in range(TURN_REQUESTS_MAX)]))
     assert transport.writes == 1
+
+
+def test_others_have_their_turn_while_one_has_sent_many_requests() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    connection._resize(BUFFER_USUAL_BYTES)
+    data = framed(*[b"a%07d" % number for number in range(TURN_REQUESTS_MAX * 2 + 1)])
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+    for turn in (1, 2):
+        assert len(owner.frames) == turn * TURN_REQUESTS_MAX
+        assert not transport.reading
+        owner.due.pop()()
+    assert len(owner.frames) == TURN_REQUESTS_MAX * 2 + 1
+    assert transport.reading
+    assert transport.writes == 3
+
+
+def test_large_answers_make_a_turn_shorter() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    connection._resize(BUFFER_USUAL_BYTES)
+    data = framed(*[b"l%07d" % number for number in range(9)])
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+    assert len(owner.frames) == 2
+    owner.turn()
+    assert transport.written == data.replace(struct.pack(">i", 8), b"")
+
+
+def test_a_buffer_grows_with_what_is_said_and_with_what_has_arrived_of_a_large_request() -> None:
+    owner = Owner()
+    owner.frame_bytes_max = 100_000_000
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(*[b"a%07d" % number for number in range(400)]))
+    assert owner.reserved_bytes == BUFFER_USUAL_BYTES
+    request = b"a" + bytes(40_000_000)
+    data = framed(request)
+    reserved = set()
+    for start in range(0, len(data), 50_000):
+        feed(connection, transport, data[start : start + 50_000])
+        reserved.add(owner.reserved_bytes)
+        assert owner.reserved_bytes <= max(BUFFER_USUAL_BYTES, 2 * (start + 50_000))
+    assert owner.frames[-1] == request
+    assert len(reserved) < 20
+    connection.give_back()
+    assert owner.reserved_bytes == BUFFER_SMALLEST_BYTES
 
 
 def test_a_request_without_a_response_takes_no_place_in_the_order() -> None:
@@ -230,7 +289,7 @@ def test_a_claimed_size_reserves_nothing_until_the_bytes_arrive() -> None:
     owner = Owner()
     connection, transport = connect(owner)
     feed(connection, transport, struct.pack(">i", Owner.frame_bytes_max) + b"x" * 1000)
-    assert owner.reserved_bytes == BUFFER_INITIAL_BYTES
+    assert owner.reserved_bytes == BUFFER_SMALLEST_BYTES
 
 
 def test_receive_buffers_of_all_connections_are_bounded_and_given_back() -> None:
@@ -247,9 +306,9 @@ def test_an_idle_connection_gives_its_large_buffer_back() -> None:
     owner = Owner()
     connection, transport = connect(owner)
     feed(connection, transport, framed(b"a" * 150_000))
-    assert owner.reserved_bytes > BUFFER_INITIAL_BYTES
+    assert owner.reserved_bytes > BUFFER_SMALLEST_BYTES
     connection.give_back()
-    assert owner.reserved_bytes == BUFFER_INITIAL_BYTES
+    assert owner.reserved_bytes == BUFFER_SMALLEST_BYTES
     feed(connection, transport, framed(b"a-again."))
     assert owner.frames[-1] == b"a-again."
 
@@ -266,10 +325,12 @@ def test_an_answer_completed_after_the_connection_is_gone_is_dropped() -> None:
 def test_answers_that_wait_for_an_earlier_one_are_bounded() -> None:
     owner = Owner()
     connection, transport = connect(owner)
+    connection._resize(BUFFER_USUAL_BYTES)
     feed(connection, transport, framed(b"p-parked", *[b"m%07d" % number for number in range(500)]))
     assert len(owner.frames) - 1 <= WRITE_HIGH_WATER_BYTES // 200_000 + 1
     assert not transport.reading
     owner.parked[b"p-parked"].complete(b"<1>")
+    owner.turn()
     assert len(owner.frames) == 501
     assert transport.reading
     assert len(transport.written) == 3 + 500 * 200_000
@@ -278,12 +339,14 @@ def test_answers_that_wait_for_an_earlier_one_are_bounded() -> None:
 def test_large_answers_to_small_requests_are_written_before_all_are_made() -> None:
     owner = Owner()
     connection, transport = connect(owner)
+    connection._resize(BUFFER_USUAL_BYTES)
     transport.high_bytes, transport.on_full = WRITE_HIGH_WATER_BYTES, connection.pause_writing
     feed(connection, transport, framed(*[b"m%07d" % number for number in range(500)]))
     assert len(transport.written) <= WRITE_HIGH_WATER_BYTES + CORKED_BYTES_MAX + 200_000
     assert not transport.reading
     transport.on_full = None
     connection.resume_writing()
+    owner.turn()
     assert len(owner.frames) == 500
 
 
