@@ -92,19 +92,7 @@ class BrokerSide:
             broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
         )
         self.partitions = self._make_partitions()
-        self.fetchers = ReplicaFetchers(
-            node_id=config.node_id,
-            broker_epoch=self._broker_epoch,
-            connect=channels.connect,
-            endpoint_of=self._endpoint_of,
-            loop=loop,
-            rng=ports.rng,
-            clock_ms=ports.clock_ms,
-            settings=FetcherSettings.from_node(config.integer),
-            on_failed=self.partitions.failed,
-            on_appended=self.partitions.flush_if_due,
-            on_link=self._on_link,
-        )
+        self.fetchers = self._make_fetchers(channels)
         self._hosting = Hosting(
             config.node_id, settings, directories, self.partitions, loop, ports.clock_ms, self._on_role,
             fetchers=self.fetchers, assignments=self._assignments,
@@ -124,10 +112,29 @@ class BrokerSide:
             directories, settings, loop, ports.clock_ms, lambda work: loop.run_in_executor(ports.executor, work),
             self._upkeep.checkpoint,
         )  # fmt: skip
-        self.groups = GroupCoordinatorService(
-            GroupCoordinatorConfig.from_node(config.integer),
-            GroupPorts(OFFSETS_TOPIC, self.partitions, loop, ports.clock_ms),
-            ports.rng,
+        self.groups = self._make_groups()
+
+    def _make_fetchers(self, channels: Channels) -> ReplicaFetchers:
+        config, ports = self._config, self._ports
+        return ReplicaFetchers(
+            node_id=config.node_id,
+            broker_epoch=self._broker_epoch,
+            connect=channels.connect,
+            endpoint_of=self._endpoint_of,
+            loop=self._loop,
+            rng=ports.rng,
+            clock_ms=ports.clock_ms,
+            settings=FetcherSettings.from_node(config.integer),
+            on_failed=self.partitions.failed,
+            on_appended=self.partitions.flush_if_due,
+            on_link=self._on_link,
+        )
+
+    def _make_groups(self) -> GroupCoordinatorService:
+        return GroupCoordinatorService(
+            GroupCoordinatorConfig.from_node(self._config.integer),
+            GroupPorts(OFFSETS_TOPIC, self.partitions, self._loop, self._ports.clock_ms),
+            self._ports.rng,
             self._offsets_partition_count,
         )
 
