@@ -265,6 +265,38 @@ def test_moves_are_listed(brokers: Brokers, topic_in_both: NewTopic, case: str) 
     brokers.same("list_partition_reassignments", 0, topics=topics[case], timeout=10_000)
 
 
+NO_TIME: dict[str, Callable[[str], tuple[str, int, dict[str, Any]]]] = {
+    "create": lambda name: (
+        "create_topics",
+        7,
+        {"topics": [new(each) for each in ("no-time", "no-time", "a b", name)]},
+    ),
+    "delete": lambda name: (
+        "delete_topics",
+        6,
+        {"topics": [{"name": each, "topic_id": None} for each in (name, "no")]},
+    ),
+    "delete by name": lambda name: ("delete_topics", 3, {"topic_names": [name, "nowhere", name]}),
+    "grow": lambda name: ("create_partitions", 3, {"topics": [grow(name, 3), grow("a", 2), grow("a", 2)]}),
+    "elect": lambda name: ("elect_leaders", 2, {"election_type": 7, "topic_partitions": None}),
+    "elect one": lambda name: ("elect_leaders", 0, {"topic_partitions": [{"topic": name, "partitions": [0]}]}),
+    "move": lambda name: ("alter_partition_reassignments", 0, {"topics": [move(name, 0, [NODE])]}),
+    "list moves": lambda name: ("list_partition_reassignments", 0, {"topics": None}),
+    "update": lambda name: ("update_features", 2, {"feature_updates": [update("metadata.version", 30)]}),
+}
+
+
+def new(name: str) -> dict[str, Any]:
+    return {"name": name, "num_partitions": 1, "replication_factor": 1}
+
+
+@pytest.mark.parametrize("timeout", [0, -1])
+@pytest.mark.parametrize("case", NO_TIME)
+def test_no_time_is_given(brokers: Brokers, topic_in_both: NewTopic, case: str, timeout: int) -> None:
+    api, version, values = NO_TIME[case](topic_in_both())
+    brokers.same(api, version, timeout=timeout, **values)
+
+
 # ------------------------------------------------------------------------------------------------- cluster and quorum
 
 
@@ -281,6 +313,20 @@ UPDATES: dict[str, list[dict[str, Any]]] = {
     "metadata.version called down": [update("metadata.version", 29)],
     "metadata.version -1": [update("metadata.version", -1)],
     "metadata.version 0": [update("metadata.version", 0, 2)],
+    "metadata.version down": [update("metadata.version", 29, 2)],
+    "metadata.version far down": [update("metadata.version", 7, 3)],
+    "metadata.version twice": [update("metadata.version", 29), update("metadata.version", 30)],
+    "eligible leaders as they are": [update("eligible.leader.replicas.version", 1)],
+    "eligible leaders down": [update("eligible.leader.replicas.version", 0, 2)],
+    "eligible leaders up": [update("eligible.leader.replicas.version", 2)],
+    "metadata.version below eligible leaders": [
+        update("metadata.version", 20, 2),
+        update("eligible.leader.replicas.version", 1),
+    ],
+    "kraft.version as it is": [update("kraft.version", 0)],
+    "kraft.version called down": [update("kraft.version", 1, 2)],
+    "kraft.version too high": [update("kraft.version", 2)],
+    "kraft.version -1": [update("kraft.version", -1)],
     "type 0": [update("metadata.version", 30, 0)],
     "type 9": [update("metadata.version", 30, 9)],
 }

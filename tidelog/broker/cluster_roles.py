@@ -74,6 +74,12 @@ def quorum(services: Services) -> QuorumRequests:
     return cast(QuorumRequests, cast(Any, services).raft)
 
 
+def check_time(timeout_ms: int) -> None:
+    """Raises REQUEST_TIMED_OUT where no time is given: Kafka's controllers then decide nothing."""
+    if timeout_ms <= 0:
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT)
+
+
 def controller(services: Services) -> ControllerCommands:
     """The active controller. Raises NOT_CONTROLLER if it is another node's."""
     found = cast("ControllerCommands | None", services.controller)

@@ -90,7 +90,9 @@ class MetadataSide:
                 node_id=config.node_id,
                 raft=self.raft,
                 tracker=self.tracker,
-                settings=controller_settings(config, home.cluster_id, self.raft.voter_ids),
+                settings=controller_settings(
+                    config, home.cluster_id, self.raft.voter_ids, lambda: self.raft.kraft_version
+                ),
                 identity=self._identity,
                 loop=loop,
                 clock_ms=ports.clock_ms,

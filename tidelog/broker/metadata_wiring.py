@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
 
-def controller_settings(config: NodeConfig, cluster_id: str, voters: Callable[[], Sequence[int]]) -> ControllerSettings:
+def controller_settings(
+    config: NodeConfig,
+    cluster_id: str,
+    voters: Callable[[], Sequence[int]],
+    kraft_version: Callable[[], int] = lambda: 0,
+) -> ControllerSettings:
     return ControllerSettings(
         default_partition_count=config.integer("num.partitions"),
         default_replication_factor=config.integer("default.replication.factor"),
         config_problem=controller_config_problem(config),
         list_config_default=list_config_default,
         voters=voters,
+        kraft_version=kraft_version,
         cluster_id=cluster_id,
         min_insync_replicas=config.integer("min.insync.replicas"),
         unclean_leader_election=config.flag("unclean.leader.election.enable"),

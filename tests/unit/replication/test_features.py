@@ -90,3 +90,40 @@ def test_older_versions_answer_for_each_feature(state):
 
 def test_a_dry_run_changes_nothing(state):
     assert update(state, ELR, 0, 2, validate_only=True)[:2] == ([], ErrorCode.NONE)
+
+
+def test_the_minimum_is_written_down_when_eligible_leaders_begin_to_be_kept(state):
+    update(state, ELR, 0, 2)
+    state.settings.min_insync_replicas = 2
+    update(state, ELR, 1)
+    assert state.image.configs[4, ""] == {"min.insync.replicas": "2"}
+
+
+def test_of_one_feature_named_twice_the_last_counts(state):
+    keys = [FeatureUpdateKey(feature=ELR, max_version_level=level, upgrade_type=1) for level in (7, 1)]
+    records, response = update_features(state, UpdateFeaturesRequest(feature_updates=keys), 1)
+    assert (len(records), response.error_code, len(response.results)) == (1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("level", "kind", "told"),
+    [
+        (1, 1, None),
+        (0, 1, "Can't downgrade the version of this feature"),
+        (0, 2, "It cannot be changed here."),
+        (2, 1, "Local controller 1 only supports versions 0-1"),
+    ],
+)
+def test_the_quorums_own_level_is_only_confirmed(state, level, kind, told):
+    state.node_id = 1
+    state.settings.kraft_version = lambda: 1
+    records, code, response = update(state, "kraft.version", level, kind)
+    assert records == []
+    assert (code is ErrorCode.NONE) == (told is None)
+    assert told is None or told in response.error_message
+
+
+def test_metadata_does_not_go_down_where_something_would_be_lost(state):
+    _, code, response = update(state, METADATA, 20, 2)
+    assert code is ErrorCode.INVALID_UPDATE_VERSION
+    assert "Unsupported metadata.version downgrade from 30 to 20. Refusing" in response.error_message

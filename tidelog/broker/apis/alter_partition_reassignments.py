@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.broker.cluster_roles import controller
+from tidelog.broker.cluster_roles import check_time, controller
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
@@ -19,6 +19,7 @@ REQUEST = AlterPartitionReassignmentsRequest
 async def handle(
     services: Services, context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
+    check_time(request.timeout_ms)
     response: AlterPartitionReassignmentsResponse = await controller(services).alter_partition_reassignments(
         request, context.api_version
     )

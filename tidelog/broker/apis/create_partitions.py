@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tidelog.broker.cluster_roles import controller
+from tidelog.broker.cluster_roles import check_time, controller
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -23,6 +23,7 @@ REQUEST = CreatePartitionsRequest
 async def handle(
     services: Services, context: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
+    check_time(request.timeout_ms)
     times = Counter(topic.name for topic in request.topics)
     duplicate = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     refused = [_refused(name, duplicate) for name, count in times.items() if count > 1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tidelog.broker.cluster_roles import controller
+from tidelog.broker.cluster_roles import check_time, controller
 from tidelog.broker.config_definitions import TOPIC
 from tidelog.broker.config_definitions_types import INTERNAL
 from tidelog.broker.config_entries import TOPIC_SOURCE, canonical_text, effective_topic_source
@@ -22,12 +22,15 @@ from tidelog.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from tidelog.replication.controller.state import CreatedTopic, NewTopic
+from tidelog.replication.controller.state import MAX_PARTITIONS_PER_REQUEST, CreatedTopic, NewTopic
 
 REQUEST = CreateTopicsRequest
 
 
 async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    check_time(request.timeout_ms)
+    if len(request.topics) > MAX_PARTITIONS_PER_REQUEST:  # each has one at least
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     names = [topic.name for topic in request.topics]
     twice = {name for name, times in Counter(names).items() if times > 1}
     wanted = [topic for topic in request.topics if topic.name not in twice]

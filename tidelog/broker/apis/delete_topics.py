@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tidelog.broker.cluster_roles import controller
+from tidelog.broker.cluster_roles import check_time, controller
 from tidelog.broker.cluster_view import NO_SUCH_TOPIC, NO_SUCH_TOPIC_ID
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
@@ -31,6 +31,7 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
         if context.api_version < DISABLED_CODE_FROM:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
         raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+    check_time(request.timeout_ms)
     results, wanted = _resolve(services, _states(request))
     errors = await controller(services).delete_topics(list(wanted), timeout_ms=request.timeout_ms)
     for topic_id, name in wanted.items():

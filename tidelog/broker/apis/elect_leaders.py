@@ -5,7 +5,7 @@ Version 0 has no error for the whole request; there each partition tells it.
 
 from __future__ import annotations
 
-from tidelog.broker.cluster_roles import controller
+from tidelog.broker.cluster_roles import check_time, controller
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
@@ -22,6 +22,7 @@ TOP_LEVEL_ERROR_FROM = 1
 
 
 async def handle(services: Services, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    check_time(request.timeout_ms)
     response: ElectLeadersResponse = await controller(services).elect_leaders(request, context.api_version)
     return response
 

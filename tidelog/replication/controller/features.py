@@ -30,6 +30,7 @@ RESULTS_UP_TO = 1  # later versions have one error for the whole request
 # metadata.version levels that brought new kinds or versions of records: going below one would lose some.
 _LEVELS_WITH_NEW_RECORDS = (8, 10, 11, 13, 14, 15, 17, 18, 19, 20, 23, 30)
 KRAFT_VERSION = "kraft.version"
+KRAFT_VERSIONS = (0, 1)
 
 
 def update_features(
@@ -38,11 +39,10 @@ def update_features(
     """All updates or none."""
     records: Records = []
     names = [update.feature for update in request.feature_updates]
+    updates = {update.feature: update for update in request.feature_updates}
     try:
-        if len(set(names)) < len(names):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "A feature is updated twice.")
-        proposed = state.image.features | {one.feature: one.max_version_level for one in request.feature_updates}
-        for update in request.feature_updates:
+        proposed = state.image.features | {name: one.max_version_level for name, one in updates.items()}
+        for update in updates.values():
             records += _update(state, update, _upgrade_type(update, version), proposed)
     except KafkaError as error:
         return [], _refused(error)
@@ -66,7 +66,7 @@ def _upgrade_type(update: FeatureUpdateKey, version: int) -> int:
 
 def _update(state: ControllerState, update: FeatureUpdateKey, upgrade_type: int, proposed: dict[str, int]) -> Records:
     name, level = update.feature, update.max_version_level
-    present = state.image.feature_level(name)
+    present = state.settings.kraft_version() if name == KRAFT_VERSION else state.image.feature_level(name)
     problem: str | None = None
     if upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
         problem = "The controller does not support the given upgrade type."
@@ -82,13 +82,17 @@ def _update(state: ControllerState, update: FeatureUpdateKey, upgrade_type: int,
     elif problem is None and level > present and upgrade_type != UPGRADE:
         problem = "Can't downgrade to a newer version."
     if problem is None and name == METADATA_VERSION:
-        problem = _metadata_version_problem(present, level, upgrade_type)
+        _check_metadata_version(present, level, upgrade_type)
+    if problem is None and name == KRAFT_VERSION and level != present:
+        problem = "It cannot be changed here."
     if problem is None and name == ELR_FEATURE and level > 0 and proposed.get(METADATA_VERSION, 0) < ELR_VERSION:
         problem = f"{name} could not be set to {level} because it depends on {METADATA_VERSION} level {ELR_VERSION}"
     if problem is not None:
         raise KafkaError(
             ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {name}. {problem}"
         )
+    if name == KRAFT_VERSION:
+        return []  # it is not kept among the features
     begins = name == ELR_FEATURE and level > 0 and not present
     return [
         FeatureLevelRecord(name=name, feature_level=level),
@@ -96,17 +100,21 @@ def _update(state: ControllerState, update: FeatureUpdateKey, upgrade_type: int,
     ]
 
 
-def _metadata_version_problem(present: int, level: int, upgrade_type: int) -> str | None:
+def _check_metadata_version(present: int, level: int, upgrade_type: int) -> None:
     if level >= present or not any(level < since <= present for since in _LEVELS_WITH_NEW_RECORDS):
-        return None
+        return
     if upgrade_type == UNSAFE_DOWNGRADE:
-        return "Unsafe metadata downgrade is not supported in this version."
-    return "Refusing to perform the requested downgrade because it might delete metadata information."
+        reason = "Unsafe metadata downgrade is not supported in this version."
+    else:
+        reason = "Refusing to perform the requested downgrade because it might delete metadata information."
+    message = f"Unsupported metadata.version downgrade from {present} to {level}. {reason}"
+    raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, message)
 
 
 def _reason_not_supported(state: ControllerState, name: str, level: int) -> str | None:
     if name == KRAFT_VERSION:
-        return "It cannot be changed here."
+        low, high = KRAFT_VERSIONS
+        return None if low <= level <= high else f"Local controller {state.node_id} only supports versions {low}-{high}"
     low, high = SUPPORTED_FEATURES.get(name, (0, 0))
     if (level or name == METADATA_VERSION) and not low <= level <= high:
         if name not in SUPPORTED_FEATURES:

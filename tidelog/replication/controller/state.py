@@ -84,8 +84,8 @@ class ControllerSettings:
     """What the controller takes from its node's configuration.
 
     `config_problem(resource type, configs)`: what is wrong with the configs of one resource, or None (the broker knows
-    the keys). `list_config_default(resource type, name)`: the default of a list-valued config; KeyError
-    for any other. `voters()`: ids of the quorum's voters. An empty `cluster_id` is not checked.
+    the keys). `list_config_default(resource type, name)`: the default of a list-valued config; KeyError for any other.
+    `voters()`: ids of the quorum's voters, `kraft_version()`: its level. An empty `cluster_id` is not checked.
     """
 
     default_partition_count: int = 1
@@ -93,6 +93,7 @@ class ControllerSettings:
     config_problem: Callable[[int, Mapping[str, str]], KafkaError | None] = _no_problem
     list_config_default: Callable[[int, str], str | None] = _no_list
     voters: Callable[[], Sequence[int]] = lambda: ()
+    kraft_version: Callable[[], int] = lambda: 0
     cluster_id: str = ""
     min_insync_replicas: int = 1
     unclean_leader_election: bool = False
