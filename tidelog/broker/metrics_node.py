@@ -51,6 +51,8 @@ def tell_connections(sources: Sources, out: Exposition) -> None:
             by_listener[connection.listener_name] = by_listener.get(connection.listener_name, 0) + 1
         out.add("tidelog_connections_accepted_total", server.accepted, role)
         out.add("tidelog_connections_refused_total", server.refused, role)
+        for reason, count in server.cut.items():
+            out.add("tidelog_connections_cut_total", count, role, reason)
         out.add("tidelog_receive_buffer_bytes", server.receive_bytes, role)
     for listener, count in by_listener.items():
         out.add("tidelog_connections", count, listener)

@@ -90,6 +90,8 @@ class Server:
         self.receive_bytes = 0
         self.accepted = 0
         self.refused = 0
+        self.cut = dict.fromkeys(("malformed", "buffers", "unread", "idle"), 0)
+        """Connections closed from this side, by reason."""
         self._limits = limits
         self._quotas = ConnectionQuotas(limits.connections, protected_listener)
         self._warnings = RepeatedWarnings(log, loop_time)
@@ -180,7 +182,8 @@ class Server:
         asyncio.get_running_loop().call_soon(callback)
 
     def warn(self, kind: str, text: str) -> None:
-        """Something that clients can do again and again."""
+        """Something that clients can do again and again, for which they are cut off."""
+        self.cut[kind] += 1
         self._warnings.warn(kind, text)
 
     def not_read(self, connection: KafkaConnection) -> None:
@@ -213,6 +216,7 @@ class Server:
             connection.active = False
             since = self._idle_since.setdefault(connection, now - sweep_s)
             if 0 <= self._limits.idle_ms_max < (now - since) * 1000:
+                self.cut["idle"] += 1
                 connection.close()
             else:
                 connection.give_back()

@@ -266,6 +266,18 @@ def test_replicas_that_are_being_added_are_not_missed():
     assert (found.reassigning, found.under_replicated) == (1, 0)
 
 
+async def test_a_connection_that_is_cut_is_counted_by_reason(measured: RunningNode):
+    before = await scrape(measured)
+    wire = await measured.connect()
+    wire.writer.write(b"\x7f\xff\xff\xff not a request")
+    assert await wire.reader.read() == b""
+    found = await scrape(measured)
+    cut = "tidelog_connections_cut_total"
+    assert found(cut, server="broker", reason="malformed") == 1
+    assert before(cut, server="broker", reason="malformed") == 0
+    assert found(cut, server="broker", reason="idle") == 0
+
+
 def test_a_leader_from_outside_the_isr_is_an_unclean_election():
     def image(leader: int, isr: tuple[int, ...]) -> MetadataImage:
         made = MetadataImage()
