@@ -143,7 +143,7 @@ async def test_naming_one_thing_twice_among_many_costs_no_time(wire: Any) -> Non
     found = (await wire.call(request, 7, ListOffsetsResponse)).topics[0].partitions
     assert [each.partition_index for each in found if each.error_code == ErrorCode.INVALID_REQUEST] == [0]
     states = [DeleteTopicState(name=name) for name in names]
-    found = (await wire.call(DeleteTopicsRequest(topics=states), 6, DeleteTopicsResponse)).responses
+    found = (await wire.call(DeleteTopicsRequest(topics=states, timeout_ms=5000), 6, DeleteTopicsResponse)).responses
     assert [each.name for each in found if each.error_code == ErrorCode.INVALID_REQUEST] == ["topic-0"]
     topics = [CreatableTopic(name=name, num_partitions=0, replication_factor=1) for name in names]
     created = (await wire.call(CreateTopicsRequest(topics=topics, timeout_ms=5000), 5, CreateTopicsResponse)).topics
