@@ -7,11 +7,18 @@ from pathlib import Path
 
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.config_definitions import BROKER, GROUP, TOPIC, TOPIC_SYNONYMS
-from tidelog.broker.config_definitions_types import INTERNAL, TYPE_NAMES, ConfigDefinition
+from tidelog.broker.config_definitions_types import (
+    CLUSTER_WIDE,
+    INTERNAL,
+    PER_BROKER,
+    TYPE_NAMES,
+    ConfigDefinition,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 # Named where their defaults for a lone node are, but nothing reads them yet.
 _NOT_YET = ("share.", "transaction.")
+_AT_RUN_TIME = {CLUSTER_WIDE: "cluster", PER_BROKER: "broker"}
 PAGE = ROOT / "docs" / "configuration.md"
 
 HEAD = """\
@@ -34,7 +41,40 @@ A `.properties` file as Kafka reads it is taken too. A key that Kafka 4.3 does n
 that it does. A topic's own configs are set when it is created; what it does not set, it takes from the broker's key
 named beside it below.
 
-Where Tidelog's defaults differ from Kafka's, which has none for the first three:
+## While the cluster runs
+
+Topics' configs may change at any time, brokers' where the table below says so: *cluster* for keys that can be set
+for all brokers at once and for each one, *broker* for keys that each broker has for itself. What is set is kept in
+the cluster's metadata and outlives restarts; it holds from the next request on, without a restart. Stronger comes
+first:
+
+1. the topic's own config;
+2. this broker's, set at run time;
+3. that of all brokers, set at run time;
+4. the node's file and command line;
+5. the default.
+
+```
+tidelog configs describe topics flights --all                        every value and where it comes from
+tidelog configs alter topics flights --set retention.ms=3600000      the topic's own
+tidelog configs alter brokers --default --set message.max.bytes=500000
+tidelog configs alter brokers 1 --set max.connections=1000 --dry-run only asks whether it would be allowed
+tidelog configs alter brokers 1 --delete max.connections             back to what is below it
+tidelog configs alter broker-loggers 1 --set tidelog.controller=DEBUG
+```
+
+Kafka's `kafka-configs` and every admin client do the same. A broker judges its own configs, so that each is asked
+for its own; a value it cannot have is refused with Kafka's words. The numbers of threads that Kafka's brokers have
+are taken, within Kafka's limits, and change nothing. Listeners cannot change while the node runs. While eligible
+leader replicas are kept (`eligible.leader.replicas.version`, as in every new cluster), `min.insync.replicas` is one
+value for all brokers, written down when the cluster is made; topics still have their own.
+
+Levels of loggers (`tidelog.*`, and `root` for all) are TRACE, DEBUG, INFO, WARN, ERROR and FATAL, and last until
+the node stops.
+
+## Where the defaults are not Kafka's
+
+Kafka has none for the first three:
 
 | key | default | why |
 |---|---|---|
@@ -77,8 +117,11 @@ def effective_keys() -> tuple[set[str], set[str]]:
 def render() -> str:
     topic, broker = effective_keys()
     shown = {name: definition for name, definition in BROKER.items() if definition.update_mode != INTERNAL}
-    lines = [HEAD, "## Broker configs that have an effect", "", "| key | type | default | |", "|---|---|---|---|"]
-    lines += [_row(definition) for name, definition in sorted(BROKER.items()) if name in broker]
+    lines = [HEAD, "## Broker configs that have an effect", "", "| key | type | default | at run time | |"]
+    lines += ["|---|---|---|---|---|"]
+    lines += [
+        _row(one, _AT_RUN_TIME.get(one.update_mode, "")) for name, one in sorted(BROKER.items()) if name in broker
+    ]
     lines += ["", "## Topic configs that have an effect", ""]
     lines += ["| key | type | default | broker's key | |", "|---|---|---|---|---|"]
     for name, definition in TOPIC.items():
