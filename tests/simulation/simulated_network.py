@@ -46,6 +46,9 @@ class SimulatedSocket:
     def getsockname(self) -> tuple[str, int]:
         return self.host.name, self.port
 
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """A simulated link holds what it holds."""
+
     def close(self) -> None:
         self.host.ports.pop(self.port, None)
 
