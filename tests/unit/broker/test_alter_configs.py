@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,11 +12,17 @@ import pytest
 
 from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
 from tidelog.broker.apis import alter_configs, describe_configs, incremental_alter_configs
+from tidelog.broker.controller_channel import ControllerChannel
+from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.services import Services
 from tidelog.protocol.messages import alter_configs as legacy
 from tidelog.protocol.messages import incremental_alter_configs as incremental
+from tidelog.protocol.messages.create_topics import CreateTopicsRequest
 from tidelog.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from tidelog.protocol.messages.envelope import EnvelopeResponse
 from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.ports import Endpoint
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -323,6 +330,63 @@ async def test_configs_of_groups_are_judged(services: Services, key: str, value:
 )
 async def test_metrics_subscriptions_are_judged(services: Services, key: str, value: str, told: Any) -> None:
     assert await set_one(services, METRICS, "s", key, value) == told
+
+
+# ----------------------------------------------------------------------------------------- where another node controls
+
+
+@pytest.fixture
+async def elsewhere(services: Services) -> AsyncIterator[Services]:
+    """As a broker sees it that does not control: the active controller answers envelopes at the other end."""
+    at_controller = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
+    here = services.controller_channel
+
+    async def exchange(
+        endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
+    ) -> EnvelopeResponse:
+        return EnvelopeResponse(response_data=await at_controller.embedded(bytes(request.request_data), "127.0.0.1"))
+
+    services.controller_channel = ControllerChannel(
+        is_local=lambda: False,
+        local=here.call,
+        leader=lambda: Endpoint("controller", 1),
+        exchange=exchange,
+        loop=asyncio.get_running_loop(),
+        rng=services.rng,
+    )
+    yield services
+    services.controller_channel = here
+
+
+@pytest.mark.parametrize("version", incremental.IncrementalAlterConfigsRequest.VERSIONS)
+async def test_only_what_the_controller_is_to_decide_is_sent_on(elsewhere: Services, version: int) -> None:
+    told = await alter(
+        elsewhere,
+        resource(TOPIC, "nowhere", ("retention.ms", SET, "7")),
+        resource(BROKER, "1", ("max.connections", SET, "7")),
+        resource(BROKER, "2", ("max.connections", SET, "7")),
+        resource(BROKER, "", ("num.io.threads", SET, "1000")),
+        resource(LOGGER, "1", ("root", SET, "LOUD")),
+        resource(TOPIC, "t", ("retention.ms", SET, "7")),
+        version=version,
+    )
+    assert [code for code, _ in told] == [3, 0, 42, 42, 40, 0]
+    assert elsewhere.image().topic_config("t") == {"retention.ms": "7"}
+    assert elsewhere.settings.integer("max.connections") == 7
+
+
+@pytest.mark.parametrize("version", legacy.AlterConfigsRequest.VERSIONS)
+async def test_the_older_request_is_sent_on_too(elsewhere: Services, version: int) -> None:
+    assert await replace(elsewhere, TOPIC, "t", version, retention_ms="9") == OK
+    assert await replace(elsewhere, TOPIC, "t", version, foo="9") == (40, "Unknown topic config name: foo")
+    assert elsewhere.image().topic_config("t") == {"retention.ms": "9"}
+
+
+async def test_dispatch_leaves_it_to_the_broker_what_to_send_on(elsewhere: Services) -> None:
+    dispatcher = Dispatcher(elsewhere, BROKER_APIS, FORWARDED)
+    for module in (alter_configs, incremental_alter_configs):
+        assert not dispatcher._apis[module.REQUEST.API_KEY].is_forwarded
+    assert dispatcher._apis[CreateTopicsRequest.API_KEY or 0].is_forwarded
 
 
 # ------------------------------------------------------------------------------------------------------------- loggers
