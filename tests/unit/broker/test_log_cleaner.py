@@ -1,0 +1,206 @@
+"""The cleaner of a node: the dirtiest log first, no faster than allowed, and nothing that fails stops the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch
+from tests.unit.storage.cleaning import contents
+from tidelog.broker.config import NodeConfig
+from tidelog.broker.dynamic_config import DynamicConfig
+from tidelog.broker.log_cleaner import LogCleaner
+from tidelog.storage.compaction import Compaction
+from tidelog.storage.log_config import INT64_MAX, LogConfig
+from tidelog.storage.log_directory import LogDirectory
+
+CONFIG = LogConfig(
+    segment_bytes=2000, message_timestamp_after_max_ms=INT64_MAX, cleanup_policy=frozenset({"compact"})
+)  # fmt: skip
+
+
+class Directories:
+    """As `LogDirectories`, of one; `failures` is what it was told of."""
+
+    def __init__(self, directory: LogDirectory) -> None:
+        self.directory = directory
+        self.failures: list[OSError] = []
+
+    def __iter__(self) -> Iterator[LogDirectory]:
+        return iter([] if self.failures else [self.directory])
+
+    def failed(self, directory: LogDirectory, error: OSError) -> None:
+        self.failures.append(error)
+
+
+class Node:
+    def __init__(self, path: Path, **settings: str) -> None:
+        self.logs = Logs(path / "logs", CONFIG)
+        self.directories = Directories(self.logs.directory)
+        explicit = {"log.cleaner.backoff.ms": "1", **{key.replace("_", "."): value for key, value in settings.items()}}
+        self.settings = DynamicConfig(NodeConfig(explicit))
+        self.written_down = 0
+        self.cleaner: LogCleaner
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def run(work: Callable[[], None]) -> asyncio.Future[None]:
+            return loop.run_in_executor(None, work)
+
+        directories: Any = self.directories
+        self.cleaner = LogCleaner(directories, self.settings, loop, lambda: NOW, run, self._write_down)
+        self.cleaner.start()
+
+    def _write_down(self) -> None:
+        self.written_down += 1
+
+    def fill(self, name: str, count: int, keys: int = 3) -> Any:
+        log = self.logs.log
+        if name != "t":
+            log = self.logs.directory.create_log(name, 0, name.encode().ljust(16, b"."), CONFIG, NOW)
+            log.assign_epoch(0)
+        for number in range(count):
+            log.append_as_leader(batch(key=b"%d" % (number % keys)), 0, NOW)
+        log.roll(NOW)
+        log.set_high_watermark(log.log_end_offset)
+        return log
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, "nothing happened"
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_every_compacted_log_is_cleaned_once(node: Node) -> None:
+    logs = [node.fill("t", 50), node.fill("u", 60), node.fill("v", 3)]
+    usual = sys.getswitchinterval()
+    node.start()
+    await node.until(lambda: node.cleaner.totals.cleanings == 3 and not node.cleaner.running_count)
+    await asyncio.sleep(0.02)
+    assert [len(contents(log)) for log in logs] == [3, 3, 3]
+    totals = node.cleaner.totals
+    assert (totals.cleanings, totals.messages_read, totals.messages_written) == (3, 113, 9)
+    assert totals.bytes_read > 5 * totals.bytes_written > 0
+    assert node.written_down == 3
+    assert node.cleaner.dirtiest_percent == 0
+    assert sys.getswitchinterval() == usual
+    await node.cleaner.close()
+
+
+async def test_little_dirt_waits(node: Node) -> None:
+    log = node.fill("t", 50, keys=50)
+    node.start()
+    await node.until(lambda: node.cleaner.totals.cleanings == 1)
+    for key in (b"1", b"2"):
+        log.append_as_leader(batch(key=key), 0, NOW)
+    log.roll(NOW)
+    log.set_high_watermark(log.log_end_offset)
+    await node.until(lambda: node.cleaner.dirtiest_percent > 0)
+    assert 0 < node.cleaner.dirtiest_percent < 50
+    assert node.cleaner.totals.cleanings == 1
+    await node.cleaner.close()
+
+
+async def test_no_faster_than_allowed(tmp_path: Path) -> None:
+    node = Node(tmp_path, **{"log.cleaner.io.max.bytes.per.second": "100000"})
+    node.fill("t", 200)
+    began = time.monotonic()
+    node.start()
+    await node.until(lambda: node.cleaner.totals.cleanings == 1)
+    took = time.monotonic() - began
+    moved = 2 * node.cleaner.totals.bytes_read + node.cleaner.totals.bytes_written
+    assert took > 0.5 * moved / 100_000
+    await node.cleaner.close()
+
+
+async def test_the_rate_can_be_raised_while_it_waits(tmp_path: Path) -> None:
+    node = Node(tmp_path, **{"log.cleaner.io.max.bytes.per.second": "10"})
+    node.fill("t", 200)
+    node.start()
+    await node.until(lambda: bool(node.cleaner._pauses))
+    node.settings._typed["log.cleaner.io.max.bytes.per.second"] = 1e12
+    node.cleaner._settings_changed()
+    await node.until(lambda: node.cleaner.totals.cleanings == 1)
+    await node.cleaner.close()
+
+
+async def test_what_is_damaged_is_left_alone_and_the_rest_is_cleaned(node: Node) -> None:
+    damaged, sound = node.fill("t", 50), node.fill("u", 50)
+    path = node.logs.folder / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    data[70] ^= 1
+    path.write_bytes(data)
+    node.start()
+    await node.until(lambda: node.cleaner.totals.cleanings == 1 and damaged in node.cleaner.uncleanable)
+    assert "CRC" in node.cleaner.uncleanable[damaged]
+    assert len(contents(sound)) == 3
+    node.logs.directory.delete_log("t", 0, NOW)
+    await node.until(lambda: not node.cleaner.uncleanable)
+    await node.cleaner.close()
+
+
+async def test_a_bug_in_one_cleaning_does_not_end_the_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, sound = node.fill("t", 50), node.fill("u", 50)
+    work = Compaction._note_keys
+
+    def careless(compaction: Compaction, *arguments: Any) -> Any:
+        if compaction.log is broken:
+            raise ZeroDivisionError
+        return work(compaction, *arguments)
+
+    monkeypatch.setattr(Compaction, "_note_keys", careless)
+    node.start()
+    await node.until(lambda: node.cleaner.totals.cleanings == 1 and broken in node.cleaner.uncleanable)
+    assert len(contents(sound)) == 3
+    assert not node.directories.failures
+    await node.cleaner.close()
+
+
+async def test_a_device_that_refuses_takes_its_directory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.fill("t", 50)
+
+    def refuse(path: str) -> None:
+        raise OSError(5, "no")
+
+    monkeypatch.setattr(type(node.logs.disk), "sync_file", lambda disk, path: refuse(path))
+    node.start()
+    await node.until(lambda: bool(node.directories.failures))
+    await node.cleaner.close()
+    assert node.cleaner.running_count == 0
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 8, 15])
+async def test_closing_in_the_middle_leaves_a_whole_log(tmp_path: Path, turns: int) -> None:
+    node = Node(tmp_path)
+    node.fill("t", 300, keys=7)
+    node.start()
+    await node.until(lambda: node.cleaner.running_count == 1)
+    for _ in range(turns):
+        await asyncio.sleep(0.001)
+    await node.cleaner.close()
+    log = node.logs.close_and_open()
+    newest = {key: value for _, key, value in contents(log)}
+    assert len(newest) == 7
+    assert [name for name in node.logs.files("*") if name.endswith((".cleaned", ".swap"))] == []
+
+
+async def test_nothing_is_cleaned_where_it_is_switched_off(tmp_path: Path) -> None:
+    node = Node(tmp_path, **{"log.cleaner.enable": "false"})
+    node.fill("t", 50)
+    node.start()
+    await asyncio.sleep(0.05)
+    assert node.cleaner.totals.cleanings == 0
+    await node.cleaner.close()
