@@ -31,6 +31,10 @@ ROOMS = ("protocol", "storage", "replication", "client", "broker", "spark_ingest
 PURE = (
     "protocol/**/*.py",
     "storage/append.py",
+    "storage/cleaner_choice.py",
+    "storage/cleaner_filter.py",
+    "storage/cleaner_keys.py",
+    "storage/cleaner_transactions.py",
     "storage/log_names.py",
     "storage/producer_state.py",
     "storage/leader_epochs.py",

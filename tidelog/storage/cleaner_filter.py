@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.protocol import compression as codecs
 from tidelog.protocol.control_batches import ControlRecordType, control_record_type
@@ -36,7 +36,9 @@ from tidelog.protocol.record_batch import (
 from tidelog.protocol.records import decode_section, record_section
 from tidelog.storage.cleaner_keys import KeptRecords, KeyTable, Run, largest_timestamp, rebased
 from tidelog.storage.cleaner_transactions import CleanedTransactions
-from tidelog.storage.transaction_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from tidelog.storage.transaction_index import AbortedTransaction
 
 Buffer = bytes | bytearray | memoryview
 

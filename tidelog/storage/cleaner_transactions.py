@@ -8,10 +8,13 @@ of the log, from the log's first one on.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tidelog.protocol.control_batches import ControlRecordType
 from tidelog.protocol.record_batch import BatchHeader
-from tidelog.storage.transaction_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from tidelog.storage.transaction_index import AbortedTransaction
 
 
 class CleanedTransactions:
