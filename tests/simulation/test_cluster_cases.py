@@ -9,8 +9,11 @@ import logging
 import pytest
 
 from tests.simulation.planted import truncate_by_high_watermark
-from tests.simulation.stage import Stage, stage
+from tests.simulation.stage import TOPIC, Stage, stage
+from tidelog.client.admin import Admin
+from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.records import encode_batch
 
 
 @pytest.fixture(autouse=True)
@@ -254,3 +257,22 @@ def test_kip_101_divergence_happens_when_followers_truncate_by_high_watermark(mo
     truncate_by_high_watermark(monkeypatch)
     with stage((1, 2)) as play:
         assert diverge_by_high_watermark(play) == ([b"1", b"2"], [b"1", b"other 2"])
+
+
+def test_a_log_that_starts_in_the_middle_of_a_batch_is_followed_by_a_new_replica():
+    """DeleteRecords may end anywhere; the batch that holds the log start is there whole."""
+    with stage() as play:
+        play.up((1, 2))
+        leader, partitions = play.replica(1), play.node(1)._partitions
+        records = memoryview(bytearray(encode_batch([(0, None, b"%d" % number, ()) for number in range(5)])))
+        partitions.append(leader, records, 0, -1)
+        play.until("all have it", lambda: play.replica(2).log.log_end_offset == 5 == leader.high_watermark)
+        partitions.delete_records(leader, 3)
+
+        async def add(admin: Admin) -> None:
+            await admin.alter_partition_reassignments({TopicPartition(TOPIC, 0): [1, 2, 3]})
+
+        play.admin(add)
+        play.until("the new one is in sync", lambda: play.isr == [1, 2, 3])
+        assert play.replica(3).log.log_end_offset == 5
+        play.until("it knows where the log starts", lambda: play.replica(3).log.log_start_offset == 3)

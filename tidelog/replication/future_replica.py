@@ -55,8 +55,14 @@ class FutureReplica:
         return memoryview(b"".join(result.regions)) if result.regions else None
 
     def append(self, batches: memoryview, now_ms: int) -> None:
-        self.log.append_as_follower(batches, now_ms)
-        self.log.set_high_watermark(self.partition.log.high_watermark)
+        log, present = self.log, self.partition.log
+        base_offset = int.from_bytes(batches[:8], "big")
+        if base_offset < log.log_end_offset == log.log_start_offset:
+            log.truncate_fully_and_start_at(base_offset)  # the present log starts in the middle of a batch
+        log.append_as_follower(batches, now_ms)
+        log.set_high_watermark(max(present.high_watermark, present.log_start_offset))
+        if log.log_start_offset < present.log_start_offset:
+            log.delete_records(present.log_start_offset)
 
     def align(self) -> None:
         """Cut what the present log has not, or has no more; begin anew where it begins after this one ends."""

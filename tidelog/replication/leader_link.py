@@ -316,7 +316,7 @@ class LeaderLink:
         try:
             if records:
                 self._fetchers.bytes_in += len(records)
-                if _OFFSET.unpack_from(records)[0] < log.log_end_offset:
+                if _OFFSET.unpack_from(records)[0] < log.log_end_offset != log.log_start_offset:
                     self._overlapped(followed, records)
                     return
                 partition.append_as_follower(records, self._clock_ms())
@@ -374,14 +374,17 @@ class LeaderLink:
         own_epoch, own_end = log.end_offset_for_epoch(leader_epoch)
         self._truncate(followed, truncation_offset(leader_epoch, leader_end, own_epoch, own_end, log.log_end_offset))
 
-    def _truncate(self, followed: Followed, offset: int) -> None:
+    def _truncate(self, followed: Followed, offset: int, *, empties: bool = False) -> None:
+        """Cut the log there, or empty it to begin there."""
         try:
-            followed.log.truncate_to(offset)
+            if empties:
+                followed.log.truncate_fully_and_start_at(offset)
+            else:
+                followed.log.truncate_to(offset)
         except (OSError, CorruptLog) as error:
             self._fetchers.failed(followed.partition, error)
             return
-        followed.asked = NOT_ASKED
-        self._changed[followed] = None
+        self._mention(followed)
 
     # ------------------------------------------------------------------------------------------------------ refusals
 
@@ -438,13 +441,5 @@ class LeaderLink:
         if reset is None:
             self._delay(followed)
             return
-        try:
-            if reset.empties:
-                log.truncate_fully_and_start_at(reset.offset)
-            else:
-                log.truncate_to(reset.offset)
-        except (OSError, CorruptLog) as error:
-            self._fetchers.failed(followed.partition, error)
-            return
-        self._mention(followed)
+        self._truncate(followed, reset.offset, empties=reset.empties)
         self._pump_soon()

@@ -320,9 +320,20 @@ class Partition:
     # ------------------------------------------------------------------------------------------------------- follower
 
     def append_as_follower(self, batches: memoryview, now_ms: int) -> None:
-        """Append what the leader sent. Raises CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR, CorruptLog."""
+        """Append what the leader sent. Raises CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE, OSError, CorruptLog.
+
+        An empty log takes a batch that begins before it: the leader's log may start in the middle of one.
+        """
         assert not self.leads
-        self.log.append_as_follower(batches, now_ms)
+        log = self.log
+        if log.log_start_offset == log.log_end_offset:
+            base_offset, mark = int.from_bytes(batches[:8], "big"), log.high_watermark
+            if base_offset < log.log_end_offset:
+                log.truncate_fully_and_start_at(base_offset)
+                log.append_as_follower(batches, now_ms)
+                log.set_high_watermark(mark)
+                return
+        log.append_as_follower(batches, now_ms)
 
     def adopt(self, high_watermark: int, log_start_offset: int) -> bool:
         """Take over the leader's marks, as far as this log reaches; whether the log starts elsewhere now."""

@@ -1,0 +1,147 @@
+"""A future replica follows the present one whatever happens to that: cut, begun anew, led in other epochs."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.simulation.simulated_disk import SimulatedDisk
+from tests.unit.storage.batches import NOW, TOPIC_ID, batch
+from tidelog.protocol.record_batch import iter_headers
+from tidelog.replication.future_replica import FutureReplica, MoveState
+from tidelog.storage.log import PartitionLog
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log_directory import LogDirectory
+
+SMALL = LogConfig(segment_bytes=600, index_interval_bytes=100)
+
+
+def content(log: PartitionLog) -> list[bytes]:
+    """Every batch from the log start on."""
+    found, offset = [], log.log_start_offset
+    while offset < log.log_end_offset:
+        result = log.read(offset, 1 << 20, log.log_end_offset)
+        data = memoryview(b"".join(result.regions))
+        found += [bytes(data[at : at + header.size_bytes]) for at, header in iter_headers(data)]
+        offset = result.next_offset
+    return found
+
+
+class World:
+    def __init__(self, seed: int = 1) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk(random.Random(seed))
+        self.homes = [LogDirectory.open(self.disk, path, node_id=1, cluster_id="C" * 22) for path in ("/a", "/b")]
+        self.present = self.homes[0].create_log("t", 0, TOPIC_ID, SMALL, NOW)
+        self.homes[1].create_future("t", 0, TOPIC_ID, SMALL, NOW)
+        self.epoch = 0
+        self.partition: Any = SimpleNamespace(log=self.present, topic="t", index=0)
+        self.future = FutureReplica(self.partition, self.homes[1].futures["t", 0], b"a" * 16, b"b" * 16)
+
+    def append(self, records: int = 2) -> None:
+        self.present.append_as_leader(memoryview(bytearray(batch(records))), self.epoch, NOW)
+
+    def lead(self) -> None:
+        """In another epoch, after the end of the log was perhaps cut off by another leader."""
+        self.present.truncate_to(self.rng.randint(self.present.high_watermark, self.present.log_end_offset))
+        self.epoch += self.rng.randint(1, 2)
+        self.present.assign_epoch(self.epoch)
+
+    def commit(self) -> None:
+        self.present.set_high_watermark(self.rng.randint(self.present.high_watermark, self.present.log_end_offset))
+
+    def shorten(self) -> None:
+        self.present.delete_records(self.rng.randint(self.present.log_start_offset, self.present.high_watermark))
+
+    def begin_anew(self) -> None:
+        self.present.truncate_fully_and_start_at(self.present.log_end_offset + self.rng.randint(0, 9))
+
+    def copy(self, bytes_max: int = 200) -> bool:
+        self.future.align()
+        batches = self.future.read_next(bytes_max)
+        if batches is not None:
+            self.future.append(batches, NOW)
+        return batches is not None
+
+    def finish(self) -> None:
+        while self.copy():
+            pass
+        assert self.future.has_caught_up
+        assert content(self.future.log) == content(self.present)
+        assert self.future.log.log_start_offset == self.present.log_start_offset
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_ends_as_the_present_one_whatever_happened_to_that(seed: int) -> None:
+    world = World(seed)
+    acts = [world.append] * 8 + [world.copy] * 8 + [world.lead, world.commit, world.commit, world.shorten]
+    if seed % 3 == 0:
+        acts.append(world.begin_anew)
+    for _ in range(80):
+        world.rng.choice(acts)()
+    world.finish()
+
+
+def test_what_is_known_besides_the_records_comes_along() -> None:
+    world = World()
+    world.append()
+    world.append()
+    world.epoch = 4
+    world.present.assign_epoch(4)
+    world.append()
+    world.present.set_high_watermark(5)
+    world.present.delete_records(1)
+    world.epoch = 7
+    world.present.assign_epoch(7)
+    world.present.cleaned_offset = 3
+    world.finish()
+    world.homes[1].promote_future("t", 0)
+    world.future.take_over()
+    log = world.partition.log
+    assert log is world.homes[1].logs["t", 0]
+    assert (log.high_watermark, log.log_start_offset, log.log_end_offset, log.cleaned_offset) == (5, 1, 6, 3)
+    assert list(log.leader_epochs) == list(world.present.leader_epochs)
+    assert log.leader_epochs.latest == 7
+    assert log.directory == "/b/t-0"
+    assert all(path.startswith("/b/t-0/") for segment in log.segments for path in segment.paths())
+    log.append_as_leader(memoryview(bytearray(batch(1))), 7, NOW)
+    log.roll(NOW)
+    log.flush()
+    world.homes[1].close()
+    assert {entry.name for entry in world.disk.list_directory("/b")} >= {"t-0", ".kafka_cleanshutdown"}
+    again = LogDirectory.open(world.disk, "/b", node_id=1, cluster_id=None)
+    ((_, found),) = again.load(lambda topic: SMALL, NOW).items()
+    assert (found.log_start_offset, found.log_end_offset) == (1, 7)
+
+
+def test_the_controller_is_to_believe_in_the_new_place_from_when_it_is_told() -> None:
+    future = World().future
+    assert future.told_directory == b"a" * 16
+    for state in (MoveState.TELLING, MoveState.TOLD):
+        future.state = state
+        assert future.told_directory == b"b" * 16
+
+
+def test_it_does_not_take_over_before_it_has_caught_up() -> None:
+    world = World()
+    world.append()
+    with pytest.raises(AssertionError):
+        world.future.take_over()
+
+
+def test_a_future_log_is_found_again_and_can_be_discarded() -> None:
+    world = World()
+    world.append()
+    world.copy()
+    for home in world.homes:
+        home.close()
+    again = LogDirectory.open(world.disk, "/b", node_id=1, cluster_id=None)
+    assert again.load(lambda topic: SMALL, NOW) == {}
+    assert again.futures["t", 0].log_end_offset == 2
+    again.discard_future("t", 0, NOW)
+    assert again.futures == {}
+    again.maintain(NOW + 1)
+    assert not [entry for entry in world.disk.list_directory("/b") if entry.is_directory]
