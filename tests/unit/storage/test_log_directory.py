@@ -256,6 +256,7 @@ class TestCheckpoints:
         made.directory.write_checkpoints()
         read = {path.name: path.read_text() for path in made.path.glob("*checkpoint")}
         assert read == {
+            "cleaner-offset-checkpoint": "0\n0\n",
             "recovery-point-offset-checkpoint": "0\n1\nt 0 0\n",
             "log-start-offset-checkpoint": "0\n1\nt 0 2\n",
             "replication-offset-checkpoint": "0\n1\nt 0 4\n",
