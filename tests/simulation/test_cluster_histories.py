@@ -36,7 +36,7 @@ def test_a_cluster_survives_what_a_bad_world_does(seeds: range):
 
 
 # Histories that once broke something, each with what it was: docs/simulation.md.
-REGRESSIONS = (21, 29, 44, 52, 116, 1011, 2032, 15286, 15532, 16044, 46463, 50026, 51018)
+REGRESSIONS = (21, 29, 44, 52, 116, 1011, 2032, 15286, 15532, 16044, 46463, 50026, 51018, 60219)
 
 
 @pytest.mark.slow

@@ -73,8 +73,12 @@ class LeaderLink:
 
     def add(self, followed: Followed) -> None:
         self.followed[followed.key] = followed
-        self._mention(followed)
-        self._pump_soon()
+        if followed.log.durability.blocked_from < 0:
+            self._mention(followed)
+            self._pump_soon()
+        else:  # its last records came while it led, or from another leader
+            self._held[followed] = None
+            self._fetchers.on_appended(followed.partition)
 
     def remove(self, followed: Followed) -> None:
         if self.followed.get(followed.key) is followed:

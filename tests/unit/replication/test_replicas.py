@@ -232,6 +232,26 @@ def test_with_flush_messages_a_follower_says_only_what_its_device_has() -> None:
     assert [node.values() for node in cluster.nodes.values()] == [[b"a"], [b"a"]]
 
 
+@pytest.mark.parametrize("led_before", [1, 3])
+def test_what_came_before_the_leader_changed_is_told_when_the_device_has_it(led_before: int) -> None:
+    cluster = Replicas(3, log_flush_interval_messages="1")
+    cluster.elect(led_before, [1, 2, 3])
+    cluster.loop.settle()
+    cluster.loop.device_waits = True
+    cluster.nodes[led_before].produce(b"a")
+    cluster.loop.settle()
+    assert cluster.nodes[1].log.log_end_offset == 1
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(600)
+    followers = cluster.nodes[2].partition.in_sync.followers
+    assert followers[1].log_end_offset <= 0, "node 1 would lose it with the power"
+    cluster.loop.device_waits = False
+    while cluster.loop.waiting:
+        cluster.loop.waiting.pop(0)()
+    cluster.loop.run_for(600)
+    assert {node.marks for node in cluster.nodes.values()} == {(1, 1)}
+
+
 def test_the_last_fetch_of_a_partition_that_moves_away_is_answered_at_once() -> None:
     cluster = Replicas(2)
     cluster.loop.run_for(1)
