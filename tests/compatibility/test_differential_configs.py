@@ -218,6 +218,26 @@ def test_what_is_set_for_all_brokers_is_described(brokers: Brokers, restored: Ca
     ask(brokers, BROKER, THIS_BROKER, ("min.insync.replicas", SET, "2"))
 
 
+def test_keys_that_no_table_knows(brokers: Brokers, restored: Callable[..., None]) -> None:
+    keys = ["foo.bar", "listener.name.plaintext.max.connections", "listener.name.plaintext.foo", "listener.name.x.foo"]
+    for key in keys:
+        restored(BROKER, THIS_BROKER, key, "5")
+    for key in keys[:2]:
+        restored(BROKER, ALL_BROKERS, key, "6")
+    at_last(lambda: described(brokers, BROKER, THIS_BROKER, *keys))
+    at_last(lambda: described(brokers, BROKER, ALL_BROKERS, *keys))
+    restored(BROKER, THIS_BROKER, keys[0], None)
+    restored(BROKER, THIS_BROKER, keys[1], None)
+    at_last(lambda: described(brokers, BROKER, THIS_BROKER, *keys))
+
+
+def test_secrets_that_are_set_are_not_shown(brokers: Brokers, restored: Callable[..., None]) -> None:
+    keys = ["listener.name.plaintext.ssl.key.password", "listener.name.plaintext.ssl.keystore.type", "sasl.jaas.config"]
+    for key in keys:
+        restored(BROKER, THIS_BROKER, key, "PKCS12")
+    at_last(lambda: described(brokers, BROKER, THIS_BROKER, *keys))
+
+
 def test_threads_grow_from_what_they_are(brokers: Brokers, restored: Callable[..., None]) -> None:
     for threads in ("16", "32"):
         restored(BROKER, THIS_BROKER, "num.io.threads", threads)

@@ -29,8 +29,8 @@ from tidelog.broker.config_definitions_types import (
     LONG,
     PER_BROKER,
     SHORT,
-    STRING,
     ConfigDefinition,
+    base_name,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ DEFAULT_SOURCE = 5
 BROKER_LOGGER_SOURCE = 6
 CLIENT_METRICS_SOURCE = 7
 GROUP_SOURCE = 8
+
+UNKNOWN_TYPE = 0
 
 Layers = Sequence[Mapping[str, str]]
 """Run-time broker configs, strongest first: this broker's, then the cluster's (as `MetadataImage` gives them)."""
@@ -63,7 +65,7 @@ class ConfigEntry(NamedTuple):
     read_only: bool
     sensitive: bool
     type: int
-    documentation: str
+    documentation: str | None
     synonyms: Sequence[Synonym]
 
 
@@ -116,17 +118,19 @@ def broker_entries(config: NodeConfig, layers: Layers) -> Iterator[ConfigEntry]:
     for name, definition in DYNAMIC_ONLY.items():
         if any(name in layer for layer in layers):
             yield _broker_entry(config, layers, definition)
-    for name in sorted(set(config.explicit) - set(BROKER)):
-        # Keys of one listener or of a plugin: known by prefix only, and possibly secrets.
-        secret = ConfigDefinition(name, STRING, None, lambda key, value: None, "read-only", "")
-        yield ConfigEntry(name, None, STATIC_BROKER_SOURCE, True, True, secret.type, "", [])
+    for name in sorted(set().union(config.explicit, *layers) - BROKER.keys() - DYNAMIC_ONLY.keys()):
+        yield _unlisted_entry(config, layers, name)
 
 
-def cluster_entries(layers: Layers) -> Iterator[ConfigEntry]:
+def cluster_entries(config: NodeConfig, layers: Layers) -> Iterator[ConfigEntry]:
     """The run-time configs that hold for every broker: only what is set."""
     for name, text in sorted(layers[-1].items() if layers else ()):
         definition = BROKER.get(name) or DYNAMIC_ONLY.get(name)
-        if definition is not None:
+        if definition is None:
+            entry = _unlisted_entry(config, ({}, layers[-1]), name)
+            found = [each for each in entry.synonyms if each.source == DYNAMIC_DEFAULT_BROKER_SOURCE]
+            yield entry._replace(synonyms=found)
+        else:
             value = None if definition.is_sensitive else canonical_text(definition, text)
             synonym = Synonym(name, value, DYNAMIC_DEFAULT_BROKER_SOURCE)
             yield _entry(definition, value, [synonym], read_only=False)
@@ -165,6 +169,28 @@ def _broker_entry(config: NodeConfig, layers: Layers, definition: ConfigDefiniti
         text = config.raw(name) if name in BROKER else definition.default
     value = None if definition.is_sensitive else canonical_text(definition, text)
     return _entry(definition, value, synonyms, read_only=definition.update_mode not in (CLUSTER_WIDE, PER_BROKER))
+
+
+def _unlisted_entry(config: NodeConfig, layers: Layers, name: str) -> ConfigEntry:
+    """A key that is in no table: of one listener, as the key behind it is, or a plugin's, and possibly a secret."""
+    base = base_name(name)
+    definition = None if base == name else BROKER.get(base) or DYNAMIC_ONLY.get(base)
+    is_secret = definition is None or definition.is_sensitive
+    names = (name,) if base == name else (name, base)
+    sources = (DYNAMIC_BROKER_SOURCE, DYNAMIC_DEFAULT_BROKER_SOURCE, STATIC_BROKER_SOURCE)
+    found = [
+        Synonym(key, None if is_secret else values[key], source)
+        for source, values in zip(sources, (*layers, config.explicit))
+        for key in names
+        if key in values
+    ]
+    if definition is not None and definition.default is not None:
+        found.append(Synonym(base, None if is_secret else definition.default, DEFAULT_SOURCE))
+    start = next((index for index, synonym in enumerate(found) if synonym.name == name), len(found))
+    synonyms = found[start:]
+    value = None if definition is None or is_secret else canonical_text(definition, synonyms[0].value)
+    kind = UNKNOWN_TYPE if definition is None else definition.type
+    return ConfigEntry(name, value, synonyms[0].source, True, is_secret, kind, None, synonyms)
 
 
 def _chain(config: NodeConfig, layers: Layers, name: str) -> list[Synonym]:

@@ -119,6 +119,17 @@ async def test_the_clusters_own_configs_are_those_set(services):
     assert (own["message.max.bytes"].value, own["message.max.bytes"].config_source) == ("5", 3)
 
 
+async def test_keys_of_one_listener_and_of_plugins(services):
+    of_listener, of_plugin = "listener.name.plaintext.max.connections", "a.plugins.own"
+    set_at_run_time(services, ("1", of_listener, "7"), ("", of_plugin, "hunter2"), ("1", of_plugin, "hunter3"))
+    own = shown(ask(services, BROKER_TYPE, "1"))
+    assert (own[of_listener].value, own[of_listener].config_type, own[of_listener].read_only) == ("7", 3, True)
+    assert synonyms(own[of_listener]) == [(of_listener, "7", 2), ("max.connections", "2147483647", 5)]
+    assert (own[of_plugin].value, own[of_plugin].is_sensitive, own[of_plugin].config_type) == (None, True, 0)
+    assert synonyms(own[of_plugin]) == [(of_plugin, None, 2), (of_plugin, None, 3)]
+    assert synonyms(shown(ask(services, BROKER_TYPE, ""))[of_plugin]) == [(of_plugin, None, 3)]
+
+
 async def test_only_the_keys_asked_for(services):
     result = ask(services, BROKER_TYPE, "1", ["num.io.threads", "nope"])
     assert list(shown(result)) == ["num.io.threads"]

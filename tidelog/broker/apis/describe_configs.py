@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from tidelog.broker import logger_levels
 from tidelog.broker.config_entries import (
     BROKER_LOGGER_SOURCE,
+    UNKNOWN_TYPE,
     ConfigEntry,
     broker_entries,
     client_metrics_entries,
@@ -41,7 +42,6 @@ from tidelog.replication.controller.topic_names import topic_name_problem
 
 REQUEST = DescribeConfigsRequest
 
-UNKNOWN_TYPE = 0
 # Resources described in one turn of the loop, each some tenths of a millisecond.
 DESCRIBED_IN_TURN_MAX = 30
 
@@ -96,7 +96,7 @@ def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[
         return topic_entries(config, layers, image.topic_config(name))
     if kind == BROKER_RESOURCE:
         if not name:
-            return cluster_entries(layers)
+            return cluster_entries(config, layers)
         _check_broker(services, name, f"{services.node_id} or empty string,")
         return broker_entries(config, layers)
     if kind == BROKER_LOGGER_RESOURCE:
@@ -131,6 +131,7 @@ def _loggers() -> Iterator[ConfigEntry]:
 
 
 def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    with_documentation = request.include_documentation or entry.source == BROKER_LOGGER_SOURCE  # there it is empty
     return DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
@@ -142,7 +143,7 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
             for synonym in (entry.synonyms if request.include_synonyms else ())
         ],
         config_type=entry.type,
-        documentation=entry.documentation if request.include_documentation or not entry.type else None,
+        documentation=entry.documentation if with_documentation else None,
     )
 
 
