@@ -53,8 +53,11 @@ async def counting(node: Any) -> None:
     services, peer = dispatcher._services, Peer()
 
     def uncounted() -> object:
-        _, version, correlation_id, client_id_bytes = dispatch._HEADER.unpack_from(frame)
-        position = dispatch._skip_header_tags(frame, 10 + client_id_bytes)
+        key, version, correlation_id, client_id_bytes = dispatch._HEADER.unpack_from(frame)
+        position = 10 + client_id_bytes if client_id_bytes > 0 else 10
+        assert key == produce_api.API_KEY and version in produce_api.VERSIONS  # noqa: PT018 - as dispatch looks
+        if version >= dispatch.PRODUCE_FLEXIBLE_FROM:
+            position = dispatch._skip_header_tags(frame, position)
         return produce_api.serve(services, frame[position:], version, correlation_id, peer)
 
     ways: dict[str, Callable[[], object]] = {
