@@ -348,5 +348,6 @@ class Hosting:
             if every_topic or partition.topic in names:
                 partition.log.set_config(self._log_config(partition.topic))
                 self._configure(partition)
+                partition.advance_high_watermark()  # a lower minimum of in-sync replicas lets it go on
         if every_topic:
             self._set_throttle_rates()

@@ -206,6 +206,19 @@ def test_too_few_in_sync_replicas(isr: tuple[int, ...]) -> None:
     assert cluster.nodes[1].marks[0] == 0, "below min.insync.replicas the mark stands still (KIP-966)"
 
 
+@pytest.mark.parametrize("of_all", [True, False])
+def test_a_minimum_that_is_lowered_lets_the_mark_go_on(of_all: bool) -> None:
+    cluster = Replicas(3, min_insync_replicas="2")
+    cluster.cut |= {(2, 1), (3, 1)}
+    cluster.alter(isr=(1,))
+    cluster.loop.run_for(60_000)  # nobody is thought to catch up any more
+    assert cluster.nodes[1].produce(b"a", acks=1).code == 0
+    assert cluster.nodes[1].marks[0] == 0
+    (cluster.set_rates if of_all else cluster.configure)(min_insync_replicas="1")
+    assert cluster.nodes[1].marks[0] == 1
+    assert cluster.nodes[1].produce(b"b").code == 0
+
+
 def test_a_follower_that_was_replaced_by_a_later_process_is_not_believed() -> None:
     cluster = Replicas(2)
     cluster.stop(2)
