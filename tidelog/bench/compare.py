@@ -25,7 +25,15 @@ from tidelog.bench.clusters import Alone, Cluster, Running
 from tidelog.bench.peers import KafkaCluster, KafkaProcess, PeerUnavailable
 from tidelog.bench.processes import ServerFailed, TidelogCluster, TidelogProcess
 from tidelog.bench.raw import BenchError
-from tidelog.bench.scenarios import end_to_end, fetch_raw, footprint, librdkafka, produce_raw, replica_fetch
+from tidelog.bench.scenarios import (
+    compaction,
+    end_to_end,
+    fetch_raw,
+    footprint,
+    librdkafka,
+    produce_raw,
+    replica_fetch,
+)
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario, client_errors
 from tidelog.bench.usage import free_bytes, warm_pages
 
@@ -92,7 +100,7 @@ class Row:
 
 def catalogue() -> list[Scenario]:
     """Every scenario, in the order of the table: one node first."""
-    modules = (produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, footprint)
+    modules = (produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, compaction, footprint)
     found = [scenario for module in modules for scenario in module.scenarios()]
     return sorted(found, key=lambda scenario: scenario.brokers)
 
