@@ -7,10 +7,9 @@ whatever a client put into its names: control characters are written as escapes.
 
 from __future__ import annotations
 
-import json
 import logging
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -58,6 +57,9 @@ class JsonLines(logging.Formatter):
 
     def __init__(self, node_id: int) -> None:
         super().__init__()
+        import json  # most nodes write text
+
+        self._encode = json.dumps
         self._node_id = node_id
 
     def format(self, record: logging.LogRecord) -> str:
@@ -74,12 +76,12 @@ class JsonLines(logging.Formatter):
         left_out = getattr(record, "left_out", 0)
         if left_out:
             event["left_out"] = left_out
-        return json.dumps(event)
+        return self._encode(event)
 
 
 def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{moment}.{int(record.msecs):03d}Z"
 
 
 _PLAIN = logging.Formatter()
