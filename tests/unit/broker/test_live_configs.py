@@ -99,6 +99,49 @@ async def test_retention_that_is_shortened_deletes_what_is_there(
     assert fetched(answer) == [b"x" * 600_000]
 
 
+@pytest.mark.parametrize(("kind", "name", "key"), [(TOPIC, "t", "compression.type"), (BROKER, "1", "compression.type")])
+async def test_batches_are_kept_in_the_codec_that_is_set(
+    wire: Any, make_batch: MakeBatch, kind: int, name: str, key: str
+) -> None:
+    await wire.create_topic("t")
+
+    async def codec_kept(offset: int) -> int:
+        assert await code_of(wire, make_batch(b"x" * 1000)) == ErrorCode.NONE
+        answer = await wire.call(fetch("t", offset=offset), 11, FetchResponse)
+        return int(answer.responses[0].partitions[0].records[22]) & 7
+
+    assert await codec_kept(0) == 0
+    await alter(wire, kind, name, key, "zstd")
+    assert await codec_kept(1) == 4
+    await alter(wire, kind, name, key, None)
+    assert await codec_kept(2) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key"), [(TOPIC, "t", "message.timestamp.type"), (BROKER, "", "log.message.timestamp.type")]
+)
+async def test_batches_are_stamped_as_is_set(wire: Any, make_batch: MakeBatch, kind: int, name: str, key: str) -> None:
+    await wire.create_topic("t")
+
+    async def is_stamped() -> bool:
+        answer = await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+        return bool(answer.responses[0].partition_responses[0].log_append_time_ms > 0)
+
+    assert not await is_stamped()
+    await alter(wire, kind, name, key, "LogAppendTime")
+    assert await is_stamped()
+    await alter(wire, kind, name, key, None)
+    assert not await is_stamped()
+
+
+async def test_connections_are_refused_from_the_number_that_is_set(running: Any, wire: Any) -> None:
+    await alter(wire, BROKER, "1", "max.connections", "1")
+    refused = await running.connect()
+    assert await refused.reader.read() == b""
+    await alter(wire, BROKER, "1", "max.connections", None)
+    await (await running.connect()).create_topic("t")
+
+
 async def test_segments_roll_at_the_size_that_is_set(running: Any, wire: Any, make_batch: MakeBatch) -> None:
     await wire.create_topic("t")
     log = running.node._broker.partitions.find("t", 0).log
