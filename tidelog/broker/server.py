@@ -40,7 +40,8 @@ UNREAD_CHECK_S = 1.0
 class ServerLimits:
     """`receive_bytes_max` bounds the receive buffers of all connections together, `unread_bytes_max` their answers.
 
-    `files_max`: no connection gets a file descriptor from here on, for logs need some; 0 is without bound.
+    `files_max`: no connection gets a file descriptor from here on, for logs need some; 0 is without bound. The buffers
+    are the system's for one connection, -1 leaves them to it.
     """
 
     frame_bytes_max: int
@@ -48,6 +49,8 @@ class ServerLimits:
     receive_bytes_max: int
     unread_bytes_max: int = 1 << 60
     files_max: int = 0
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
@@ -114,8 +117,18 @@ class Server:
         """Start accepting; `sockets` are (listener name, bound socket)."""
         loop = asyncio.get_running_loop()
         for name, sock in sockets:
+            self._limit_buffers(sock)
             accept = partial(KafkaConnection, self, name)
             self._servers.append(await loop.create_server(accept, sock=sock, backlog=BACKLOG))
+
+    def _limit_buffers(self, sock: socket.socket) -> None:
+        """The system's buffers of accepted connections; they take these from the socket that listens."""
+        for option, size_bytes in (
+            (socket.SO_SNDBUF, self._limits.send_buffer_bytes),
+            (socket.SO_RCVBUF, self._limits.receive_buffer_bytes),
+        ):
+            if size_bytes > 0 and isinstance(sock, socket.socket):
+                sock.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 
     async def close(self) -> None:
         """Stop accepting, send what is already answered, close every connection."""

@@ -37,6 +37,9 @@ def server_limits(settings: DynamicConfig, files: int = 0) -> ServerLimits:
         receive_bytes_max=queued_bytes if queued_bytes > 0 else RECEIVE_BYTES_MAX,
         unread_bytes_max=UNREAD_BYTES_MAX,
         files_max=files - min(FREE_FILES_MAX, max(FREE_FILES_MIN, files // 10)) if files else 0,
+        send_buffer_bytes=settings.integer("socket.send.buffer.bytes"),
+        # Kafka's default is smaller than what the system grows it to, and what arrives costs the sender, not us.
+        receive_buffer_bytes=_if_set(settings, "socket.receive.buffer.bytes"),
         connections=ConnectionLimits(
             total=settings.integer("max.connections"),
             per_address=settings.integer("max.connections.per.ip"),
@@ -46,6 +49,10 @@ def server_limits(settings: DynamicConfig, files: int = 0) -> ServerLimits:
             rate_of_listener=_of_listeners(settings, listeners, "max.connection.creation.rate"),
         ),
     )
+
+
+def _if_set(settings: DynamicConfig, key: str) -> int:
+    return settings.integer(key) if settings.is_set(key) else -1
 
 
 def _of_listeners(settings: DynamicConfig, listeners: list[str], key: str) -> dict[str, int]:

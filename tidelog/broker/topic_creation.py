@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.topics")
 
 GROUP_TOPIC = "__consumer_offsets"
-CREATIONS_MAX = 1_000
+CREATIONS_MAX = 100
 # So many of them are named in the log.
 NAMED_MAX = 20
 

@@ -26,9 +26,9 @@ PREPARED_COUNT = 17
 # What the elements of all arrays of one message may cost together; a number costs 1, a string, message or tagged field
 # ELEMENT_COST.
 # It lets through a million topics in an answer, and keeps a frame of 100 MB of empty names from becoming gigabytes of
-# objects. A request may name a tenth of that: whoever serves it spends some microseconds on each.
+# objects. A request may name a twentieth of that: whoever serves it spends some microseconds on each.
 BUDGET = 8_000_000
-REQUEST_BUDGET = 800_000
+REQUEST_BUDGET = 400_000
 ELEMENT_COST = 8
 PREPARED = {width: [Struct(f">{count}{width}").unpack_from for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
 

@@ -217,8 +217,15 @@ FetchedRecords = tuple[bytes, int, int, int, int, "memoryview | None", "tuple[in
 def decode_one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, memoryview] | None:
     """(session id, topic id, index, high watermark, log start, records) of an answer with one partition's records.
 
-    None for any other answer: no partition or several, an error, tags.
+    None for any other answer: no partition or several, an error, tags, or bytes that are none.
     """
+    try:
+        return _one_fetched(body)
+    except (IndexError, MalformedMessage):
+        return None
+
+
+def _one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, memoryview] | None:
     size = len(body)
     if size < _ONE_RESPONSE.size + 4:
         return None
