@@ -142,6 +142,9 @@ def test_topics_deleted_while_the_partition_loads_are_forgotten_too():
     assert world.committed() == -1
 
 
+SUBSCRIBED_TO_T = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\xff\xff\xff\xff"
+
+
 class TestExpiry:
     config = GroupCoordinatorConfig(offsets_retention_ms=DAY_MS)
 
@@ -176,13 +179,39 @@ class TestExpiry:
 
     def test_topics_that_nobody_subscribes_to_any_more_expire_in_a_living_group(self):
         world = World(self.config)
-        subscription = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\xff\xff\xff\xff"
-        (member,) = world.stable(session_ms=1_800_000, protocols={"range": subscription})
+        (member,) = world.stable(session_ms=1_800_000, protocols={"range": SUBSCRIBED_TO_T})
         world.commit(member=member, generation=1, offsets={("t", 0): 1, ("left", 0): 2})
         for _ in range(90):
             world.advance(1_000_000)
             world.heartbeat(member=member)
         assert (world.committed(), world.committed(topic="left")) == (1, -1)
+
+    def test_a_group_with_members_stays_when_all_its_offsets_go(self):
+        world = World(self.config)
+        (member,) = world.stable(session_ms=1_800_000, protocols={"range": SUBSCRIBED_TO_T})
+        world.commit(member=member, generation=1, offsets={("left", 0): 2})
+        for _ in range(90):
+            world.advance(1_000_000)
+            assert world.heartbeat(member=member).error == E.NONE
+        assert world.committed(topic="left") == -1
+        world.restart()
+        assert world.heartbeat(member=member).error == E.NONE
+
+    @pytest.mark.parametrize(
+        ("protocol_type", "metadata"), [("consumer", b"\0\0\7"), ("connect", b"\0\0\7"), ("connect", SUBSCRIBED_TO_T)]
+    )
+    def test_who_does_not_say_what_it_reads_keeps_all(self, protocol_type: str, metadata: bytes):
+        world = World(self.config)
+        protocols = {"range": metadata}
+        joined = world.join(version=3, session_ms=1_800_000, protocol_type=protocol_type, protocols=protocols)
+        world.advance(3000)
+        member = joined.response.member_id
+        world.sync(member=member, protocol_type=protocol_type, assignments={member: b"x"})
+        world.commit(member=member, generation=1, offsets={("left", 0): 2})
+        for _ in range(90):
+            world.advance(1_000_000)
+            assert world.heartbeat(member=member).error == E.NONE
+        assert world.committed(topic="left") == 2
 
     def test_a_commit_that_named_its_retention_is_taken_at_its_word(self):
         world = World(self.config)
@@ -279,6 +308,7 @@ def test_groups_in_motion_do_not_lose_offsets():
     store.replay(0, committed(1), -1)
     group = Group("g", 0)
     group.protocol_type = "consumer"
+    group.subscribed_topics = frozenset({"another"})
     for state in (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
         group.state = state
         assert store.expired(group, DAY_MS, 1) == ([], False)

@@ -50,7 +50,6 @@ class GroupCoordinator:
         self.groups: dict[str, Group] = {}
         self.offsets = OffsetStore()
         self.timers: TimerQueue[TimerKey] = TimerQueue()
-        self._loading = True
         self._rebalancer = Rebalancer(config, self.timers)
         self._joins = Joins(config, self.timers, self._rebalancer, rng)
         self._expiry_left: list[str] = []
@@ -246,10 +245,7 @@ class GroupCoordinator:
             if group is not None:
                 group.persisted = None
                 group.is_recorded = record.group_id in self.offsets
-                if self._loading and not group.is_recorded:
-                    del self.groups[record.group_id]
-                else:
-                    self._forget_if_traceless(group)
+                self._forget_if_traceless(group)
             return
         if group is None:
             group = self.groups[record.group_id] = Group(record.group_id, record.value.current_state_timestamp)
@@ -267,7 +263,6 @@ class GroupCoordinator:
     def on_loaded(self, now: Now) -> Outcome:
         """Members are taken for alive until their sessions say otherwise."""
         outcome = Outcome(now)
-        self._loading = False
         for group in list(self.groups.values()):
             if group.persisted is None:
                 continue
