@@ -177,8 +177,9 @@ class KafkaProcess(ServerProcess):
         (self.directory / "log4j2.xml").write_text(_LOGGING.format(file=self.server_log))
         if not (self.data_directory / "meta.properties").exists():
             done = java(
-                "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self.directory / "server.properties")
-            )
+                "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", _CLUSTER_ID,
+                "-c", str(self.directory / "server.properties"),
+            )  # fmt: skip
             if done.returncode != 0:
                 raise PeerUnavailable(f"Kafka could not format its directory: {done.stderr.strip()[-300:]}")
 
