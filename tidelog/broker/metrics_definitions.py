@@ -42,7 +42,7 @@ _ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("tidelog_request_errors_total", COUNTER, "api error",
      "Error codes in answers; an answer may hold several.", "RequestMetrics ErrorsPerSec"),
     ("tidelog_requests_waiting", GAUGE, "operation",
-     "Requests parked: produces for replicas or the device, fetches for records, others in tasks.",
+     "What waits: produces, by partition, for replicas or the device; fetches for records; other tasks.",
      "DelayedOperationPurgatory PurgatorySize"),
     ("tidelog_connections", GAUGE, "listener",
      "Open connections.", "socket-server-metrics connection-count"),

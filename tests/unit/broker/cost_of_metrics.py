@@ -21,6 +21,7 @@ from tidelog.broker.config import NodeConfig
 from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
+from tidelog.protocol.hot import PRODUCE_FLEXIBLE_FROM
 from tidelog.protocol.messages.headers import RequestHeader
 
 ROUNDS, CALLS = 60, 1000
@@ -56,7 +57,7 @@ async def counting(node: Any) -> None:
         key, version, correlation_id, client_id_bytes = dispatch._HEADER.unpack_from(frame)
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
         assert key == produce_api.API_KEY and version in produce_api.VERSIONS  # noqa: PT018 - as dispatch looks
-        if version >= dispatch.PRODUCE_FLEXIBLE_FROM:
+        if version >= PRODUCE_FLEXIBLE_FROM:
             position = dispatch._skip_header_tags(frame, position)
         return produce_api.serve(services, frame[position:], version, correlation_id, peer)
 
