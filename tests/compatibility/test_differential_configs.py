@@ -206,6 +206,22 @@ def test_layers_of_a_config(brokers: Brokers, topic_in_both: NewTopic, restored:
     at_last(compare)
 
 
+def test_a_new_topic_is_told_what_it_falls_back_to(brokers: Brokers, restored: Callable[..., None]) -> None:
+    set_to = {"log.retention.ms": "5000", "message.max.bytes": "6000", "log.cleanup.policy": "compact,delete"}
+    for key, value in set_to.items():
+        restored(BROKER, ALL_BROKERS, key, value)
+    for key, value in (("log.segment.bytes", " 2000000 "), ("log.retention.ms", "7000"), ("log.preallocate", "TRUE")):
+        restored(BROKER, THIS_BROKER, key, value)
+    configs = [{"name": "message.timestamp.type", "value": "LogAppendTime"}, {"name": "segment.ms", "value": " 7 "}]
+    topic = {"name": "falls-back", "num_partitions": 1, "replication_factor": 1, "configs": configs}
+    brokers.ignored = frozenset({"topic_id"})
+
+    def compare() -> None:
+        brokers.same("create_topics", 7, topics=[topic], timeout=10_000, validate_only=True)
+
+    at_last(compare)
+
+
 def test_what_is_set_for_all_brokers_is_described(brokers: Brokers, restored: Callable[..., None]) -> None:
     restored(BROKER, ALL_BROKERS, "max.connections", "5000")
     restored(BROKER, ALL_BROKERS, "leader.replication.throttled.rate", "70")

@@ -11,7 +11,13 @@ from collections import Counter
 from tidelog.broker.cluster_roles import check_time, controller
 from tidelog.broker.config_definitions import TOPIC
 from tidelog.broker.config_definitions_types import INTERNAL
-from tidelog.broker.config_entries import TOPIC_SOURCE, canonical_text, effective_topic_source
+from tidelog.broker.config_entries import (
+    DYNAMIC_BROKER_SOURCE,
+    DYNAMIC_DEFAULT_BROKER_SOURCE,
+    TOPIC_SOURCE,
+    canonical_text,
+    effective_topic_source,
+)
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -71,10 +77,11 @@ def _created(services: Services, topic: CreatedTopic) -> CreatableTopicResult:
         if text is None and definition.update_mode == INTERNAL:
             continue
         if text is None:
-            value = canonical_text(definition, config.topic_default(name, layers))
-            source = effective_topic_source(config, layers, name)
+            value, source = config.topic_default(name, layers), effective_topic_source(config, layers, name)
+            if source not in (DYNAMIC_BROKER_SOURCE, DYNAMIC_DEFAULT_BROKER_SOURCE):
+                value = canonical_text(definition, value)
         else:
-            value, source = text, TOPIC_SOURCE  # as it was given, as Kafka answers
+            value, source = text, TOPIC_SOURCE  # what is set at run time is told as it was given, as Kafka does
         configs.append(CreatableTopicConfigs(name=name, value=value, config_source=source))
     return CreatableTopicResult(
         name=topic.name,
