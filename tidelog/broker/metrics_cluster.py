@@ -63,7 +63,7 @@ class ClusterCounts:
 def tell_quorum(metadata: MetadataSide, out: Exposition) -> None:
     raft, tracker = metadata.raft, metadata.tracker
     out.add("tidelog_metadata_applied_offset", tracker.offset)
-    out.add("tidelog_metadata_applied_timestamp_seconds", tracker.image.timestamp_ms / 1000)
+    out.add("tidelog_metadata_applied_timestamp_seconds", max(tracker.image.timestamp_ms, 0) / 1000)
     own = raft.raft.role.value.lower() if raft.raft.can_vote or raft.raft.role is not Role.FOLLOWER else OBSERVER
     for role in (*(role.value.lower() for role in Role), OBSERVER):
         out.add("tidelog_quorum_role", own == role, role)

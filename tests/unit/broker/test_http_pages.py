@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.broker.conftest import RunningNode, StartNode
-from tests.unit.broker.scraping import get
-from tidelog.broker.config import ConfigError
+from tests.unit.broker.scraping import get, scrape
+from tidelog.broker.config import ConfigError, NodeConfig
 from tidelog.broker.http_pages import what_is_sick, what_is_unready
+from tidelog.broker.node import Node
+from tidelog.broker.node_ports import os_ports
 from tidelog.broker.server import ListenError
+from tidelog.storage.disk import OsDisk
+from tidelog.storage.log_directory import LogDirectory
 
 
 @pytest.fixture
@@ -115,3 +121,36 @@ async def test_the_port_is_free_again_after_a_stop(start_node: StartNode):
     await first.stop()
     again = await start_node(**{"metrics.port": str(port)})
     assert (await get(again, "/readyz"))[0] == 200
+
+
+async def test_a_node_that_finds_no_controller_yet_says_so_and_can_be_measured(tmp_path: Path):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        settings = {
+            "process.roles": "broker",
+            "node.id": "1",
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "controller.quorum.voters": f"2@127.0.0.1:{nobody.getsockname()[1]}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(tmp_path / "data"),
+            "metrics.port": "0",
+        }
+        LogDirectory.open(OsDisk(), settings["log.dirs"], node_id=1, cluster_id=None).close()
+        node = Node(NodeConfig(settings), os_ports())
+        starting = asyncio.create_task(node.start())
+        try:
+            while node._metrics is None and not starting.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            running = RunningNode(node, 0)
+            assert await get(running, "/healthz") == (200, "ok\n")
+            assert await get(running, "/readyz") == (503, "no metadata yet\n")
+            found = await scrape(running)
+            assert (found("tidelog_ready"), found("tidelog_quorum_leader_id"), found("tidelog_partitions")) == (
+                0,
+                -1,
+                0,
+            )
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await node.stop()
