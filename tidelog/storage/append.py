@@ -339,6 +339,8 @@ def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRule
         if offset_delta != index:
             consecutive = False
         timestamp = header.base_timestamp + time_delta
+        if not -INT64_MAX <= timestamp <= INT64_MAX:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"timestamp {timestamp} needs more than 64 bits")
         if rules.checks_keys and not has_key:
             reason = "a compacted topic takes no record without a key"
         elif checks_times and timestamp != NO_TIMESTAMP and not oldest <= timestamp <= newest:

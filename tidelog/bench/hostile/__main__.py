@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,9 +62,7 @@ class Victim:
         return seen
 
     def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
+        self._process.communicate(timeout=10)
 
 
 async def under_attack(server: ServerProcess, victim: Victim, name: str, seconds: float) -> Outcome:
@@ -90,17 +89,11 @@ def prepare(port: int) -> None:
             topics.NewTopic(COMPACTED, 1, 1, {"cleanup.policy": "compact"}),
         ],
     )
-    batch = frames.record_batch([bytes(900_000)], int(_now_ms()))
+    batch = frames.record_batch([bytes(900_000)], int(time.time() * 1000))
     with RawConnection(port) as connection:
         for _ in range(FILL_BYTES // len(batch)):
             connection.send(frames.produce(frames.ProducePlan(TOPIC, {0: batch}), 1))
             connection.receive()
-
-
-def _now_ms() -> float:
-    import time
-
-    return time.time() * 1000
 
 
 def run(server: ServerProcess, names: list[str], seconds: float) -> list[Outcome]:
