@@ -110,7 +110,7 @@ class BrokerSide:
         )  # fmt: skip
         self.cleaner = LogCleaner(
             directories, settings, loop, ports.clock_ms, lambda work: loop.run_in_executor(ports.executor, work),
-            self._upkeep.checkpoint,
+            self._upkeep,
         )  # fmt: skip
         self.groups = self._make_groups()
 

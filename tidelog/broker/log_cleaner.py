@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.storage.cleaner_tables import key_table
 from tidelog.storage.compaction import CleaningFailed, CleaningStats, Compaction, find_cleanable
@@ -37,6 +37,20 @@ _USUAL_SWITCH_INTERVAL_S: Final = sys.getswitchinterval()
 _SETTINGS: Final = (
     "log.cleaner.threads", "log.cleaner.backoff.ms", "log.cleaner.io.max.bytes.per.second",
 )  # fmt: skip
+
+
+
+class UpkeepOfLogs(Protocol):
+    """What `upkeep.Upkeep` does for the cleaner."""
+
+    def checkpoint(self) -> None:
+        """Write down how far each log is cleaned, and the rest of what is checkpointed."""
+        ...
+
+    def look_after(self) -> None:
+        """Retention, which waits while a log is cleaned."""
+        ...
+
 
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
@@ -63,15 +77,14 @@ class LogCleaner:
         loop: asyncio.AbstractEventLoop,
         clock_ms: Callable[[], int],
         run_in_executor: RunInExecutor,
-        on_cleaned: Callable[[], None] = lambda: None,
+        upkeep: UpkeepOfLogs,
     ) -> None:
-        """`on_cleaned`: to write down how far each log is cleaned."""
         self._directories = directories
         self._settings = settings
         self._loop = loop
         self._clock_ms = clock_ms
         self._run_in_executor = run_in_executor
-        self._on_cleaned = on_cleaned
+        self._upkeep = upkeep
         self.totals = CleanerTotals()
         self.uncleanable: dict[PartitionLog, str] = {}
         """Logs that could not be cleaned, and why."""
@@ -261,12 +274,14 @@ class LogCleaner:
             found.topic, found.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
             stats.bytes_written, stats.bytes_read, duration_s,
         )  # fmt: skip
-        self._on_cleaned()
+        self._upkeep.checkpoint()
         if stats.keyless:
             log.warning("%s-%d had %d records without a key", found.topic, found.partition, stats.keyless)
 
     def _ended(self, compaction: Compaction, where: str) -> None:
         self._compactions.discard(compaction)
+        if compaction.retention_waits:
+            self._upkeep.look_after()
         del self._running[where]
         if not self._running:
             sys.setswitchinterval(_USUAL_SWITCH_INTERVAL_S)

@@ -102,6 +102,8 @@ class Compaction:
         self.stats = CleaningStats()
         self.error: Exception | None = None
         self.is_given_up = False
+        self.retention_waits = False
+        """Retention was due meanwhile and is to be seen to when this is over."""
         self.cleaned_offset = chosen.first_dirty_offset
         """Where the dirty part begins once this is finished."""
         self._disk = log.disk

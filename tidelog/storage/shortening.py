@@ -128,7 +128,8 @@ def apply_retention(log: PartitionLog, now_ms: int) -> None:
     if log.segments.active.size_bytes == 0 and len(log.segments) == 1:
         return
     if log.compaction is not None:
-        return  # it takes none but its own segments away
+        log.compaction.retention_waits = True  # else segments could go that are being read
+        return
     try:
         count = deletable_prefix(_facts(log), log.config, log.log_start_offset, log.high_watermark, now_ms)
     except CorruptIndex as error:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Node:
         self.directories = Directories(self.logs.directory)
         explicit = {"log.cleaner.backoff.ms": "1", **{key.replace("_", "."): value for key, value in settings.items()}}
         self.settings = DynamicConfig(NodeConfig(explicit))
-        self.written_down = 0
+        self.written_down = self.looked_after = 0
         self.cleaner: LogCleaner
 
     def start(self) -> None:
@@ -55,11 +56,15 @@ class Node:
             return loop.run_in_executor(None, work)
 
         directories: Any = self.directories
-        self.cleaner = LogCleaner(directories, self.settings, loop, lambda: NOW, run, self._write_down)
+        self.cleaner = LogCleaner(directories, self.settings, loop, lambda: NOW, run, self)
         self.cleaner.start()
 
-    def _write_down(self) -> None:
+    def checkpoint(self) -> None:
         self.written_down += 1
+
+    def look_after(self) -> None:
+        self.looked_after += 1
+        self.logs.directory.maintain(NOW + 1000)
 
     def fill(self, name: str, count: int, keys: int = 3) -> Any:
         log = self.logs.log
@@ -195,6 +200,21 @@ async def test_closing_in_the_middle_leaves_a_whole_log(tmp_path: Path, turns: i
     newest = {key: value for _, key, value in contents(log)}
     assert len(newest) == 7
     assert [name for name in node.logs.files("*") if name.endswith((".cleaned", ".swap"))] == []
+
+
+async def test_retention_waits_for_the_end_of_a_cleaning(tmp_path: Path) -> None:
+    node = Node(tmp_path, **{"log.cleaner.io.max.bytes.per.second": "200000"})
+    log = node.fill("t", 200)
+    log.set_config(replace(CONFIG, cleanup_policy=frozenset({"compact", "delete"}), retention_bytes=0))
+    node.start()
+    await node.until(lambda: node.cleaner.running_count == 1)
+    before = log.segment_count
+    node.logs.directory.maintain(NOW)
+    assert log.segment_count == before > 3
+    await node.until(lambda: node.looked_after == 1)
+    assert log.segment_count == 1
+    assert log.log_start_offset == 200
+    await node.cleaner.close()
 
 
 async def test_nothing_is_cleaned_where_it_is_switched_off(tmp_path: Path) -> None:
