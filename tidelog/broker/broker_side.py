@@ -7,8 +7,10 @@ A node without the broker role has none of it. It follows the images that the me
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
@@ -44,6 +46,18 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 log = logging.getLogger("tidelog.node")
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """While thousands of logs are opened all that is made stays: walking it again and again is a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class BrokerSide:
@@ -167,11 +181,12 @@ class BrokerSide:
         self.directories.write_incarnations(epoch, self._ports.boot_id)
         await self._metadata.tracker.wait_for(epoch)
         image = self._metadata.image
-        await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
-        self._hosting.loaded()
-        self._is_applied = True
-        image = self._metadata.image
-        self.on_image(image, everything(image))
+        with _without_collections():
+            await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
+            self._hosting.loaded()
+            self._is_applied = True
+            image = self._metadata.image
+            self.on_image(image, everything(image))
         self._hosting.start()
         self._upkeep.start()
         self.cleaner.start()
