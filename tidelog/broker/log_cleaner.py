@@ -39,7 +39,6 @@ _SETTINGS: Final = (
 )  # fmt: skip
 
 
-
 class UpkeepOfLogs(Protocol):
     """What `upkeep.Upkeep` does for the cleaner."""
 
@@ -280,7 +279,7 @@ class LogCleaner:
 
     def _ended(self, compaction: Compaction, where: str) -> None:
         self._compactions.discard(compaction)
-        if compaction.retention_waits:
+        if compaction.retention_waits and not self._is_closing:
             self._upkeep.look_after()
         del self._running[where]
         if not self._running:
