@@ -36,6 +36,10 @@ LISTENER_NOT_FOUND_FROM = 6
 OPERATIONS_FROM = 8
 CLUSTER_OPERATIONS_TO = 10
 
+_Ids = tuple[int, ...]
+_Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
+"""Error, leader, replicas, in-sync replicas, offline replicas."""
+
 
 def handle(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse | Deferred:
     if services.lost_brokers and services.lost_brokers.any_of(_leaders(services.image(), request)):
@@ -73,7 +77,8 @@ def _answer(services: Services, context: RequestContext, request: MetadataReques
     version = context.api_version
     image = services.image()
     if request.topics is None or (version == 0 and not request.topics):
-        topics = [_known(image, topic, context) for _, topic in sorted(image.topics_by_name.items())]
+        view = _View(image, context)
+        topics = [view.known(topic) for _, topic in sorted(image.topics_by_name.items())]
     else:
         topics = _requested(services, context, request, image)
     if version >= OPERATIONS_FROM and request.include_topic_authorized_operations:
@@ -107,15 +112,16 @@ def _requested(
             if asked.topic_id != ZERO_UUID:
                 message = f"Topic IDs are not supported in requests for version {context.api_version}"
                 raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    view = _View(image, context)
     ids = dict.fromkeys(asked.topic_id for asked in request.topics if asked.topic_id != ZERO_UUID)
     if ids:
-        return [_by_id(image, topic_id, context) for topic_id in ids]
+        return [view.by_id(topic_id) for topic_id in ids]
     topics: list[MetadataResponseTopic] = []
     missing: list[str] = []
     for name in dict.fromkeys(asked.name for asked in request.topics if asked.name is not None):
         topic = image.topics_by_name.get(name)
         if topic is not None:
-            topics.append(_known(image, topic, context))
+            topics.append(view.known(topic))
             continue
         if topic_name_problem(name) is None:
             missing.append(name)
@@ -128,55 +134,63 @@ def _requested(
     return topics
 
 
-def _by_id(image: MetadataImage, topic_id: bytes, context: RequestContext) -> MetadataResponseTopic:
-    topic = image.topics_by_id.get(topic_id)
-    if topic is None:
-        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id)
-    return _known(image, topic, context)
+class _View:
+    """The image as one answer tells it. Most partitions look like others: each look is worked out once."""
 
+    def __init__(self, image: MetadataImage, context: RequestContext) -> None:
+        self._image = image
+        self._version, self._listener = context.api_version, context.listener_name
+        self._looks: dict[tuple[int, _Ids, _Ids, tuple[bytes, ...]], _Look] = {}
 
-def _known(image: MetadataImage, topic: TopicImage, context: RequestContext) -> MetadataResponseTopic:
-    version, listener = context.api_version, context.listener_name
-    return MetadataResponseTopic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.is_internal,
-        partitions=[
-            _partition(image, index, partition, version, listener)
-            for index, partition in sorted(topic.partitions.items())
-        ],
-    )
+    def by_id(self, topic_id: bytes) -> MetadataResponseTopic:
+        topic = self._image.topics_by_id.get(topic_id)
+        if topic is None:
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id)
+        return self.known(topic)
 
+    def known(self, topic: TopicImage) -> MetadataResponseTopic:
+        return MetadataResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.is_internal,
+            partitions=[self._partition(index, partition) for index, partition in sorted(topic.partitions.items())],
+        )
 
-def _partition(
-    image: MetadataImage, index: int, partition: PartitionImage, version: int, listener: str
-) -> MetadataResponsePartition:
-    brokers = image.brokers
-    offline = offline_replicas(image, partition, listener)
-    leader = partition.leader
-    error = ErrorCode.NONE
-    if broker_endpoint(image, leader, listener) is None:
-        leader_is_up = leader in brokers and not brokers[leader].fenced
-        leader = -1
-        error = ErrorCode.LEADER_NOT_AVAILABLE
-        if leader_is_up and version >= LISTENER_NOT_FOUND_FROM:
-            error = ErrorCode.LISTENER_NOT_FOUND
-    elif version == 0 and offline:
-        # Version 0 has no place for offline replicas: they are left out, and their lack is an error.
-        error = ErrorCode.REPLICA_NOT_AVAILABLE
-    replicas, isr = list(partition.replicas), list(partition.isr)
-    if version == 0:
-        replicas = [replica for replica in replicas if replica not in offline]
-        isr = [replica for replica in isr if replica not in offline]
-    return MetadataResponsePartition(
-        error_code=error,
-        partition_index=index,
-        leader_id=leader,
-        leader_epoch=partition.leader_epoch,
-        replica_nodes=replicas,
-        isr_nodes=isr,
-        offline_replicas=offline,
-    )
+    def _partition(self, index: int, partition: PartitionImage) -> MetadataResponsePartition:
+        key = (partition.leader, partition.replicas, partition.isr, partition.directories)
+        look = self._looks.get(key)
+        if look is None:
+            look = self._looks[key] = self._look(partition)
+        error, leader, replicas, isr, offline = look
+        return MetadataResponsePartition(
+            error_code=error,
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=partition.leader_epoch,
+            replica_nodes=replicas,
+            isr_nodes=isr,
+            offline_replicas=offline,
+        )
+
+    def _look(self, partition: PartitionImage) -> _Look:
+        image, version = self._image, self._version
+        offline = offline_replicas(image, partition, self._listener)
+        leader = partition.leader
+        error = ErrorCode.NONE
+        if broker_endpoint(image, leader, self._listener) is None:
+            leader_is_up = leader in image.brokers and not image.brokers[leader].fenced
+            leader = -1
+            error = ErrorCode.LEADER_NOT_AVAILABLE
+            if leader_is_up and version >= LISTENER_NOT_FOUND_FROM:
+                error = ErrorCode.LISTENER_NOT_FOUND
+        elif version == 0 and offline:
+            # Version 0 has no place for offline replicas: they are left out, and their lack is an error.
+            error = ErrorCode.REPLICA_NOT_AVAILABLE
+        replicas, isr = list(partition.replicas), list(partition.isr)
+        if version == 0:
+            replicas = [replica for replica in replicas if replica not in offline]
+            isr = [replica for replica in isr if replica not in offline]
+        return error, leader, replicas, isr, offline
 
 
 def refuse(request: MetadataRequest, error: KafkaError, version: int) -> MetadataResponse:
