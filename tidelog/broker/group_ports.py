@@ -14,6 +14,7 @@ from tidelog.storage.reader import ColdRead
 if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions
 
+_NOT_YET = memoryview(b"")
 READ_BYTES = 1024 * 1024
 
 
@@ -42,13 +43,18 @@ class GroupPorts:
     def read_log(self, partition: int) -> Iterator[memoryview]:
         leader = self._partitions.leader(self._topic, partition)
         offset, end = leader.log.log_start_offset, leader.log.log_end_offset
+        warming: list[ColdRead] = []
         while offset < end:
             try:
-                try:
-                    result = leader.log.read(offset, READ_BYTES, end)
-                except ColdRead as cold:
-                    cold.warm()
-                    continue
+                result = leader.log.read(offset, READ_BYTES, end)
+            except ColdRead as cold:
+                warming.append(cold)
+                self._partitions.run_cold(cold, warming.clear)
+                while warming:
+                    yield _NOT_YET
+                if leader.offline:
+                    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._topic}-{partition} is offline") from None
+                continue
             except (OSError, CorruptLog) as error:
                 raise self._partitions.refusal(leader, error) from None
             if not result.size_bytes:

@@ -298,13 +298,15 @@ class PartitionLog:
         except CorruptTransactionIndex as error:
             raise CorruptLog(str(error)) from error
 
-    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record not older than `timestamp`, wherever the high watermark is; may wait for the device."""
-        return self._mending(lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset))
+    def offset_for_timestamp(self, timestamp: int, *, wait: bool = True) -> TimestampOffset | None:
+        """The first record not older than `timestamp`, whatever is committed. ColdRead unless it may `wait`."""
+        return self._mending(
+            lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset, wait=wait)
+        )
 
-    def max_timestamp_offset(self) -> TimestampOffset | None:
-        """The first record that has the largest timestamp of the log; may wait for the device."""
-        return self._mending(lambda: lookup.largest(self.segments))
+    def max_timestamp_offset(self, *, wait: bool = True) -> TimestampOffset | None:
+        """The first record that has the largest timestamp of the log. ColdRead unless it may `wait`."""
+        return self._mending(lambda: lookup.largest(self.segments, wait=wait))
 
     def _mending(self, ask: Callable[[], TimestampOffset | None]) -> TimestampOffset | None:
         try:

@@ -209,8 +209,8 @@ def _chunk(segment: Segment, file: File, position: int, size: int, wait: bool) -
     return data
 
 
-def headers(segment: Segment, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each batch from `position` on, waiting for the device where it must.
+def headers(segment: Segment, position: int = 0, *, wait: bool = True) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch from `position` on, waiting for the device where it must, or raising ColdRead.
 
     Raises CorruptIndex where no batch is: the caller came by an index, or the segment itself is damaged.
     """
@@ -220,7 +220,7 @@ def headers(segment: Segment, position: int = 0) -> Iterator[tuple[int, BatchHea
     while position < size:
         at = position - chunk_start
         if at + HEADER_SIZE > len(chunk):
-            chunk, chunk_start, at = _chunk(segment, file, position, size, True), position, 0
+            chunk, chunk_start, at = _chunk(segment, file, position, size, wait), position, 0
         try:
             header = read_header(chunk, at)
         except KafkaError as error:
@@ -232,5 +232,11 @@ def headers(segment: Segment, position: int = 0) -> Iterator[tuple[int, BatchHea
         position = end
 
 
-def batch_at(segment: Segment, position: int, header: BatchHeader) -> bytes:
-    return segment.file.read_at(header.size_bytes, position)
+def batch_at(segment: Segment, position: int, header: BatchHeader, *, wait: bool = True) -> bytes:
+    file, size_bytes = segment.file, header.size_bytes
+    if wait or position >= segment.warm_from:
+        return file.read_at(size_bytes, position)
+    data = file.read_at_nowait(size_bytes, position)
+    if data is None:
+        raise ColdRead(file, segment.path, position, size_bytes)
+    return data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tidelog.broker.request import RequestContext
+from tidelog.broker.request import Deferred, RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.list_offsets import (
@@ -16,6 +16,7 @@ from tidelog.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from tidelog.replication.partition import Isolation
+from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
@@ -37,32 +38,61 @@ _Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NOTHING: _Found = (-1, -1, -1)
 
 
-def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    asked = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
-    duplicates = {key for key, times in Counter(asked).items() if times > 1}
-    topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {}
-    for topic in request.topics:
-        for partition in topic.partitions:
-            index = partition.partition_index
-            answered = topics.setdefault(topic.name, {})
-            try:
-                if (topic.name, index) in duplicates:
-                    raise KafkaError(ErrorCode.INVALID_REQUEST)
-                found = _find(services, context.api_version, request, topic.name, partition)
-                timestamp, offset, epoch = found
-                answered[index] = ListOffsetsPartitionResponse(
-                    partition_index=index,
-                    timestamp=timestamp,
-                    offset=offset,
-                    leader_epoch=epoch if context.api_version >= 4 else -1,
-                )
-            except KafkaError as error:
-                answered[index] = ListOffsetsPartitionResponse(partition_index=index, error_code=error.code)
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsTopicResponse(name=name, partitions=list(answered.values())) for name, answered in topics.items()
-        ]
-    )
+def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse | Deferred:
+    listing = _Listing(services, context.api_version, request)
+    if not listing.goes_on():
+        listing.deferred = Deferred()
+        return listing.deferred
+    return listing.response()
+
+
+class _Listing:
+    """One request: partition after partition, and where records are not in memory, when a thread has brought them."""
+
+    def __init__(self, services: Services, version: int, request: ListOffsetsRequest) -> None:
+        self._services, self._version, self._request = services, version, request
+        asked = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
+        times = Counter((name, partition.partition_index) for name, partition in asked)
+        self._duplicates = {key for key, count in times.items() if count > 1}
+        self._left = iter(asked)
+        self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in asked}
+        self.deferred: Deferred | None = None
+
+    def goes_on(self) -> bool:
+        """Whether it has come to the end; else it goes on by itself."""
+        return all(self._answer(name, partition) for name, partition in self._left)
+
+    def _answer(self, name: str, partition: ListOffsetsPartition) -> bool:
+        index = partition.partition_index
+        try:
+            if (name, index) in self._duplicates:
+                raise KafkaError(ErrorCode.INVALID_REQUEST)
+            timestamp, offset, epoch = _find(self._services, self._version, self._request, name, partition)
+            self._topics[name][index] = ListOffsetsPartitionResponse(
+                partition_index=index,
+                timestamp=timestamp,
+                offset=offset,
+                leader_epoch=epoch if self._version >= 4 else -1,
+            )
+        except ColdRead as cold:
+            self._services.partitions.run_cold(cold, lambda: self._warmed(name, partition))
+            return False
+        except KafkaError as error:
+            self._topics[name][index] = ListOffsetsPartitionResponse(partition_index=index, error_code=error.code)
+        return True
+
+    def _warmed(self, name: str, partition: ListOffsetsPartition) -> None:
+        assert self.deferred is not None
+        if self._answer(name, partition) and self.goes_on():
+            self.deferred.complete(self.response())
+
+    def response(self) -> ListOffsetsResponse:
+        return ListOffsetsResponse(
+            topics=[
+                ListOffsetsTopicResponse(name=name, partitions=list(answered.values()))
+                for name, answered in self._topics.items()
+            ]
+        )
 
 
 def refuse(request: ListOffsetsRequest, error: KafkaError, version: int) -> ListOffsetsResponse:
@@ -96,6 +126,8 @@ def _find(
     bound = partition.read_bound(isolation)
     try:
         found = (-1, bound, partition.leader_epoch) if timestamp == LATEST else _lookup(partition, timestamp, bound)
+    except ColdRead:
+        raise
     except Exception as error:
         raise partitions.refusal(partition, error) from None
     by_time = timestamp >= 0 or timestamp == MAX_TIMESTAMP
@@ -118,5 +150,8 @@ def _lookup(partition: Partition, timestamp: int, bound: int) -> _Found:
         return -1, log.log_start_offset, log.leader_epochs.epoch_for_offset(log.log_start_offset)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING  # nothing is ever tiered here
-    found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+    if timestamp == MAX_TIMESTAMP:
+        found = log.max_timestamp_offset(wait=False)
+    else:
+        found = log.offset_for_timestamp(timestamp, wait=False)
     return found if found is not None and found[1] < bound else _NOTHING

@@ -15,18 +15,22 @@ from tidelog.protocol.records import ControlRecordType, control_record_type, dec
 
 RECORDS_PER_STEP = 500
 MORE_TO_COME = -1
+NOT_YET = -2
 
 
 def replay_log(
     coordinator: Coordinator, chunks: Iterable[memoryview], records_per_step: int = RECORDS_PER_STEP
 ) -> Iterator[int]:
-    """Replay whole batches; yields MORE_TO_COME after each step, and last the offset at which the log ends.
+    """Replay whole batches; yields MORE_TO_COME after each step, NOT_YET while the next chunk is awaited (it is empty),
+    and last the offset at which the log ends.
 
     Raises KafkaError or MalformedMessage for a log that cannot be understood. Records of unknown kinds are passed over.
     """
     left = records_per_step
     end_offset = 0
     for chunk in chunks:
+        if not chunk:
+            yield NOT_YET
         for position, header in iter_headers(chunk):
             end_offset = header.next_offset
             for record in decode_batch(chunk, position, header):

@@ -26,7 +26,8 @@ class Ports(Protocol):
         """Call back once everything below `offset` is committed, or with why it never will be from here."""
 
     def read_log(self, partition: int) -> Iterator[memoryview]:
-        """The partition's log from its start to its end: whole batches, some at a time."""
+        """The partition's log from its start to its end: whole batches, some at a time; none where they must be waited
+        for, on a thread."""
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         """Of any partition that this node has a replica of."""

@@ -16,7 +16,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
+from tidelog.broker.coordinators.loading import MORE_TO_COME, NOT_YET, replay_log
 from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
 from tidelog.broker.coordinators.ports import Ports, TimerHandle, told_to_members
 from tidelog.broker.request import Deferred
@@ -30,6 +30,8 @@ C = TypeVar("C", bound=Coordinator)
 PENDING_WRITES_MAX = 10_000
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
+# While a thread brings what is to be loaded next.
+READ_AGAIN_MS = 2
 
 
 class _State(Enum):
@@ -365,8 +367,9 @@ class CoordinatorRuntime(Generic[C]):
             )
             self._close(shard, _State.FAILED)
             return
-        if end_offset == MORE_TO_COME:
-            self._ports.call_later(0, lambda: self._load_step(shard, steps))
+        if end_offset in (MORE_TO_COME, NOT_YET):
+            delay_ms = 0 if end_offset == MORE_TO_COME else READ_AGAIN_MS
+            self._ports.call_later(delay_ms, lambda: self._load_step(shard, steps))
         elif end_offset == 0:
             self._activate(shard, None)
         else:
