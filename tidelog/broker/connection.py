@@ -28,8 +28,8 @@ BUFFER_USUAL_BYTES = 16 * 1024
 BUFFER_ON_HEAP_MAX = 256 * 1024
 # Requests that one connection may have served before others are looked at, in small ones; one with a large answer
 # counts for several.
-TURN_REQUESTS_MAX = 32
-LARGE_ANSWER_COST = 16
+TURN_REQUESTS_MAX = 16
+LARGE_ANSWER_COST = 8
 # A reader that stops reading is not read from either, once this much waits for it (uvloop counts the bytes); nor one
 # for which this much waits behind an answer that is not due yet.
 WRITE_HIGH_WATER_BYTES = 8 * 1024 * 1024

@@ -59,6 +59,10 @@ class Peer:
         except (OSError, asyncio.IncompleteReadError):
             return b""
 
+    @property
+    def is_open(self) -> bool:
+        return not (self.reader.at_eof() or self.reader.exception() or self.writer.is_closing())
+
     def close(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             self.writer.transport.abort()  # nobody is to wait for what was not read
@@ -160,7 +164,7 @@ async def claims(port: int, seconds: float) -> str:
         await asyncio.sleep(1)
         for peer in peers:
             await peer.send(b"x")
-    open_still = sum(not peer.reader.at_eof() for peer in peers)
+    open_still = sum(peer.is_open for peer in peers)
     close_all(peers)
     return f"{len(peers)} connections, {open_still} still open"
 
@@ -179,7 +183,7 @@ async def half_requests(port: int, seconds: float) -> str:
 
     whole = await asyncio.gather(*map(fill, peers))
     await asyncio.sleep(seconds)
-    open_still = sum(not peer.reader.at_eof() for peer in peers)
+    open_still = sum(peer.is_open for peer in peers)
     close_all(peers)
     return f"{sum(whole)} sent 85 MB, {open_still} of {len(peers)} still open"
 
