@@ -7,7 +7,7 @@ import errno
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -172,9 +172,9 @@ async def test_what_cannot_be_read_takes_its_directory_offline(
 ) -> None:
     """`waits`: pages that are not in memory, which a thread meets; else the read on the loop does."""
     placed = await Placed.make(await start(), homes, make_batch(b"x"))
-    partition = placed.running.node._broker.partitions.find("one", 0)  # type: ignore[union-attr]
+    partition: Any = placed.running.node._broker.partitions.find("one", 0)  # type: ignore[union-attr]
     if waits:
-        partition.log.segments.active.warm_from = 1 << 40
+        cast(Any, partition).log.segments.active.warm_from = 1 << 40
     disk.fail(placed.home("one"), errno.EIO, "read")
     assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
     await placed.require_one_gone()

@@ -166,16 +166,20 @@ async def test_what_is_written_meanwhile_moves_too(
             assert await send(wire, "t", make_batch(b"%d" % sent)) == (0, sent)
             sent += 1
 
+    async def more(count: int) -> None:
+        end = sent + count
+        await until(lambda: sent >= end)
+
     writer = asyncio.create_task(write())
     waiting = await moving.running.connect()
     for _ in range(4):
-        await until(lambda mark=sent + 20: sent >= mark)
+        await more(20)
         target = moving.other
         assert await moving.order(target) == 0
         await moving.arrived(target)
         assert not writer.done()
     waiting.send(fetch("t", sent + 50, wait_ms=20_000), 11)
-    await until(lambda mark=sent + 60: sent >= mark)
+    await more(60)
     writer.cancel()
     assert await moving.values() == [b"%d" % number for number in range(moving.partition.log.log_end_offset)]
     await asyncio.wait_for(waiting.receive(FetchResponse, 11), 5)

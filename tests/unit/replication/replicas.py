@@ -286,9 +286,8 @@ class ReplicaNode:
             return produce.serve(self.services, body, version, 1, peer)
         assert api_key == LIST_OFFSETS
         context = RequestContext(api_key, version, 1, None, "test", "PLAINTEXT")
-        return b"\0" * 9 + list_offsets.handle(self.services, context, ListOffsetsRequest.decode(body, version)).encode(
-            version
-        )
+        answer: Any = list_offsets.handle(self.services, context, ListOffsetsRequest.decode(body, version))
+        return b"\0" * 9 + answer.encode(version)
 
     @property
     def partition(self) -> Partition:

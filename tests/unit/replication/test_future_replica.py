@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -38,7 +38,7 @@ class World:
         self.present = self.homes[0].create_log("t", 0, TOPIC_ID, SMALL, NOW)
         self.homes[1].create_future("t", 0, TOPIC_ID, SMALL, NOW)
         self.epoch = 0
-        self.partition: Any = SimpleNamespace(log=self.present, topic="t", index=0)
+        self.partition = cast(Any, SimpleNamespace(log=self.present, topic="t", index=0))
         self.future = FutureReplica(self.partition, self.homes[1].futures["t", 0], b"a" * 16, b"b" * 16)
 
     def append(self, records: int = 2) -> None:
