@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import socket
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,3 +210,27 @@ async def test_nobody_can_fill_the_node_with_half_requests(
         each.writer.close()
     await asyncio.sleep(0.05)
     assert await answers(await running.connect())
+
+
+async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
+    for module, names in {
+        "broker.connection": {"IN_FLIGHT_MAX": "1024", "TURN_REQUESTS_MAX": "16", "WRITE_HIGH_WATER_BYTES": "8 MiB"},
+        "broker.server_limits": {"RECEIVE_BYTES_MAX": "512 MiB", "UNREAD_BYTES_MAX": "512 MiB"},
+        "broker.server": {"TRICKLE_BYTES_PER_S": "64 B"},
+        "broker.dispatch": {"COLD_TASKS_MAX": "4096"},
+        "broker.topic_creation": {"CREATIONS_MAX": "100"},
+        "broker.apis.fetch": {"RESPONSE_BYTES_MAX": "2 MiB"},
+        "broker.fetch_sessions": {"PARKED_MAX": "250,000", "PARTITIONS_MAX": "250,000"},
+        "broker.coordinators.runtime": {
+            "PENDING_WRITES_MAX": "10,000", "PENDING_BYTES_MAX": "64 MiB", "PARKED_REQUESTS_MAX": "100,000"
+        },
+        "protocol.decoding": {"REQUEST_BUDGET": "400,000"},
+    }.items():  # fmt: skip
+        for name, said in names.items():
+            value = getattr(importlib.import_module(f"tidelog.{module}"), name)
+            units = {"MiB": 1 << 20, "B": 1}
+            number, _, unit = said.replace(",", "").partition(" ")
+            assert value == int(number) * units.get(unit, 1), name
+            (line,) = [line for line in page.splitlines() if name in line]
+            assert said in line, (name, line)
