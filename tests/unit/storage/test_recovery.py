@@ -369,3 +369,23 @@ def test_the_last_five_batches_of_a_producer_are_known_again(logs, how: str):
     for start, size in zip(starts, sizes):
         info = home.log.append_as_leader(idempotent(start, size), 0, NOW)
         assert (info.duplicate, info.first_offset) == (True, start)
+
+
+def test_a_small_log_is_recovered_without_making_files(logs: MakeLogs):
+    made = logs()
+    made.append(*(batch(1, timestamp=NOW + 10 * n) for n in range(3)))
+    before = made.files("*")
+    log = made.kill_and_open()
+    assert made.files("*") == before
+    assert offsets_of(records_of(log)) == [0, 1, 2]
+    found = log.offset_for_timestamp(NOW + 15)
+    assert found is not None
+    assert (found.offset, found.timestamp) == (2, NOW + 20)
+    # What comes next is indexed as in a log that was never killed, and is there after another kill.
+    made.append(*(batch(1, timestamp=NOW + 10 * n, value=b"x" * 1000) for n in range(3, 40)))
+    assert log.segments.active.offset_index.count > 3
+    log = made.kill_and_open()
+    assert offsets_of(records_of(log)) == list(range(40))
+    assert f"{FIRST}.index" in made.files("*"), "too large to be kept in memory alone"
+    made.close()
+    assert offsets_of(records_of(made.open())) == list(range(40))
