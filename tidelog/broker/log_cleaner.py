@@ -284,7 +284,10 @@ class LogCleaner:
         del self._running[where]
         if not self._running:
             sys.setswitchinterval(_USUAL_SWITCH_INTERVAL_S)
-        self._loop.call_soon(self._look)  # as in Kafka, the pause is only made when nothing was to be done
+        # As in Kafka, the pause is only made when nothing was to be done. And after what broke off: for want of file
+        # descriptors, say, it would break off again at once.
+        if not compaction.is_given_up:
+            self._loop.call_soon(self._look)
 
 
 def _end(pause: asyncio.Future[None]) -> None:

@@ -157,7 +157,10 @@ class ReplicaMoves:
 
     def forget(self, partition: Partition) -> None:
         """The replica cannot be read any more. What was copied stays, as it may be all that is left."""
-        self._moves.pop(partition, None)
+        under_way = self._moves.pop(partition, None)
+        if under_way is not None and under_way[0].state is not MoveState.COPYING:
+            # Else the controller would go on believing in a replica that lies, whole, where it never came to lie.
+            self._assignments.lies_in(partition.topic_id, partition.index, under_way[0].source_id)
 
     def discard(self, topic: str, index: int) -> None:
         """The replica is not to be here any more."""
@@ -220,6 +223,11 @@ class ReplicaMoves:
             return True
         except (CorruptLog, OSError, KafkaError) as error:
             self._cannot_be_written(replica.partition, directory, error)
+            return True
+        except Exception:  # a bug of ours: this one stays where it is, and the others still move
+            log.exception("%s-%d cannot be moved", replica.partition.topic, replica.partition.index)
+            if self._is_current(replica):
+                self._cancel(replica.partition)
             return True
         return copied > 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tidelog.broker.config import NodeConfig
 from tidelog.broker.dynamic_config import DynamicConfig
 from tidelog.broker.log_cleaner import LogCleaner
 from tidelog.storage.compaction import Compaction
+from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.log_directory import LogDirectory
 
@@ -37,7 +39,8 @@ class Directories:
         return iter([] if self.failures else [self.directory])
 
     def failed(self, directory: LogDirectory, error: OSError) -> None:
-        self.failures.append(error)
+        if not is_exhaustion(error):
+            self.failures.append(error)
 
 
 class Node:
@@ -185,6 +188,25 @@ async def test_a_device_that_refuses_takes_its_directory(node: Node, monkeypatch
     await node.until(lambda: bool(node.directories.failures))
     await node.cleaner.close()
     assert node.cleaner.running_count == 0
+
+
+async def test_what_broke_off_is_not_begun_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, **{"log.cleaner.backoff.ms": "100"})
+    node.fill("t", 50)
+    begun: list[Compaction] = []
+
+    def refuse(compaction: Compaction, *_: Any) -> Any:
+        begun.append(compaction)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Compaction, "_note_keys", refuse)
+    node.start()
+    await node.until(lambda: bool(begun))
+    await asyncio.sleep(0.25)
+    assert 1 <= len(begun) <= 4
+    monkeypatch.undo()
+    await node.until(lambda: node.cleaner.totals.cleanings == 1)
+    await node.cleaner.close()
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 8, 15])

@@ -287,6 +287,42 @@ async def test_a_source_that_cannot_be_read_goes_offline_with_its_replica(
     assert await moving.order(target) == ErrorCode.KAFKA_STORAGE_ERROR
 
 
+async def test_a_source_that_fails_when_the_controller_knows_already_takes_its_replica_with_it(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(moving.wire, "t", make_batch(b"a"))
+    monkeypatch.setattr(replica_moves.ReplicaMoves, "_promote", lambda *_: None)
+    source, target = moving.home, moving.other
+    assert await moving.order(target) == 0
+    await until(lambda: moving.told() == moving.id_of(target))
+    moving.disk.fail(source, errno.EIO)
+    await send(moving.wire, "t", make_batch(b"b"))
+    image = moving.running.node._services.image  # type: ignore[union-attr]
+    await until(lambda: image().topics_by_name["t"].partitions[0].leader == -1)
+
+
+async def test_a_bug_in_one_move_does_not_end_the_others(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await moving.wire.create_topic("u")
+    for topic in ("t", "u"):
+        await send(moving.wire, topic, make_batch(b"a"))
+    copy = replica_moves.ReplicaMoves._copy
+
+    def careless(moves: Any, replica: Any, directory: Any) -> int:
+        if replica.partition.topic == "u":
+            raise ZeroDivisionError
+        return copy(moves, replica, directory)
+
+    monkeypatch.setattr(replica_moves.ReplicaMoves, "_copy", careless)
+    other: Any = moving.running.node._broker.partitions.find("u", 0)  # type: ignore[union-attr]
+    where, target = Path(other.log.directory), moving.other
+    assert await moving.order(next(home for home in moving.homes if home != where.parent), "u") == 0
+    assert await moving.order(target) == 0
+    await moving.arrived(target)
+    assert Path(other.log.directory) == where
+
+
 async def test_a_topic_that_is_deleted_moves_no_further(
     moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
