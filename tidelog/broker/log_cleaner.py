@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.cleaner")
 
 _PIECE_BYTES_MIN: Final = 64 * 1024
+_SHORTAGE_PAUSE_S: Final = 0.1
 _SWITCH_INTERVAL_S: Final = 0.0005
 _USUAL_SWITCH_INTERVAL_S: Final = sys.getswitchinterval()
 """How long the loop waits for the interpreter, while a cleaning computes and else: 5 ms would show in every p99."""
@@ -221,6 +222,8 @@ class LogCleaner:
                 await self._run_in_executor(compaction.run)
                 if not compaction.advance():
                     break
+                if compaction.is_short:
+                    await asyncio.sleep(_SHORTAGE_PAUSE_S)
                 moved = await self._throttle(compaction.stats, moved)
         except CleaningFailed as error:
             self._cannot_be_cleaned(compaction.log, str(error))

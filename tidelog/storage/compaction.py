@@ -23,7 +23,7 @@ from tidelog.storage.cleaner_filter import BatchFilter, CleanedBatch, LastOfProd
 from tidelog.storage.cleaner_keys import KeyTable
 from tidelog.storage.cleaner_swap import Swap
 from tidelog.storage.cleaner_transactions import CleanedTransactions
-from tidelog.storage.disk import Disk
+from tidelog.storage.disk import Disk, is_exhaustion
 from tidelog.storage.log_config import INT64_MAX
 from tidelog.storage.reader import headers
 from tidelog.storage.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXES, UNKNOWN, Segment, file_name
@@ -102,6 +102,8 @@ class Compaction:
         self.stats = CleaningStats()
         self.error: Exception | None = None
         self.is_given_up = False
+        self.is_short = False
+        """The process ran out of something in the last `run`, which is to be done again, after a while."""
         self.retention_waits = False
         """Retention was due meanwhile and is to be seen to when this is over."""
         self.cleaned_offset = chosen.first_dirty_offset
@@ -140,6 +142,10 @@ class Compaction:
             self._clear_up()
             return False
         try:
+            self.is_short = self._swap is not None and self.error is not None and is_exhaustion(self.error)
+            if self.is_short:  # the directory goes on to be used, so half a swap must not be left in it
+                self.error = None
+                return True
             if self.error is not None:
                 raise self.error
             if self._ready is not None:

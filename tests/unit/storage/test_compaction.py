@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -378,3 +380,32 @@ def test_batches_of_idempotent_producers_are_known_after_grouping(logs: Logs):
     clean(logs.log)
     left = [header for segment in logs.log.segments for _, header in headers(segment)]
     assert [header.last_sequence for header in left if header.producer_id == 7] == [29]
+
+
+def test_for_want_of_file_descriptors_a_swap_waits_and_is_finished(logs: Logs, monkeypatch: pytest.MonkeyPatch):
+    logs.append(keyed(("a", "1"), ("b", "1")), keyed(("a", "2")))
+    roll(logs.log)
+    sync = type(logs.disk).sync_directory
+    short = 3
+
+    def refuse(disk: Any, path: str) -> None:
+        nonlocal short
+        short -= 1
+        if short >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        sync(disk, path)
+
+    compaction = begin(logs.log)
+    while not logs.files("*.swap"):
+        compaction.run()
+        assert compaction.advance()
+    monkeypatch.setattr(type(logs.disk), "sync_directory", refuse)
+    waits = 0
+    while True:
+        compaction.run()
+        if not compaction.advance():
+            break
+        waits += compaction.is_short
+    assert waits == 3
+    assert [value for _, _, value in contents(logs.log)] == [b"1", b"2"]
+    assert not logs.files("*.swap")
