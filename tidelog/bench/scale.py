@@ -75,9 +75,9 @@ class Steps:
         self._weighed.figures[f"{step}, s"] = time.monotonic() - began
         self._weighed.figures[f"{step}, CPU s"] = meter.used_ns / 1e9
 
-    def _idle(self, when: str) -> None:
+    def _idle(self, when: str, settle_s: float = _SETTLE_S) -> None:
         self._progress(f"idle, {when}")
-        time.sleep(_SETTLE_S)
+        time.sleep(settle_s)
         began = time.monotonic()
         with CpuMeter(self._nodes) as meter:
             time.sleep(_IDLE_S)
