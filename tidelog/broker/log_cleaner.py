@@ -32,6 +32,7 @@ log = logging.getLogger("tidelog.cleaner")
 
 _PIECE_BYTES_MIN: Final = 64 * 1024
 _SHORTAGE_PAUSE_S: Final = 0.1
+_PAUSE_S_MAX: Final = 3600.0
 _SWITCH_INTERVAL_S: Final = 0.0005
 _USUAL_SWITCH_INTERVAL_S: Final = sys.getswitchinterval()
 """How long the loop waits for the interpreter, while a cleaning computes and else: 5 ms would show in every p99."""
@@ -245,8 +246,11 @@ class LogCleaner:
         """Wait until log.cleaner.io.max.bytes.per.second allows more; what was moved so far."""
         bytes_per_s = self._settings.number("log.cleaner.io.max.bytes.per.second")
         now = self._loop.time()
-        self._throttled_until = max(now, self._throttled_until) + (stats.bytes_moved - moved) / bytes_per_s
-        delay = self._throttled_until - now
+        if bytes_per_s > 0:
+            self._throttled_until = max(now, self._throttled_until) + (stats.bytes_moved - moved) / bytes_per_s
+        elif not bytes_per_s:  # as good as never; a negative rate is none, as in Kafka
+            self._throttled_until = now + _PAUSE_S_MAX
+        delay = min(self._throttled_until - now, _PAUSE_S_MAX)
         if delay > 0.001 and not self._is_closing:
             pause = self._loop.create_future()
             self._pauses.add(pause)

@@ -52,9 +52,12 @@ def alter(node_id: int, resource: Any, *, validate_only: bool) -> None:
 
 
 def _check_node(node_id: int, name: str) -> None:
-    if not name.lstrip("+-").isdecimal():
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
-    if int(name) != node_id:
+    try:
+        is_own = int(name) == node_id
+    except ValueError:
+        message = f"Node id must be an integer, but it is: {name}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message) from None
+    if not is_own:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
 
 

@@ -13,11 +13,10 @@ from typing import Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record import ZIGZAG, read_varint
+from tidelog.protocol.records import MIN_RECORD_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
-MIN_RECORD_BYTES: Final = 7
-"""Length, attributes, two deltas, two sizes and a header count of one byte each."""
 CHECKED_RECORDS: Final = 4
 """So many records at the beginning of a batch have their fields checked."""
 

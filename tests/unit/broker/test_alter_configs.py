@@ -420,6 +420,7 @@ async def test_a_dry_run_leaves_levels_alone(services: Services, quiet_logger: l
     [
         ("2", ("root", SET, "INFO"), (42, "Unexpected node id. Expected 1, but received 2")),
         ("", ("root", SET, "INFO"), (42, "Node id must be an integer, but it is: ")),
+        ("+-1", ("root", SET, "INFO"), (42, "Node id must be an integer, but it is: +-1")),
         ("1", ("no.such", SET, "INFO"), (40, "Logger no.such does not exist!")),
         ("1", ("no.such", DELETE, None), (40, "Logger no.such does not exist!")),
         ("1", ("root", DELETE, None), (42, "Removing the log level of the root logger is not allowed")),

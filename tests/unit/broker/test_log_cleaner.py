@@ -145,6 +145,16 @@ async def test_the_rate_can_be_raised_while_it_waits(tmp_path: Path) -> None:
     await node.cleaner.close()
 
 
+@pytest.mark.parametrize(("rate", "is_cleaned"), [("0", False), ("-1", True), ("1e-300", False)])
+async def test_odd_rates_are_no_bug_of_a_log(tmp_path: Path, rate: str, is_cleaned: bool) -> None:
+    node = Node(tmp_path, **{"log.cleaner.io.max.bytes.per.second": rate})
+    node.fill("t", 50)
+    node.start()
+    await node.until(lambda: bool(node.cleaner.totals.cleanings if is_cleaned else node.cleaner._pauses))
+    assert not node.cleaner.uncleanable
+    await node.cleaner.close()
+
+
 async def test_what_is_damaged_is_left_alone_and_the_rest_is_cleaned(node: Node) -> None:
     damaged, sound = node.fill("t", 50), node.fill("u", 50)
     path = node.logs.folder / f"{0:020d}.log"
