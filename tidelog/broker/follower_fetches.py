@@ -253,9 +253,7 @@ class FollowerFetches:
                 partition.follower_fetched(follower, offset, now_ms)
                 if not follower.in_maximal_isr:
                     session.outside[entry] = None
-                if offset == found.log_end_offset and not (
-                    self.tells_high_watermark and told != found.high_watermark
-                ):
+                if offset == found.log_end_offset and not (self.tells_high_watermark and told != found.high_watermark):
                     session.dirty.pop(entry, None)
                     return
         except Exception as error:
