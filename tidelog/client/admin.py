@@ -1,4 +1,4 @@
-"""The administrator's client: topics, configurations, records; `admin_cluster` and `admin_groups` have the rest.
+"""The administrator's client: topics and records; `admin_cluster`, `admin_configs` and `admin_groups` have the rest.
 
 Requests go to any broker, the controller's through it, a partition's to its leader, a group's to its coordinator.
 Invariant: what a cluster refuses is a KafkaError naming what was refused; what may pass (a leader being elected, a
@@ -12,13 +12,12 @@ from typing import Any
 
 from tidelog.client.admin_base import check
 from tidelog.client.admin_cluster import ClusterAdmin
-from tidelog.client.admin_configs import ConfigAdmin, config_entries
+from tidelog.client.admin_configs import ConfigAdmin
 from tidelog.client.admin_groups import GroupAdmin
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
-    ConfigEntry,
     NewTopic,
     OffsetAndTimestamp,
     PartitionDescription,
@@ -43,15 +42,8 @@ from tidelog.protocol.messages.delete_records import (
     DeleteRecordsTopic,
 )
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
-from tidelog.protocol.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResponse,
-)
 from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
-_TOPIC_RESOURCE = 2
-_BROKER_RESOURCE = 4
 _SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
@@ -127,55 +119,6 @@ class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin):
             return await (await self._reach()).ask_metadata(topics)
 
         return await self._until(attempt)
-
-    # -- configuration
-
-    async def describe_configs(
-        self,
-        *,
-        topics: Iterable[str] = (),
-        brokers: Iterable[int] = (),
-        keys: Iterable[str] | None = None,
-        documentation: bool = False,
-    ) -> dict[str | int, dict[str, ConfigEntry]]:
-        """Configuration by topic name or broker id, with where each value comes from; only `keys` when given."""
-        wanted = None if keys is None else list(keys)
-        by_node: dict[int | None, list[DescribeConfigsResource]] = {}
-        for name in as_names(topics):
-            resource = DescribeConfigsResource(
-                resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=wanted
-            )
-            by_node.setdefault(None, []).append(resource)
-        for broker in brokers:
-            resource = DescribeConfigsResource(
-                resource_type=_BROKER_RESOURCE, resource_name=str(broker), configuration_keys=wanted
-            )
-            by_node.setdefault(broker, []).append(resource)
-        found: dict[str | int, dict[str, ConfigEntry]] = {}
-        for node, resources in by_node.items():
-            found.update(await self._describe_configs(node, resources, documentation))
-        return found
-
-    async def _describe_configs(
-        self, node: int | None, resources: list[DescribeConfigsResource], documentation: bool
-    ) -> dict[str | int, dict[str, ConfigEntry]]:
-        async def attempt() -> DescribeConfigsResponse:
-            cluster = await self._reach()
-            connection = await (cluster.any_connection() if node is None else cluster.connection(node))
-            request = DescribeConfigsRequest(
-                resources=resources,
-                include_synonyms=True,
-                include_documentation=documentation and connection.supports(DescribeConfigsRequest, 3),
-            )
-            return await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
-
-        response = await self._until(attempt)
-        found: dict[str | int, dict[str, ConfigEntry]] = {}
-        for result in response.results:
-            check(result.error_code, result.error_message, f"configuration of {result.resource_name!r}")
-            name: str | int = result.resource_name if node is None else int(result.resource_name)
-            found[name] = {each.name: each for each in config_entries(result, documentation)}
-        return found
 
     # -- offsets
 

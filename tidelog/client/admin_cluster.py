@@ -1,4 +1,4 @@
-"""What an administrator asks of the cluster itself: who it is, elections, moves of replicas, configuration, the quorum.
+"""What an administrator asks of the cluster itself: who it is, elections, moves of replicas, the quorum.
 
 All of it is the active controller's to answer; brokers pass it on. Invariant: answers per partition are given per
 partition, None for success, since what one partition refuses says nothing of the others.
@@ -28,12 +28,6 @@ from tidelog.protocol.messages.create_partitions import (
 )
 from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
-from tidelog.protocol.messages.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
 from tidelog.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
@@ -42,12 +36,9 @@ from tidelog.protocol.messages.list_partition_reassignments import (
 from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 
-TOPIC_RESOURCE = 2
-BROKER_RESOURCE = 4
 METADATA_TOPIC = "__cluster_metadata"
 
 _PREFERRED, _UNCLEAN = 0, 1
-_SET, _DELETE = 0, 1
 
 
 class ClusterAdmin(AdminBase):
@@ -205,46 +196,6 @@ class ClusterAdmin(AdminBase):
             for each in topic.partitions
         }
 
-    # -- configuration
-
-    async def incremental_alter_configs(
-        self,
-        *,
-        topics: Mapping[str, Mapping[str, str | None]] | None = None,
-        brokers: Mapping[int | None, Mapping[str, str | None]] | None = None,
-        validate_only: bool = False,
-    ) -> None:
-        """Set single configs by topic name or broker id (None: of every broker); None as a value puts a default back.
-
-        Raises the KafkaError of the first resource that was refused; others may have been changed.
-        """
-        shared = [_config_change(TOPIC_RESOURCE, name, configs) for name, configs in (topics or {}).items()]
-        for broker, configs in (brokers or {}).items():
-            change = _config_change(BROKER_RESOURCE, "" if broker is None else str(broker), configs)
-            if broker is None:
-                shared.append(change)
-            else:
-                await self._alter_configs(broker, [change], validate_only)
-        if shared:
-            await self._alter_configs(None, shared, validate_only)
-
-    async def _alter_configs(
-        self, broker: int | None, resources: list[AlterConfigsResource], validate_only: bool
-    ) -> None:
-        """Ask one broker, which judges what is for itself alone, or any."""
-        request = IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only)
-
-        async def attempt() -> IncrementalAlterConfigsResponse:
-            cluster = await self._reach()
-            connection = await (self._controller() if broker is None else cluster.connection(broker))
-            answer = await connection.call(request, IncrementalAlterConfigsResponse, self._config.request_timeout_ms)
-            self._redirect(cluster, (each.error_code for each in answer.responses))
-            return answer
-
-        for each in (await self._until(attempt)).responses:
-            kind = "topic" if each.resource_type == TOPIC_RESOURCE else "broker"
-            check(each.error_code, each.error_message, f"configuration of {kind} {each.resource_name!r}")
-
     # -- the metadata quorum
 
     async def describe_quorum(self) -> QuorumDescription:
@@ -302,17 +253,6 @@ class ClusterAdmin(AdminBase):
             request, RemoveRaftVoterResponse, lambda answer: [answer.error_code], repeatable=False
         )
         check(response.error_code, response.error_message, f"voter {node_id}")
-
-
-def _config_change(kind: int, name: str, configs: Mapping[str, str | None]) -> AlterConfigsResource:
-    return AlterConfigsResource(
-        resource_type=kind,
-        resource_name=name,
-        configs=[
-            AlterableConfig(name=key, config_operation=_DELETE if value is None else _SET, value=value)
-            for key, value in configs.items()
-        ],
-    )
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """The admin client and all that has configs: topics, brokers, their loggers, groups, metrics subscriptions.
 
-`Admin.describe_configs` and `Admin.incremental_alter_configs` are the short way for topics and brokers; here every kind
-is addressed alike. What belongs to one broker is asked of that broker, the rest of any.
+`describe_configs` and `incremental_alter_configs` are the short way for topics and brokers, the others address every
+kind alike. Invariant: what belongs to one broker is asked of that broker, the rest of any.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.client.admin_base import AdminBase, check
-from tidelog.client.model import ConfigEntry
+from tidelog.client.model import ConfigEntry, as_names
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -52,6 +52,43 @@ class ConfigChange(NamedTuple):
 class ConfigAdmin(AdminBase):
     """The part of `Admin` that is about configs of any kind."""
 
+    async def describe_configs(
+        self,
+        *,
+        topics: Iterable[str] = (),
+        brokers: Iterable[int] = (),
+        keys: Iterable[str] | None = None,
+        documentation: bool = False,
+    ) -> dict[str | int, dict[str, ConfigEntry]]:
+        """Configuration by topic name or broker id, with where each value comes from; only `keys` when given."""
+        asked: dict[ConfigResource, str | int] = {ConfigResource("topic", name): name for name in as_names(topics)}
+        asked |= {ConfigResource("broker", str(broker)): broker for broker in brokers}
+        found = await self.describe_config_resources(asked, keys=keys, documentation=documentation)
+        return {asked[resource]: entries for resource, entries in found.items()}
+
+    async def incremental_alter_configs(
+        self,
+        *,
+        topics: Mapping[str, Mapping[str, str | None]] | None = None,
+        brokers: Mapping[int | None, Mapping[str, str | None]] | None = None,
+        validate_only: bool = False,
+    ) -> None:
+        """Set single configs by topic name or broker id (None: of every broker); None as a value puts a default back.
+
+        Raises the KafkaError of the first resource that was refused; others may have been changed.
+        """
+        of_brokers = dict(brokers or {})
+        of_all = of_brokers.pop(None, None)
+        wanted = {ConfigResource("broker", str(broker)): configs for broker, configs in of_brokers.items()}
+        wanted |= {ConfigResource("topic", name): configs for name, configs in (topics or {}).items()}
+        if of_all is not None:
+            wanted[ConfigResource("broker", "")] = of_all
+        changes = {
+            resource: [ConfigChange(key, value, DELETE if value is None else SET) for key, value in configs.items()]
+            for resource, configs in wanted.items()
+        }
+        await self.alter_config_resources(changes, validate_only=validate_only)
+
     async def list_config_resources(self, types: Iterable[str] = ()) -> list[ConfigResource]:
         """All there are, or those of some types. Groups and metrics subscriptions: those with configs of their own."""
         request = ListConfigResourcesRequest(resource_types=[TYPES[name] for name in types])
@@ -85,7 +122,7 @@ class ConfigAdmin(AdminBase):
             for result in await self._ask_for_configs(broker, request):
                 resource = ConfigResource(_NAMES[result.resource_type], result.resource_name)
                 check(result.error_code, result.error_message, f"configuration of {resource}")
-                found[resource] = {each.name: each for each in config_entries(result, documentation)}
+                found[resource] = {each.name: each for each in _entries(result, documentation)}
         return found
 
     async def _ask_for_configs(
@@ -136,7 +173,7 @@ class ConfigAdmin(AdminBase):
         return await self._until(attempt)
 
 
-def config_entries(result: DescribeConfigsResult, documentation: bool) -> list[ConfigEntry]:
+def _entries(result: DescribeConfigsResult, documentation: bool) -> list[ConfigEntry]:
     return [
         ConfigEntry(
             each.name,
