@@ -110,12 +110,15 @@ class OffsetCheckpoints:
         changed = {name: each for name, each in offsets.items() if self._in_force.get(name) != each}
         return CheckpointTask(self._disk, self._directory, changed, self._number)
 
-    def finish(self, task: CheckpointTask) -> None:
+    def finish(self, task: CheckpointTask) -> bool:
+        """Whether its files are in place: they are not where others were written meanwhile."""
         if task.error is not None:
             raise task.error
-        if task.number == self._number:
-            task.put_in_place()
-            self._in_force.update(task.files)
+        if task.number != self._number:
+            return False
+        task.put_in_place()
+        self._in_force.update(task.files)
+        return True
 
 
 def encode_offsets(offsets: Mapping[tuple[str, int], int]) -> bytes:

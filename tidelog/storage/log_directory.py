@@ -73,7 +73,8 @@ class LogDirectory:
         self.failure: str | None = None
         """Why the directory is out of use, None while it is in use."""
         self._checkpoints = OffsetCheckpoints(disk, path)
-        self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed
+        self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed, or about to be
+        self._cleaned_is_written = True
         if is_new:
             self._write_cleaned()
         self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
@@ -314,6 +315,7 @@ class LogDirectory:
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
         self._checkpoints.write(self._offsets(also_unchanged=True))
+        self._cleaned_is_written = True
 
     def begin_checkpoints(self) -> CheckpointTask:
         """The same as a task whose `run` may wait for the device in any thread; then `finish_checkpoints` here."""
@@ -321,14 +323,15 @@ class LogDirectory:
 
     def finish_checkpoints(self, task: CheckpointTask) -> None:
         """Put them in place, unless newer ones are there by now. Raises OSError when they could not be written."""
-        if self.failure is None:
-            self._checkpoints.finish(task)
+        if self.failure is None and self._checkpoints.finish(task):
+            self._cleaned_is_written = True
 
     def _offsets(self, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
         logs = {**self.futures, **self.logs}
         cleaned, before = self._cleaned_offsets(), self._cleaned
         self._cleaned = cleaned
-        is_wanted = also_unchanged or cleaned != before
+        is_wanted = also_unchanged or cleaned != before or not self._cleaned_is_written
+        self._cleaned_is_written = not is_wanted
         return {
             **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
             RECOVERY_POINT_FILE: {key: log.recovery_point for key, log in logs.items()},
@@ -407,6 +410,7 @@ class LogDirectory:
     def _write_cleaned(self) -> None:
         self._cleaned = self._cleaned_offsets()
         self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
+        self._cleaned_is_written = True
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         logs = {**self.futures, **self.logs}

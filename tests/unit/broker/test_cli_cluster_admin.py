@@ -72,10 +72,10 @@ class StandIn:
         self.asked.append(("move", targets))
         return {partition: self.outcomes.get(partition) for partition in targets}
 
-    async def incremental_alter_configs(self, *, topics: Any = None, brokers: Any = None) -> None:
+    async def incremental_alter_configs(self, *, topics: Any = None, brokers: Any = None, **how: Any) -> None:
         self.asked.append(("configs", topics or brokers))
 
-    async def create_partitions(self, counts: Mapping[str, int]) -> None:
+    async def create_partitions(self, counts: Mapping[str, int], **how: Any) -> None:
         self.asked.append(("partitions", counts))
 
     async def elect_leaders(self, partitions: Any, *, unclean: bool) -> dict[TopicPartition, KafkaError | None]:

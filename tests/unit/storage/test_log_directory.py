@@ -298,6 +298,20 @@ class TestCheckpoints:
             made.directory.finish_checkpoints(lost)
         assert written() == {"replication-offset-checkpoint"}, "what could not be written is tried again"
 
+    def test_how_far_a_log_is_cleaned_is_written_though_a_checkpoint_was_overtaken(self, logs: MakeLogs):
+        made = logs()
+        made.append(batch())
+        made.log.cleaned_offset = 1
+        overtaken = made.directory.begin_checkpoints()
+        overtaken.run()
+        made.directory._write_log_starts()  # retention, right after the cleaning
+        made.directory.finish_checkpoints(overtaken)
+        task = made.directory.begin_checkpoints()
+        task.run()
+        made.directory.finish_checkpoints(task)
+        assert (made.path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 1\n"
+        assert "cleaner-offset-checkpoint" not in made.directory.begin_checkpoints().files
+
     def test_the_marker_is_gone_as_soon_as_the_directory_is_open(self, logs: MakeLogs):
         made = logs()
         made.append(batch())
