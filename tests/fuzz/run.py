@@ -31,7 +31,7 @@ INPUT_BYTES_MAX = {"node": 4096, "frames": 4096}
 MEND_CHANCE = 0.5
 RSS_MB = 1500
 TIMEOUT_S = 60
-GRACE_S = 120
+GRACE_S = 600
 
 
 def main() -> int:
