@@ -116,6 +116,16 @@ class Member:
         while self.sync(self.rejoin()) != NONE:
             assert len(self.codes) < 100, self.codes
 
+    def live(self, together: list[Member]) -> None:
+        """Beat, and rejoin when told to, until all are in one generation."""
+        deadline = time.monotonic() + 30
+        self.settle()
+        while (code := self.beat()) != NONE or len({member.generation for member in together}) > 1:
+            assert time.monotonic() < deadline, self.codes
+            if code != NONE:
+                self.settle()
+            time.sleep(0.02)
+
     def beat(self) -> int:
         answer = self.wire.ask(
             "heartbeat", 4, group_id=self.group, generation_id=self.generation, member_id=self.member_id
@@ -137,15 +147,7 @@ def members(server: ServerProcess, wire: Wire) -> Iterator[list[Member]]:
 def test_joins_at_the_same_time_never_make_a_live_member_unknown(members: list[Member]) -> None:
     """Twelve join at once, and again whenever the others make the group rebalance."""
     with ThreadPoolExecutor(len(members)) as pool:
-        deadline = time.monotonic() + 30
-        list(pool.map(Member.settle, members))
-        while True:
-            codes = list(pool.map(Member.beat, members))
-            behind = [member for member, code in zip(members, codes) if code != NONE]
-            if not behind:
-                break
-            assert time.monotonic() < deadline, codes
-            list(pool.map(Member.settle, behind))
+        list(pool.map(lambda member: member.live(members), members))
     assert len({member.generation for member in members}) == 1
     seen = {code for member in members for code in member.codes}
     assert seen <= {NONE, MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, ILLEGAL_GENERATION}, seen
