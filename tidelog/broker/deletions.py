@@ -15,6 +15,9 @@ from tidelog.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
+# Partitions of all requests; each of a stranger's may name tens of thousands, and a follower may stand still.
+WAITING_MAX = 100_000
+
 Deleted = Callable[[int, ErrorCode], None]
 """The low watermark and NONE, or -1 and what prevents it."""
 
@@ -22,17 +25,27 @@ Deleted = Callable[[int, ErrorCode], None]
 class Deletions:
     def __init__(self) -> None:
         self._waiting: dict[Partition, dict[Deleted, int]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """No more may wait for now."""
+        return self._count >= WAITING_MAX
 
     def wait(self, partition: Partition, required_offset: int, callback: Deleted) -> None:
         """Call back once the partition's low watermark is at `required_offset`, or nobody can say any more."""
         self._waiting.setdefault(partition, {})[callback] = required_offset
+        self._count += 1
 
     def forget(self, partition: Partition, callback: Deleted) -> None:
         waiting = self._waiting.get(partition)
-        if waiting is not None and waiting.pop(callback, None) is not None and not waiting:
+        if waiting is None or waiting.pop(callback, None) is None:
+            return
+        self._count -= 1
+        if not waiting:
             del self._waiting[partition]
 
     def look(self, partition: Partition) -> None:
@@ -53,5 +66,7 @@ class Deletions:
 
     def give_up(self, partition: Partition, code: ErrorCode) -> None:
         """This replica no longer leads, or its log is gone."""
-        for callback in self._waiting.pop(partition, {}):
+        callbacks = self._waiting.pop(partition, {})
+        self._count -= len(callbacks)
+        for callback in callbacks:
             callback(-1, code)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.broker.test_node import MakeBatch, fetch, produce
 from tests.unit.replication.replicas import ReplicaNode, Replicas
+from tidelog.broker import deletions
 from tidelog.broker.apis import delete_records
 from tidelog.broker.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -183,6 +184,19 @@ def test_one_that_does_not_follow_lets_the_time_run_out() -> None:
     assert asked.told == (0, ErrorCode.REQUEST_TIMED_OUT)
     assert not len(cluster.nodes[1].partitions.deletions)
     assert cluster.nodes[1].log.log_start_offset == 4
+
+
+def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletions, "WAITING_MAX", 2)
+    cluster = filled(3)
+    cluster.cut |= {(3, 1)}
+    waiting = [Asked(cluster.nodes[1], 3), Asked(cluster.nodes[1], 4)]
+    assert Asked(cluster.nodes[1], 5).told == (0, ErrorCode.REQUEST_TIMED_OUT)
+    cluster.cut.clear()
+    cluster.loop.run_for(2000)
+    assert [asked.told for asked in waiting] == [(5, 0), (5, 0)]
+    assert not len(cluster.nodes[1].partitions.deletions)
+    assert Asked(cluster.nodes[1], -1).told == (5, 0)
 
 
 def test_a_broker_that_is_gone_is_not_waited_for() -> None:

@@ -54,7 +54,11 @@ def handle(
                 result.error_code = error.code
                 continue
             result.low_watermark = partition.low_watermark
-            if result.low_watermark < required_offset:
+            if result.low_watermark >= required_offset:
+                continue
+            if partitions.deletions.is_full:
+                result.error_code = ErrorCode.REQUEST_TIMED_OUT
+            else:
                 parked.await_deletion(partition, required_offset, result)
         response.topics.append(answered)
     if not parked.is_waiting:
