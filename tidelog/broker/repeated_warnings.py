@@ -1,4 +1,8 @@
-"""Warnings that strangers can cause as often as they like: each kind is logged now and then, and says how many more."""
+"""Warnings that strangers can cause as often as they like: each kind is logged now and then, and says how many more.
+
+`logs.py` cuts repeated lines of every kind, but where `tidelog start` set the log up, and when each has cost its record;
+here it is before that, and in an embedded node too. Invariant: of one kind at most a warning in INTERVAL_S.
+"""
 
 from __future__ import annotations
 
