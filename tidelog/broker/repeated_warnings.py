@@ -1,7 +1,7 @@
 """Warnings that strangers can cause as often as they like: each kind is logged now and then, and says how many more.
 
-`logs.py` cuts repeated lines of every kind, but where `tidelog start` set the log up, and when each has cost its record;
-here it is before that, and in an embedded node too. Invariant: of one kind at most a warning in INTERVAL_S.
+`logs.py` cuts repeated lines of every kind, but only where `tidelog start` set the log up, and after each has cost its
+record; this is before that, and in an embedded node too. Invariant: of one kind at most a warning in INTERVAL_S.
 """
 
 from __future__ import annotations
