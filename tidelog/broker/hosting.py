@@ -2,7 +2,8 @@
 
 It reacts to images that are already committed and decides nothing about who leads. What a start finds on the disks is
 `found_logs.py`, which directories can be used `log_directories.py`. Invariant: after `apply`, the partitions hosted are
-those the image places here, but for those whose log directory is offline, which are answered with a storage error.
+those the image places here, but for those whose log directory is offline, which are answered with a storage error, and
+those put off for a moment.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tidelog.broker.found_logs import FoundLogs
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from tidelog.replication.throttle import UNLIMITED, is_throttled
+from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ log = logging.getLogger("tidelog.hosting")
 
 # New logs made in one turn of the loop, each a handful of files.
 HOSTED_IN_TURN_MAX = 100
+# Until logs that could not be made for want of file descriptors or memory are tried again.
+SHORTAGE_PAUSE_S = 1.0
 Found = tuple["LogDirectory", "PartitionLog"]
 RoleChange = Callable[["Partition", bool], None]
 
@@ -141,15 +145,23 @@ class Hosting:
                     self._put_off(topic, index)
                     continue
                 self._hosted_in_turn += 1
-                partition = self._host(topic, index, placed)
+                try:
+                    partition = self._host(topic, index, placed)
+                except OSError as shortage:  # which passes, and says nothing of a directory
+                    log.error("%s-%d cannot be made for now: %s", topic.name, index, shortage)
+                    self._put_off(topic, index, SHORTAGE_PAUSE_S)
+                    continue
             if partition is not None:
                 self._take_role(partition, placed)
                 self._tell_directory(partition, placed)
 
-    def _put_off(self, topic: TopicImage, index: int) -> None:
+    def _put_off(self, topic: TopicImage, index: int, pause_s: float = 0.0) -> None:
         """To the loop's next turns: thousands of new logs would keep this broker from saying that it lives."""
         if not self._put_off_partitions:
-            self._loop.call_soon(self._go_on)
+            if pause_s:
+                self._loop.call_later(pause_s, self._go_on)
+            else:
+                self._loop.call_soon(self._go_on)
         self._put_off_partitions[topic.topic_id, index] = None
 
     def _go_on(self) -> None:
@@ -192,7 +204,7 @@ class Hosting:
     def _create(self, topic: TopicImage, index: int, wanted: bytes) -> Found | None:
         """A new log in the directory the metadata names, else in the one with the fewest (Kafka's LogManager).
 
-        A directory that refuses has failed, and the next is tried.
+        A directory that refuses has failed, and the next is tried. OSError where it is no directory's fault.
         """
         preferred = None if self._moves is None else self._moves.preferred.pop((topic.name, index), None)
         homes = self._directories.homes
@@ -202,6 +214,8 @@ class Hosting:
                 config = self._log_config(topic.name)
                 made = directory.create_log(topic.name, index, topic.topic_id, config, self._clock_ms())
             except OSError as error:
+                if is_exhaustion(error):
+                    raise
                 log.error("cannot create the log of %s-%d in %s: %s", topic.name, index, directory.path, error)
                 self._directories.failed(directory, error)
             except CorruptLog as error:

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tidelog.broker import hosting
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.log_directories import NoDirectoryLeft
 from tidelog.broker.node import Node
@@ -212,6 +213,22 @@ async def test_a_process_without_descriptors_blames_no_directory(
     disk.faults.clear()
     assert await send(placed.wire, "one", placed.batch) == (0, 1)
     assert not placed.running.node._directories.offline
+
+
+async def test_a_topic_made_without_descriptors_is_there_when_there_are_some(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "SHORTAGE_PAUSE_S", 0.05)
+    running = await start()
+    wire = await running.connect()
+    for home in homes:
+        disk.fail(home, errno.EMFILE, "write", "create")
+    await wire.create_topic("t")
+    await until(lambda: disk.met)
+    disk.faults.clear()
+    await until(lambda: running.node._broker.partitions.find("t", 0))  # type: ignore[union-attr]
+    assert await send(wire, "t", make_batch(b"a")) == (0, 0)
+    assert not running.node._directories.offline
 
 
 async def test_topics_of_a_bad_directory_can_be_deleted_and_made_again(
