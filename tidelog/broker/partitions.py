@@ -199,7 +199,14 @@ class Partitions:
         if self._closing:
             return
         found = partition.log
-        task = found.begin_flush()
+        try:
+            task = found.begin_flush()
+        except OSError as error:
+            if is_exhaustion(error):  # it is still due: the next append, or the next look after the logs, begins it
+                log.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
+            else:
+                self._fail(partition, error)
+            return
         began = self._stopwatch()
         future = self._loop.run_in_executor(self._executor, task.run)
         self._flushes.add(future)

@@ -151,13 +151,19 @@ class Durability:
         self._truncated_to = INT64_MAX
         first = self.checkpointable
         self._seal_in_task, self._unsynced_seal = self._unsynced_seal, INT64_MAX
-        for segment in segments.from_offset(first):
-            if segment.synced_bytes < segment.size_bytes:
-                task.add_segment(segment)
-            if segment is not segments.active:
-                segment.seal()
-                task.add_paths(segment.paths()[1:])
-                self.note_directory(segments.directory)
+        try:
+            for segment in segments.from_offset(first):
+                if segment.synced_bytes < segment.size_bytes:
+                    task.add_segment(segment)
+                if segment is not segments.active:
+                    segment.seal()
+                    task.add_paths(segment.paths()[1:])
+                    self.note_directory(segments.directory)
+        except OSError:  # a file could not be opened or written: nothing has begun
+            task.unpin()
+            self._task = None
+            self._seal_in_task, self._unsynced_seal = INT64_MAX, self._seal_in_task
+            raise
         task.add_paths([path for path in self._paths if self._disk.exists(path)])
         self._paths.clear()
         task.add_directories(list(self._directories))

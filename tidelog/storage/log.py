@@ -340,7 +340,7 @@ class PartitionLog:
         return self.log_end_offset if blocked_from < 0 else blocked_from
 
     def begin_flush(self) -> FlushTask:
-        """Fix what is to be synced; then `task.run()` in any thread, then `finish_flush(task)` here."""
+        """Fix what is to be synced; then `task.run()` in any thread, then `finish_flush(task)` here. Raises OSError."""
         return self.durability.begin(self.segments, self.leader_epochs, self.log_end_offset)
 
     def finish_flush(self, task: FlushTask, now_ms: int | None = None) -> None:

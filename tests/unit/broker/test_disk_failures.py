@@ -154,6 +154,25 @@ async def test_a_failed_sync_is_not_tried_again_and_acknowledges_nothing(
     await placed.require_one_gone()
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
+async def test_a_sync_that_cannot_begin(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, code: int
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    partitions = placed.running.node._broker.partitions  # type: ignore[union-attr]
+    one: Any = partitions.find("one", 0)
+    one.log.segments.release()
+    disk.fail(placed.home("one"), code, "open")
+    partitions.flush(one)
+    if code == errno.EIO:
+        await placed.require_one_gone()
+        return
+    disk.faults.clear()
+    partitions.flush(one)
+    await until(lambda: one.log.durability.recovery_point == 1)
+    assert not placed.running.node._directories.offline
+
+
 async def test_whoever_waits_for_a_partition_of_the_directory_is_told(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
 ) -> None:
