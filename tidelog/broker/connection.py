@@ -383,6 +383,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return -1 if found is None else int(found.fileno())
 
     @property
+    def is_closing(self) -> bool:
+        """It is closed as soon as the other side has taken what was answered."""
+        return self._closed
+
+    @property
     def partial(self) -> tuple[int, int] | None:
         """Where the request that has begun to arrive begins in the buffer, and how far it has come."""
         return (self._start, self._end) if self._end > self._start else None

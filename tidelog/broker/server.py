@@ -106,6 +106,8 @@ class Server:
         # Since when a connection is idle, and where its unfinished request stood at the last sweep.
         self._idle_since: dict[KafkaConnection, float] = {}
         self._partial: dict[KafkaConnection, tuple[int, int]] = {}
+        # Closing since the last sweep or longer.
+        self._leaving: dict[KafkaConnection, None] = {}
 
     def reconfigure(self, limits: ServerLimits) -> None:
         """Other limits from now on; connections that are open stay."""
@@ -181,6 +183,7 @@ class Server:
             self._quotas.gone(connection.listener_name, connection.host)
         self._idle_since.pop(connection, None)
         self._partial.pop(connection, None)
+        self._leaving.pop(connection, None)
         self._unread.pop(connection, None)
 
     def reserve_buffer(self, extra_bytes: int) -> bool:
@@ -217,11 +220,19 @@ class Server:
         return min(SWEEP_INTERVAL_S, max(SWEEP_S_MIN, idle_ms_max / 1000 / SWEEPS_PER_IDLE_TIME))
 
     def _sweep_idle(self) -> None:
-        """Give back big buffers of quiet connections; close those idle beyond connections.max.idle.ms."""
+        """Give back big buffers of quiet connections; close those idle beyond connections.max.idle.ms.
+
+        Who was closed and has not taken its last answers by the next time is cut off: it could stay for ever.
+        """
         self._sweep = None
         now = self._loop_time()
         sweep_s = self._sweep_s()
         for connection in list(self.connections):
+            if connection.is_closing:
+                if connection in self._leaving:
+                    connection.abort()
+                self._leaving[connection] = None
+                continue
             if connection.active and not self._trickles(connection, sweep_s):
                 connection.active = False
                 self._idle_since.pop(connection, None)
@@ -248,7 +259,7 @@ class Server:
 
     def _close_the_idlest(self, but_of: str) -> None:
         """One of another listener than this goes: the one that has been idle for longest, or else the oldest."""
-        others = [each for each in self.connections if each.listener_name != but_of]
+        others = [each for each in self.connections if each.listener_name != but_of and not each.is_closing]
         if others:
             never = self._loop_time()
             min(others, key=lambda each: self._idle_since.get(each, never)).close()

@@ -155,6 +155,24 @@ async def test_who_sends_nothing_or_next_to_nothing_is_idle(start_node: StartNod
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_who_is_closed_and_does_not_take_its_answers_is_cut_off(start_node: StartNode, make_batch: Any) -> None:
+    running = await start_node(**{"connections.max.idle.ms": "300"})
+    server: Any = running.node._broker_server
+    wire = await running.connect()
+    await wire.create_topic("t")
+    for _ in range(4):
+        await wire.call(produce("t", make_batch(bytes(900_000))), 9, ProduceResponse)
+    lazy = await running.connect()
+    lazy.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for _ in range(5):
+        lazy.send(fetch("t"), 11)
+    async with asyncio.timeout(5):
+        while server.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert server.cut["idle"] == 2
+
+
 async def test_a_large_request_may_take_its_time(start_node: StartNode) -> None:
     running = await start_node(**{"connections.max.idle.ms": "300"})
     wire = await running.connect()
