@@ -180,16 +180,20 @@ class FetchSessions:
         return session
 
     def _make_place(self, wanted: FetchSession, now_ms: int) -> bool:
-        if self._partition_count + len(wanted.partitions) > PARTITIONS_MAX:
-            return False
-        if len(self._sessions) < self._slots_max:
+        """Whether there is room, once what clients have left behind is pushed out, as far as it must be."""
+        if self._has_room(wanted):
             return True
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             if not session.waiters and now_ms - session.last_used_ms > EVICTION_MS_MIN:
                 self._remove(session.id)
                 self.evictions += 1
-                return True
+                if self._has_room(wanted):
+                    return True
         return False
+
+    def _has_room(self, wanted: FetchSession) -> bool:
+        partitions = self._partition_count + len(wanted.partitions)
+        return len(self._sessions) < self._slots_max and partitions <= PARTITIONS_MAX
 
     def _free_id(self) -> int:
         while True:

@@ -171,6 +171,16 @@ def test_so_many_partitions_are_remembered_for_all_sessions_together(monkeypatch
     assert cache._partition_count == 2
 
 
+def test_the_partitions_of_those_who_have_left_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 5)
+    cache = sessions()
+    for _ in range(2):
+        assert cache.resolve(request(0, 1), False, 0)[0].id
+    assert cache.resolve(request(0, 1, 2, 3), False, EVICTION_MS_MIN)[0].id == 0
+    assert cache.resolve(request(0, 1, 2, 3), False, EVICTION_MS_MIN + 1)[0].id
+    assert (len(cache), cache._partition_count, cache.evictions) == (1, 4, 2)
+
+
 def test_so_many_partitions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_sessions, "PARKED_MAX", 20)
     cache = sessions()
