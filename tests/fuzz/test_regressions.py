@@ -12,6 +12,7 @@ from tests.fuzz import dispatcher
 from tests.fuzz.decoders import TARGETS
 from tests.fuzz.run import NAMES, changed_at_random
 from tests.fuzz.target import Findings, Target
+from tidelog.broker.coordinators.group import joins
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.bin"))
 BY_NAME = {each.name: each for each in (*TARGETS, dispatcher.TARGET)}
@@ -20,10 +21,10 @@ BY_NAME = {each.name: each for each in (*TARGETS, dispatcher.TARGET)}
 @pytest.fixture(autouse=True)
 def no_node_stays() -> Iterator[None]:
     logger = logging.getLogger("tidelog")
-    propagates = logger.propagate
+    propagates, random_uuid = logger.propagate, joins.random_uuid
     yield
     dispatcher.end()
-    logger.propagate = propagates
+    logger.propagate, joins.random_uuid = propagates, random_uuid
 
 
 def test_every_target_is_run() -> None:
