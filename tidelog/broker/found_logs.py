@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -54,11 +55,19 @@ class FoundLogs:
             self._found[key] = [each for each in found if each[0] is not directory]
 
     def claim(self, key: Key, topic_id: bytes, directory_id: bytes) -> Found | None:
-        """The log of this replica, which the metadata places in this directory, or in one that it does not know."""
+        """The log of this replica, which the metadata places in this directory, or in one that it does not know.
+
+        Raises OSError for want of something that says nothing of the directory.
+        """
         candidates = self._found.get(key, [])
-        for each in candidates:
-            if each[1].topic_id is None and len(candidates) == 1:
-                each[0].set_topic_id(*key, topic_id)  # a loss of power took the file, not the records
+        for directory, found in candidates:
+            if found.topic_id is None and len(candidates) == 1:
+                try:
+                    directory.set_topic_id(*key, topic_id)  # a loss of power took the file, not the records
+                except OSError as error:
+                    if is_exhaustion(error):
+                        raise
+                    self._directories.failed(directory, error)
         own = [each for each in candidates if each[1].topic_id in (topic_id, bytes(16))]
         if not own:
             return None
@@ -71,7 +80,10 @@ class FoundLogs:
         for each in list(self._found.get(key, [])):
             directory, found = each
             if found.topic_id not in (topic_id, bytes(16), None):
-                directory.delete_log(*key, now_ms)
+                try:
+                    directory.delete_log(*key, now_ms)
+                except OSError as error:
+                    self._directories.failed(directory, error)
                 self._found[key].remove(each)
 
     def set_rest_aside(self) -> None:

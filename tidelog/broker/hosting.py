@@ -186,6 +186,8 @@ class Hosting:
             self._found.delete_others(key, topic.topic_id, self._clock_ms())
             found = found or self._abandoned_future(topic, index, directory_id)
         except OSError as error:
+            if is_exhaustion(error):
+                raise
             self._directories.failed_at(error.filename or "", error)
         if found is None:
             if self._directories.may_be_offline(directory_id):

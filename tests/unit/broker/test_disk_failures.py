@@ -24,6 +24,7 @@ from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteT
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.log_directory import LogDirectory
 
 MakeBatch = Callable[..., bytes]
 Start = Callable[..., Coroutine[Any, Any, RunningNode]]
@@ -313,6 +314,22 @@ async def test_a_start_with_a_bad_directory_serves_the_rest_and_makes_nothing_an
         bad.with_name("gone").rename(bad)
     wire = await (await start()).connect()
     assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
+
+
+async def test_a_log_whose_topic_cannot_be_written_down_takes_its_directory_offline(
+    start: Start, homes: list[Path], make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    bad = placed.home("one")
+    await placed.running.stop()
+    (bad / "one-0" / "partition.metadata").unlink()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as of a write: without the name of a file
+
+    monkeypatch.setattr(LogDirectory, "set_topic_id", refuse)
+    placed.running = await start()
+    await placed.require_one_gone()
 
 
 async def test_a_directory_that_was_replaced_by_an_empty_one_is_filled_anew(
