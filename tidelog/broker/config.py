@@ -18,7 +18,7 @@ from tidelog.broker.config_definitions import (
     TOPIC_SYNONYMS,
     convert_synonym,
 )
-from tidelog.broker.config_definitions_types import ConfigError
+from tidelog.broker.config_definitions_types import ConfigError, TypedValues
 
 if TYPE_CHECKING:
     from tidelog.storage.log_config import LogConfig
@@ -47,7 +47,7 @@ class Listener(NamedTuple):
     security_protocol: str
 
 
-class NodeConfig:
+class NodeConfig(TypedValues):
     """`config["num.partitions"]` is the typed value: int, bool, float, str, list; None where unset and without default.
 
     `explicit` holds what was set, as text; `raw(name)` the text in force; `integer`, `number`, `flag`, `text` and
@@ -99,28 +99,6 @@ class NodeConfig:
         except KeyError:
             value = self._typed[name] = BROKER[name].parse(self.raw(name))
             return value
-
-    def integer(self, name: str) -> int:
-        value = self[name]
-        assert isinstance(value, int), f"{name} is not an integer"
-        return value
-
-    def number(self, name: str) -> float:
-        return float(self[name])
-
-    def flag(self, name: str) -> bool:
-        value = self[name]
-        assert isinstance(value, bool), f"{name} is not a boolean"
-        return value
-
-    def text(self, name: str) -> str:
-        """The value as text, empty where there is none."""
-        value = self[name]
-        return "" if value is None else str(value)
-
-    def items(self, name: str) -> list[str]:
-        value = self[name]
-        return [] if value is None else list(value)
 
     def is_set(self, name: str) -> bool:
         """Set in the file, on the command line, or implied; False for a default."""

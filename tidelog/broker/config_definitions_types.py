@@ -100,6 +100,35 @@ class ConfigDefinition(NamedTuple):
         return self.type == PASSWORD
 
 
+class TypedValues:
+    """`self[name]`, which whoever has values defines, in the type that is wanted. AssertionError if it is another."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def integer(self, name: str) -> int:
+        value = self[name]
+        assert isinstance(value, int), f"{name} is not an integer"
+        return value
+
+    def number(self, name: str) -> float:
+        return float(self[name])
+
+    def flag(self, name: str) -> bool:
+        value = self[name]
+        assert isinstance(value, bool), f"{name} is not a boolean"
+        return value
+
+    def text(self, name: str) -> str:
+        """The value as text, empty where there is none."""
+        value = self[name]
+        return "" if value is None else str(value)
+
+    def items(self, name: str) -> list[str]:
+        value = self[name]
+        return [] if value is None else list(value)
+
+
 def table(*parts: tuple[Row, ...]) -> dict[str, ConfigDefinition]:
     """Rows as definitions by name."""
     return {row[0]: ConfigDefinition(*row) for part in parts for row in part}

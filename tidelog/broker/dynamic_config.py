@@ -18,6 +18,7 @@ from tidelog.broker.config_definitions_types import (
     PER_BROKER,
     ConfigDefinition,
     ConfigError,
+    TypedValues,
     base_name,
 )
 from tidelog.replication.controller.image import BROKER_RESOURCE
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.config")
 
 
-class DynamicConfig:
+class DynamicConfig(TypedValues):
     """`config["max.connections"]` and the typed forms of it, as `NodeConfig` has them, with the value of this moment.
 
     A key of one listener (`listener.name.external.max.connections`) is read with `of_listener`. An unknown name is a
@@ -68,28 +69,6 @@ class DynamicConfig:
             if name in layer:
                 return definition.parse(layer[name])
         return self.static[name] if name in BROKER else definition.parse(definition.default)
-
-    def integer(self, name: str) -> int:
-        value = self[name]
-        assert isinstance(value, int), f"{name} is not an integer"
-        return value
-
-    def number(self, name: str) -> float:
-        return float(self[name])
-
-    def flag(self, name: str) -> bool:
-        value = self[name]
-        assert isinstance(value, bool), f"{name} is not a boolean"
-        return value
-
-    def text(self, name: str) -> str:
-        """The value as text, empty where there is none."""
-        value = self[name]
-        return "" if value is None else str(value)
-
-    def items(self, name: str) -> list[str]:
-        value = self[name]
-        return [] if value is None else list(value)
 
     def is_set(self, name: str) -> bool:
         """At run time, in the file, on the command line, or implied; False for a default."""
