@@ -29,8 +29,18 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """This process or machine has run out of something; it says nothing of the disk, and it passes."""
+    """This process or machine has run out of something; it says nothing of the disk, and it passes. Never of a sync."""
     return isinstance(error, OSError) and error.errno in _EXHAUSTED
+
+
+def _sync(sync: Callable[[int], None], descriptor: int) -> None:
+    """Whatever a sync fails for, it says something of the data: the system may not say it twice."""
+    try:
+        sync(descriptor)
+    except OSError as error:
+        if is_exhaustion(error):
+            raise OSError(errno.EIO, f"sync failed: {error.strerror}") from error
+        raise
 
 
 class DirectoryInUse(Exception):
@@ -227,7 +237,7 @@ class OsFile:
         os.ftruncate(self._descriptor, size_bytes)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        _sync(os.fdatasync, self._descriptor)
 
     def map(self, size_bytes: int) -> FileMap:
         return OsFileMap(self._descriptor, size_bytes)
@@ -288,7 +298,7 @@ class OsDisk:
             while written < len(view):
                 written += file.write(view[written:])
             if sync:
-                os.fsync(file.fileno())
+                _sync(os.fsync, file.fileno())
 
     def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
@@ -304,7 +314,7 @@ class OsDisk:
                     count = os.pwrite(writer, view, position)
                     position += count
                     view = view[count:]
-            os.fsync(writer)
+            _sync(os.fsync, writer)
         finally:
             os.close(reader)
             os.close(writer)
@@ -340,7 +350,7 @@ class OsDisk:
     def sync_file(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            _sync(os.fsync, descriptor)
         finally:
             os.close(descriptor)
 
@@ -356,7 +366,8 @@ class OsDisk:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if syncfs(descriptor):
-                raise OSError(ctypes.get_errno(), "syncfs failed", path)
+                code = ctypes.get_errno()
+                raise OSError(errno.EIO if code in _EXHAUSTED else code, f"syncfs failed: {os.strerror(code)}", path)
         finally:
             os.close(descriptor)
         return True

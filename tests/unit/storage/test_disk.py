@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from tidelog.storage import disk as disk_module
-from tidelog.storage.disk import DirectoryEntry, OsDisk
+from tidelog.storage.disk import DirectoryEntry, OsDisk, is_exhaustion
 
 
 @pytest.fixture
@@ -33,6 +34,27 @@ def test_reading_and_writing_by_position(path: str):
     file.close()
     with pytest.raises(AssertionError):
         file.write_at(b"x", 0)
+
+
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EIO, errno.ENOSPC])
+def test_no_failed_sync_is_mere_exhaustion(path: str, monkeypatch: pytest.MonkeyPatch, code: int):
+    def sync(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    disk = OsDisk()
+    file = disk.open(path)
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(os, "fsync", sync)
+    for work in (
+        file.sync,
+        lambda: disk.sync_file(path),
+        lambda: disk.write_file(path, b"x", sync=True),
+        lambda: disk.copy_prefix(path, f"{path}.copy", 1),
+    ):
+        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+            work()
+        assert not is_exhaustion(caught.value)
+    file.close()
 
 
 def test_a_kernel_that_cannot_tell_is_asked_once(path: str, monkeypatch: pytest.MonkeyPatch):
