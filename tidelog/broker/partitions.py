@@ -38,6 +38,7 @@ log = logging.getLogger("tidelog.partitions")
 
 # The last records appended are kept for the followers that wait for them, up to this size.
 TAIL_BYTES_MAX = INLINE_BYTES_MAX
+SHORTAGE_PAUSE_S = 1.0  # until a sync for which there were no descriptors is tried again
 
 Committed = Callable[[Exception | None], None]
 
@@ -103,6 +104,7 @@ class Partitions:
         self._watches: dict[Partition, _Watch] = {}  # also kept by the partition, for whoever is in a hurry
         self._known_elsewhere = known_elsewhere
         self._flushes: set[asyncio.Future[None]] = set()
+        self._short: set[Partition] = set()  # to be synced when there are descriptors again
         self._closing = False
 
     # ------------------------------------------------------------------------------------------------------ look-up
@@ -127,9 +129,7 @@ class Partitions:
     def readable(self, topic: str | bytes, index: int) -> Partition:
         """The replica hosted here, leader or not, for a consumer that may read from followers (KIP-392)."""
         partition = self._hosted.get(topic, {}).get(index)
-        if partition is None or partition.offline:
-            return self.leader(topic, index)
-        return partition
+        return self.leader(topic, index) if partition is None or partition.offline else partition
 
     def find(self, topic: str | bytes, index: int) -> Partition | None:
         """The replica hosted here, whatever its role."""
@@ -202,10 +202,7 @@ class Partitions:
         try:
             task = found.begin_flush()
         except OSError as error:
-            if is_exhaustion(error):  # it is still due: the next append, or the next look after the logs, begins it
-                log.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
-            else:
-                self._fail(partition, error)
+            self._cannot_sync(partition, error)
             return
         began = self._stopwatch()
         future = self._loop.run_in_executor(self._executor, task.run)
@@ -218,7 +215,8 @@ class Partitions:
                 done.result()
                 found.finish_flush(task, self._clock_ms())
             except (OSError, CorruptLog) as error:
-                self._fail(partition, error)
+                if self._cannot_sync(partition, error):
+                    return
             if partition.offline or partition not in self._watches:
                 return
             if partition.log is not found:  # it has moved to another directory meanwhile
@@ -227,13 +225,28 @@ class Partitions:
             partition.advance_high_watermark()
             for callback in partition.watch.syncs.reached(partition.log.committable_offset):
                 callback(None)
-            is_synced = partition.log.durability.blocked_from < 0
-            if is_synced and not partition.leads and self.on_flushed is not None:
+            if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
                 self.on_flushed(partition)
             if partition.log.flush_due:
                 self.flush(partition)
 
         future.add_done_callback(flushed)
+
+    def _cannot_sync(self, partition: Partition, error: OSError | CorruptLog) -> bool:
+        """Whether it is only put off: it is still due, and nothing that waits for it is acknowledged."""
+        if not is_exhaustion(error):
+            self._fail(partition, error)
+            return False
+        if partition not in self._short:
+            log.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
+            self._short.add(partition)
+            self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
+        return True
+
+    def _sync_again(self, partition: Partition) -> None:
+        self._short.discard(partition)
+        if partition in self._watches and not partition.offline:
+            self.flush_if_due(partition)
 
     async def close(self) -> None:
         """Wait for the flushes under way; no more is begun."""
@@ -251,8 +264,7 @@ class Partitions:
             cold.unpin()
             if future.cancelled():
                 return
-            error = future.exception()
-            if isinstance(error, OSError):
+            if isinstance(error := future.exception(), OSError):
                 self._cannot_read(cold.path, error)
             done()
 

@@ -9,7 +9,7 @@ that the flush policy covers is never below `committable_offset` before it is.
 from __future__ import annotations
 
 from tidelog.storage.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
-from tidelog.storage.disk import Disk, File
+from tidelog.storage.disk import Disk, File, is_exhaustion
 from tidelog.storage.leader_epochs import LeaderEpochs
 from tidelog.storage.log_config import INT64_MAX
 from tidelog.storage.segment import Segment
@@ -19,7 +19,7 @@ from tidelog.storage.segments import Segments
 class FlushTask:
     """Everything one flush syncs, fixed on the owner's thread."""
 
-    __slots__ = ("_directories", "_disk", "_epochs", "_files", "_paths", "error", "segments", "target_offset")
+    __slots__ = ("_directories", "_disk", "_epochs", "_files", "_paths", "epochs", "error", "segments", "target_offset")
 
     def __init__(self, disk: Disk, target_offset: int) -> None:
         self._disk = disk
@@ -29,6 +29,7 @@ class FlushTask:
         self._paths: list[str] = []
         self._directories: list[str] = []
         self._epochs: tuple[str, bytes] | None = None
+        self.epochs: LeaderEpochs | None = None
         self.error: OSError | None = None
 
     def add_segment(self, segment: Segment) -> None:
@@ -38,14 +39,23 @@ class FlushTask:
         segment.synced_bytes = max(0, segment.synced_bytes)
         self.segments.append((segment, segment.size_bytes))
 
+    @property
+    def paths(self) -> list[str]:
+        return self._paths
+
+    @property
+    def directories(self) -> list[str]:
+        return self._directories
+
     def add_paths(self, paths: list[str]) -> None:
         self._paths.extend(paths)
 
     def add_directories(self, paths: list[str]) -> None:
         self._directories.extend(paths)
 
-    def set_epochs(self, directory: str, data: bytes) -> None:
-        self._epochs = (directory, data)
+    def set_epochs(self, directory: str, epochs: LeaderEpochs) -> None:
+        self._epochs = (directory, encode_leader_epochs(epochs))
+        self.epochs = epochs
 
     def write_only(self) -> None:
         """In place of `run`, when the caller syncs everything at once before it finishes the flush."""
@@ -161,6 +171,8 @@ class Durability:
                     self.note_directory(segments.directory)
         except OSError:  # a file could not be opened or written: nothing has begun
             task.unpin()
+            for segment, _ in task.segments:
+                segment.synced_bytes = -1
             self._task = None
             self._seal_in_task, self._unsynced_seal = INT64_MAX, self._seal_in_task
             raise
@@ -169,18 +181,24 @@ class Durability:
         task.add_directories(list(self._directories))
         self._directories.clear()
         if epochs.is_dirty:
-            task.set_epochs(segments.directory, encode_leader_epochs(epochs))
+            task.set_epochs(segments.directory, epochs)
             epochs.is_dirty = False
         return task
 
     def finish(self, task: FlushTask, log_end_offset: int, now_ms: int | None) -> None:
-        """Take over what the task made durable. OSError when it failed: the log must not be used any more."""
+        """Take over what the task made durable.
+
+        OSError when it failed: the log must not be used any more, unless the process was only out of descriptors; then
+        all that the task was to sync waits for the next one.
+        """
         task.unpin()
         if self.is_abandoned:
             return
         assert task is self._task
         self._task = None
         if task.error is not None:
+            if is_exhaustion(task.error):
+                self._note_again(task)
             raise task.error
         if self._truncated_to == INT64_MAX:
             for segment, size_bytes in task.segments:
@@ -193,6 +211,17 @@ class Durability:
             self.last_flush_ms = now_ms
         is_due = log_end_offset - self.recovery_point >= self.flush_messages
         self.blocked_from = self.recovery_point if is_due else -1
+
+    def _note_again(self, task: FlushTask) -> None:
+        for segment, _ in task.segments:
+            segment.synced_bytes = -1
+        self._paths.update(dict.fromkeys(task.paths))
+        self._directories.update(dict.fromkeys(task.directories))
+        if task.epochs is not None:
+            task.epochs.is_dirty = True
+        self._unsynced_seal = min(self._unsynced_seal, self._seal_in_task)
+        self._seal_in_task = INT64_MAX
+        self.is_wanted = True
 
     def truncated(self, offset: int) -> bool:
         """The log now ends at `offset`; True when the recovery point had to go back."""

@@ -16,7 +16,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.storage import lookup, sealing, shortening
 from tidelog.storage.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
-from tidelog.storage.disk import Buffer, Disk
+from tidelog.storage.disk import Buffer, Disk, is_exhaustion
 from tidelog.storage.flush import Durability, FlushTask
 from tidelog.storage.loader import LoadedLog
 from tidelog.storage.log_config import LogConfig
@@ -344,11 +344,15 @@ class PartitionLog:
         return self.durability.begin(self.segments, self.leader_epochs, self.log_end_offset)
 
     def finish_flush(self, task: FlushTask, now_ms: int | None = None) -> None:
-        """Take over what the task synced. OSError when syncing failed: the device cannot be trusted any more."""
+        """Take over what the task synced. OSError when syncing failed: the device cannot be trusted any more.
+
+        After one that is mere exhaustion the log goes on, and another flush is due.
+        """
         try:
             self.durability.finish(task, self.log_end_offset, now_ms)
         except OSError as error:
-            self.failure = f"{self.directory}: {error}"
+            if not is_exhaustion(error):
+                self.failure = f"{self.directory}: {error}"
             raise
         self._flush_at = self.durability.flush_at
 

@@ -15,6 +15,7 @@ from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker import hosting
+from tidelog.broker import partitions as partitions_module
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.log_directories import NoDirectoryLeft
 from tidelog.broker.node import Node
@@ -171,6 +172,23 @@ async def test_a_sync_that_cannot_begin(
     disk.faults.clear()
     partitions.flush(one)
     await until(lambda: one.log.durability.recovery_point == 1)
+    assert not placed.running.node._directories.offline
+
+
+async def test_a_sync_for_which_there_are_no_descriptors_is_done_when_there_are(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions_module, "SHORTAGE_PAUSE_S", 0.02)
+    placed = await Placed.make(await start(**{"log.flush.interval.messages": "1"}), homes, make_batch(b"x"))
+    one: Any = placed.running.node._broker.partitions.find("one", 0)  # type: ignore[union-attr]
+    to_be_opened = f"{one.log.directory}/partition.metadata"
+    one.log.durability.note_path(to_be_opened)
+    disk.fail(to_be_opened, errno.EMFILE, "sync")
+    sending = asyncio.create_task(send(placed.wire, "one", placed.batch))
+    await until(lambda: len(disk.met) > 2)
+    assert not sending.done(), "nothing is acknowledged that is not on the device"
+    disk.faults.clear()
+    assert await sending == (0, 1)
     assert not placed.running.node._directories.offline
 
 

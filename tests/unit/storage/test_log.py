@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, records_of
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, offsets_of, records_of
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import iter_headers
 from tidelog.protocol.records import iter_records
@@ -364,6 +366,46 @@ class TestFlushing:
             made.append(batch())
         made.close()
         assert not (made.path / ".kafka_cleanshutdown").exists()
+
+    @pytest.mark.parametrize("port", ["sync_file", "sync_directory", "write_file"])
+    def test_a_flush_for_want_of_descriptors_is_done_again(
+        self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, port: str
+    ):
+        made = logs(flush_messages=1, segment_bytes=200)
+        made.append(*(batch(1, value=b"x" * 100) for _ in range(3)))
+        made.log.assign_epoch(7)
+        real: Any = {name: getattr(QuickDisk, name) for name in ("sync_file", "sync_directory", "write_file")}
+        synced: list[str] = []
+
+        def watched(name: str) -> Any:
+            def work(disk: QuickDisk, path: str, *arguments: Any, **options: Any) -> None:
+                synced.append(path)
+                real[name](disk, path, *arguments, **options)
+
+            return work
+
+        for name in real:
+            monkeypatch.setattr(QuickDisk, name, watched(name))
+        task = made.log.begin_flush()
+        with monkeypatch.context() as patch:
+
+            def refuse(*arguments: Any, **options: Any) -> None:
+                raise OSError(errno.EMFILE, "too many")
+
+            patch.setattr(QuickDisk, port, refuse)
+            task.run()
+        with pytest.raises(OSError, match="too many"):
+            made.log.finish_flush(task)
+        durability = made.log.durability
+        assert (made.log.committable_offset, durability.recovery_point, durability.checkpointable) == (0, 0, 0)
+        assert made.log.flush_due
+        assert all(each.synced_bytes < each.size_bytes for each in made.log.segments)
+        synced.clear()
+        made.log.flush()
+        assert (made.log.committable_offset, durability.recovery_point, durability.checkpointable) == (3, 3, 3)
+        wanted = {*task.paths, *task.directories, f"{made.log.directory}/leader-epoch-checkpoint.tmp"}
+        assert wanted <= set(synced)
+        made.append(batch())
 
     def test_files_stay_open_while_a_flush_needs_them(self, logs: MakeLogs):
         made = logs(flush_messages=1, segment_bytes=200)
