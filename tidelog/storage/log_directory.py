@@ -80,6 +80,7 @@ class LogDirectory:
         self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
+        self._unmoved: dict[TopicPartition, str] = {}  # to be deleted or set aside, and could not be renamed yet
         marker = read_if_exists(disk, f"{path}/{CLEAN_SHUTDOWN_FILE}")
         self.was_clean = marker is not None
         """The last owner closed it properly, so nothing needs to be scanned."""
@@ -161,7 +162,7 @@ class LogDirectory:
     def create_log(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
         """A new, empty log; durable with its first flush."""
         key = (topic, partition)
-        assert key not in self.logs, key
+        self._move_away(key, now_ms)
         log = self._create(topic, partition, topic_id, config, now_ms)
         self.logs[key] = log
         if self._cleaned and key in self._cleaned:
@@ -190,40 +191,56 @@ class LogDirectory:
     def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
         """Take the log away: its directory is renamed now and removed by `maintain` after file.delete.delay.ms.
 
-        An offline one goes with the next `maintain`.
+        An offline one goes with the next `maintain`. OSError when it cannot be renamed now: `maintain` tries again.
         """
         log = self.logs.get((topic, partition))
         target = self._rename_away(topic, partition, DELETE_SUFFIX)
         self._doomed.append((now_ms + (log.config.file_delete_delay_ms if log else 0), target))
+
+    def _move_away(self, key: TopicPartition, now_ms: int) -> None:
+        """What could not be before; else a new log would be made of the files of the old one. Raises OSError."""
+        kind = self._unmoved.get(key)
+        if kind == DELETE_SUFFIX:
+            self.delete_log(*key, now_ms)
+        elif kind is not None:
+            self._rename_away(*key, kind)
+        assert key not in self.logs, key
 
     def set_aside(self, topic: str, partition: int) -> str:
         """Take the log away but keep its files, in the directory that is returned; as Kafka does with stray ones."""
         return self._rename_away(topic, partition, STRAY_SUFFIX)
 
     def _rename_away(self, topic: str, partition: int, kind: str) -> str:
-        log = self.logs.pop((topic, partition), None)
-        if log is None:
-            del self.offline[topic, partition]
-        return self._rename_log(log, f"{topic}-{partition}", topic, partition, kind)
+        key = (topic, partition)
+        assert key in self.logs or key in self.offline, key
+        self._unmoved[key] = kind
+        target = self._rename_log(self.logs.get(key), f"{topic}-{partition}", topic, partition, kind)
+        del self._unmoved[key]
+        if self.logs.pop(key, None) is None:
+            del self.offline[key]
+        return target
 
     def _rename_log(self, log: PartitionLog | None, name: str, topic: str, partition: int, kind: str) -> str:
-        if log is not None:
-            log.abandon()
+        """Where it is now. OSError when it could not be renamed: then it is what it was."""
         target = f"{self.path}/{away_name(topic, partition, self._disk.random_bytes(16), kind)}"
         self._disk.rename(f"{self.path}/{name}", target)
+        if log is not None:
+            log.abandon()
         return target
 
     # Future replicas: on their way here from another directory of this node
 
     def create_future(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> None:
         """A new, empty log under a name of its own, beside which the present one may be made or deleted."""
+        if (topic, partition) in self.futures:  # it could not be renamed when it was discarded
+            self.discard_future(topic, partition, now_ms)
         name = future_name(topic, partition, self._disk.random_bytes(16))
         self.futures[topic, partition] = self._create(topic, partition, topic_id, config, now_ms, name)
 
     def promote_future(self, topic: str, partition: int) -> PartitionLog:
         """It is the replica from now on: only names change, whatever is open stays open. No flush may be running."""
         key = (topic, partition)
-        assert key not in self.logs, key
+        self._move_away(key, self.futures[key].clock_ms)
         log, target = self.futures[key], f"{self.path}/{topic}-{partition}"
         self._disk.rename(log.directory, target)
         self.logs[key] = self.futures.pop(key)
@@ -233,9 +250,10 @@ class LogDirectory:
 
     def discard_future(self, topic: str, partition: int, now_ms: int) -> None:
         """It is not wanted any more."""
-        log = self.futures.pop((topic, partition))
+        log = self.futures[topic, partition]
         name = log.directory.rpartition("/")[2]
         self._doomed.append((now_ms, self._rename_log(log, name, topic, partition, DELETE_SUFFIX)))
+        del self.futures[topic, partition]
 
     def _create(
         self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int, name: str = ""
@@ -306,6 +324,7 @@ class LogDirectory:
         self.logs.clear()
         self.futures.clear()
         self._doomed.clear()
+        self._unmoved.clear()
         self._lock.release()
 
     def _all_logs(self) -> list[PartitionLog]:
@@ -341,6 +360,8 @@ class LogDirectory:
 
     def maintain(self, now_ms: int) -> None:
         """Retention and upkeep of every log, removal of deleted ones."""
+        for key in list(self._unmoved):
+            self._move_away(key, now_ms)
         condemned = False
         for log in self.logs.values():
             log.maintain(now_ms)

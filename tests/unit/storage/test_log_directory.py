@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,6 +175,50 @@ class TestLogs:
         directory.create_log("a", 0, bytes(16), CONFIG, NOW)
         directory.maintain(NOW + 100)
         assert not (tmp_path / renamed).exists()
+        directory.close()
+
+    @pytest.mark.parametrize("how", ["delete_log", "set_aside"])
+    def test_one_that_cannot_be_renamed_now_is_nobody_elses(
+        self, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        directory = opened(tmp_path)
+        old = directory.create_log("a", 0, TOPIC_ID, CONFIG, NOW)
+        old.append_as_leader(batch(3), 0, NOW)
+        directory.create_log("b", 0, TOPIC_ID, CONFIG, NOW)
+
+        def refuse(*arguments: object) -> None:
+            raise OSError(errno.ENOMEM, "no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OsDisk, "rename", refuse)
+            for topic in ("a", "b"):
+                with pytest.raises(OSError, match="no memory"):
+                    directory.delete_log(topic, 0, NOW) if how == "delete_log" else directory.set_aside(topic, 0)
+            assert old.failure is None
+            with pytest.raises(OSError, match="no memory"):
+                directory.create_log("a", 0, bytes(16), CONFIG, NOW)
+        assert directory.create_log("a", 0, b"n" * 16, CONFIG, NOW).log_end_offset == 0
+        directory.maintain(NOW)
+        assert list(directory.logs) == [("a", 0)]
+        assert len([path for path in tmp_path.iterdir() if path.name.endswith(("-delete", "-stray"))]) == 2
+        directory.close()
+
+    def test_a_future_one_that_cannot_be_renamed_now_makes_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        directory = opened(tmp_path)
+        directory.create_future("a", 0, TOPIC_ID, CONFIG, NOW)
+        discarded = directory.futures["a", 0]
+
+        def refuse(*arguments: object) -> None:
+            raise OSError(errno.ENOMEM, "no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OsDisk, "rename", refuse)
+            with pytest.raises(OSError, match="no memory"):
+                directory.discard_future("a", 0, NOW)
+        assert (directory.futures["a", 0], discarded.failure) == (discarded, None)
+        directory.create_future("a", 0, TOPIC_ID, CONFIG, NOW)
+        assert discarded.failure is not None
+        assert len([path for path in tmp_path.iterdir() if path.name.endswith("-delete")]) == 1
         directory.close()
 
     def test_a_deletion_that_was_begun_is_finished_after_a_restart(self, tmp_path: Path):
