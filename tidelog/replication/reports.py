@@ -7,12 +7,15 @@ one request is open; of each key the newest report counts, and none is forgotten
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidelog.replication.backoff import Backoff
 
 if TYPE_CHECKING:
     import random
+
+log = logging.getLogger("tidelog.reports")
 
 Key = TypeVar("Key")
 What = TypeVar("What")
@@ -58,13 +61,20 @@ class Reports(Generic[Key, What]):
             while self._open and not self._closed:
                 self._forget_overtaken()
                 sent = dict(list(self._open.items())[: self.in_one_request_max])
-                if sent and await self._send(sent):
+                if sent and await self._sent(sent):
                     self._backoff.reset()
                 elif sent:
                     await asyncio.sleep(self._backoff.next_ms(self._rng) / 1000)
         finally:
             self._task = None
         self._go_on()  # reported while the last answer was taken in
+
+    async def _sent(self, sent: dict[Key, What]) -> bool:
+        try:
+            return await self._send(sent)
+        except Exception:  # a bug of ours, or of who answered: what is open is still to be told
+            log.exception("%s could not tell the controller of %d", type(self).__name__, len(sent))
+            return False
 
     def _forget_overtaken(self) -> None:
         """Take back what need not be told any more."""

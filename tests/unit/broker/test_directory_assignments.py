@@ -80,7 +80,9 @@ async def test_all_replicas_of_an_image_are_told_at_once() -> None:
     assert controller.told == [{HERE: [0, 2], THERE: [1]}]
 
 
-@pytest.mark.parametrize("failure", [PeerUnreachable("gone"), TimeoutError(), int(ErrorCode.NOT_CONTROLLER)])
+@pytest.mark.parametrize(
+    "failure", [PeerUnreachable("gone"), TimeoutError(), int(ErrorCode.NOT_CONTROLLER), ZeroDivisionError()]
+)
 async def test_what_did_not_arrive_is_told_again(failure: Any) -> None:
     controller = Controller(failure, failure)
     await assign(controller)
