@@ -7,6 +7,7 @@ checkpoint task of a directory at a time, and an error of the device is its dire
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions
     from tidelog.storage.checkpoints import CheckpointTask
     from tidelog.storage.log_directory import LogDirectory
+
+log = logging.getLogger("tidelog.upkeep")
 
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
@@ -88,6 +91,8 @@ class Upkeep:
                 directory.maintain(now_ms)
             except OSError as error:
                 self._directories.failed(directory, error)
+            except Exception:  # a bug of ours in one log: the others are still to be looked after
+                log.exception("%s is not looked after", directory.path)
         for partition, log_start_offset in zip(hosted, log_starts):
             if partition.log.log_start_offset != log_start_offset:
                 self._partitions.touch(partition)

@@ -228,6 +228,23 @@ async def test_upkeep_meets_a_bad_directory_too(
     await placed.require_one_gone()
 
 
+async def test_a_bug_met_in_one_directory_leaves_the_others_looked_after(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = await start()
+    met: list[LogDirectory] = []
+
+    def maintain(directory: LogDirectory, now_ms: int) -> None:
+        met.append(directory)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(LogDirectory, "maintain", maintain)
+    running.node._broker._upkeep.look_after()  # type: ignore[union-attr]
+    assert met == running.node._directories.online
+    assert all(directory.path in caplog.text for directory in met)
+    assert not running.node._directories.offline
+
+
 async def test_new_replicas_go_where_they_can_be_written(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
 ) -> None:
