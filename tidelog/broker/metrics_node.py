@@ -88,10 +88,7 @@ def tell_groups(broker: BrokerSide, out: Exposition) -> None:
         return  # some are being loaded: what is known now would look as if the others had gone
     for state, count in states.items():
         out.add("tidelog_groups", count, state)
-    shown = 0
-    for group_id, topic, partition, lag_records in broker.groups.lags(LAGS_SHOWN_MAX + 1):
-        shown += 1
-        if shown > LAGS_SHOWN_MAX:
-            break
+    lags, are_all = broker.groups.lags(LAGS_SHOWN_MAX)
+    for group_id, topic, partition, lag_records in lags:
         out.add("tidelog_group_lag_records", lag_records, group_id, topic, str(partition))
-    out.add("tidelog_group_lag_series_left_out", shown > LAGS_SHOWN_MAX)
+    out.add("tidelog_group_lag_series_left_out", not are_all)

@@ -159,7 +159,19 @@ def test_lags_are_told_of_partitions_that_are_here():
     world.ports.topic_ends = {("t", 0): 10, ("t", 1): 3, ("u", 0): 5}
     world.commit("a", {("t", 0): 4, ("t", 1): 7, ("elsewhere", 0): 1})
     world.commit("b", {("u", 0): 5})
-    assert sorted(world.service.lags()) == [("a", "t", 0, 6), ("a", "t", 1, 0), ("b", "u", 0, 0)]
-    assert len(list(world.service.lags(limit=2))) == 2
+    lags, are_all = world.service.lags()
+    assert (sorted(lags), are_all) == ([("a", "t", 0, 6), ("a", "t", 1, 0), ("b", "u", 0, 0)], True)
+    assert world.service.lags(limit=3)[1]
+    lags, are_all = world.service.lags(limit=2)
+    assert (len(lags), are_all) == (2, False)
     world.service.on_partition_resigned(world.service.partition_for("b"))
-    assert ("b", "u", 0, 0) not in list(world.service.lags())
+    assert ("b", "u", 0, 0) not in world.service.lags()[0]
+
+
+def test_of_commits_to_partitions_elsewhere_no_more_than_so_many_are_looked_at(monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    world.commit("a", {("elsewhere", index): 1 for index in range(100)})
+    asked: list[int] = []
+    monkeypatch.setattr(world.ports, "high_watermark", lambda topic, partition: asked.append(partition))
+    assert world.service.lags(limit=3) == ([], False)
+    assert len(asked) == 30

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
@@ -34,6 +35,7 @@ PROTOCOL_NAMED_FROM = 5  # SyncGroup says protocol type and name
 LEAVE_MANY_FROM = 3
 NULL_PROTOCOL_FROM = 7  # JoinGroup
 LAGS_MAX = 10_000
+LOOKED_AT_FOR_EACH = 10
 
 
 class GroupCoordinatorService:
@@ -183,20 +185,24 @@ class GroupCoordinatorService:
             for group in self._runtime.read(partition, lambda coordinator: coordinator.list_groups(states, types))
         ]
 
-    def lags(self, limit: int = LAGS_MAX) -> Iterator[tuple[str, str, int, int]]:
+    def lags(self, limit: int = LAGS_MAX) -> tuple[list[tuple[str, str, int, int]], bool]:
         """(group, topic, partition, records not read), for the groups coordinated here and the partitions of which this
-        node has a replica; no more than `limit`. To be walked through in one turn of the loop.
+        node has a replica; and whether these are all: no more than `limit`, among LOOKED_AT_FOR_EACH times as many
+        commits. In one turn of the loop.
         """
-        left = limit
-        for shard in self._runtime.active_partitions():
-            for group_id, topic, partition, offset in self._runtime.read(shard, _positions):
-                end = self._ports.high_watermark(topic, partition)
-                if end is None:
-                    continue
-                if not left:
-                    return
-                left -= 1
-                yield group_id, topic, partition, max(end - offset, 0)
+        shards = self._runtime.active_partitions()
+        commits = chain.from_iterable(self._runtime.read(shard, _positions) for shard in shards)
+        found: list[tuple[str, str, int, int]] = []
+        for looked_at, (group_id, topic, partition, offset) in enumerate(commits):
+            if looked_at == limit * LOOKED_AT_FOR_EACH:
+                return found, False
+            end = self._ports.high_watermark(topic, partition)
+            if end is None:
+                continue
+            if len(found) == limit:
+                return found, False
+            found.append((group_id, topic, partition, max(end - offset, 0)))
+        return found, True
 
     def delete_group(self, context: RequestContext, group_id: str) -> DeletableGroupResult | Deferred:
         answer: DeletableGroupResult | Deferred = self._runtime.submit(
