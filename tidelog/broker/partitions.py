@@ -219,9 +219,7 @@ class Partitions:
                     return
             if partition.offline or partition not in self._watches:
                 return
-            if partition.log is not found:  # it has moved to another directory meanwhile
-                self.flush_if_due(partition)
-                return
+            # From here on of its present log: it may have moved to another directory meanwhile.
             partition.advance_high_watermark()
             for callback in partition.watch.syncs.reached(partition.log.committable_offset):
                 callback(None)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.future_replica import FutureReplica, MoveState
 from tidelog.replication.throttle import Throttle
+from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
-from tidelog.storage.log_config import INT64_MAX
 from tidelog.storage.log_names import NAME_LENGTH_MAX, future_name
 from tidelog.storage.reader import ColdRead
 
@@ -40,6 +40,8 @@ IDLE_S = 0.02
 PAUSE_S_MAX = 0.5
 # Where replicas that are not here yet are to be made (Kafka keeps any number of them).
 PREFERRED_MAX = 10_000
+# Syncs of a copy beside which the present log acknowledged more, until one is done on the loop, so that the move ends.
+OVERTAKEN_TIMES_MAX = 50
 
 
 class ReplicaMoves:
@@ -222,6 +224,9 @@ class ReplicaMoves:
             await self._warm(cold)
             return True
         except (CorruptLog, OSError, KafkaError) as error:
+            if is_exhaustion(error):
+                log.error("%s-%d is not moved for now: %s", replica.partition.topic, replica.partition.index, error)
+                return False
             self._cannot_be_written(replica.partition, directory, error)
             return True
         except Exception:  # a bug of ours: this one stays where it is, and the others still move
@@ -237,6 +242,8 @@ class ReplicaMoves:
         try:
             batches = replica.read_next(STEP_BYTES)
         except (KafkaError, CorruptLog, OSError) as error:
+            if is_exhaustion(error):
+                raise
             partition = replica.partition
             log.error("%s-%d cannot be read to be moved: %s", partition.topic, partition.index, error)
             self._cancel(partition)
@@ -302,13 +309,17 @@ class ReplicaMoves:
             pass  # what came while the rest was synced
         if not self._is_current(replica) or not replica.has_caught_up or future.durability.is_running:
             return
-        if future.config.flush_messages != INT64_MAX:
+        if not replica.has_what_is_acknowledged:  # else a loss of power could take what is acknowledged
+            replica.overtaken_times += 1
+            if replica.overtaken_times <= OVERTAKEN_TIMES_MAX:
+                return
             future.flush()
         directory.promote_future(partition.topic, partition.index)
         del self._moves[partition]
         replica.take_over()
         log.info("%s-%d lies in %s now", partition.topic, partition.index, directory.path)
         self.on_promoted(partition, directory)
+        self._partitions.flush_if_due(partition)
 
     def _cannot_be_written(self, partition: Partition, directory: LogDirectory, error: Exception) -> None:
         log.error("%s-%d cannot be moved to %s: %s", partition.topic, partition.index, directory.path, error)

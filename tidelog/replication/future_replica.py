@@ -25,7 +25,7 @@ class MoveState(Enum):
 
 
 class FutureReplica:
-    __slots__ = ("destination_id", "log", "partition", "source_id", "state")
+    __slots__ = ("destination_id", "log", "overtaken_times", "partition", "source_id", "state")
 
     def __init__(self, partition: Partition, log: PartitionLog, source_id: bytes, destination_id: bytes) -> None:
         self.partition = partition
@@ -33,10 +33,16 @@ class FutureReplica:
         self.source_id = source_id
         self.destination_id = destination_id
         self.state = MoveState.COPYING
+        self.overtaken_times = 0
 
     @property
     def has_caught_up(self) -> bool:
         return self.log.log_end_offset == self.partition.log.log_end_offset
+
+    @property
+    def has_what_is_acknowledged(self) -> bool:
+        """As it is to be under flush.messages: not only written but on the device, as in the present log."""
+        return self.log.committable_offset >= self.partition.log.committable_offset
 
     @property
     def told_directory(self) -> bytes:

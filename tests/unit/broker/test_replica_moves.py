@@ -35,6 +35,8 @@ from tidelog.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from tidelog.replication.future_replica import FutureReplica
+from tidelog.storage.log import PartitionLog
 
 MakeBatch = Callable[..., bytes]
 
@@ -323,6 +325,25 @@ async def test_a_bug_in_one_move_does_not_end_the_others(
     assert Path(other.log.directory) == where
 
 
+async def test_a_process_without_descriptors_moves_when_it_has_some(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(moving.wire, "t", make_batch(b"a"))
+    target, refusals = moving.other, iter(range(3))
+    read = FutureReplica.read_next
+
+    def refuse(replica: Any, bytes_max: int) -> Any:
+        if next(refusals, None) is not None:
+            raise OSError(errno.EMFILE, "too many open files")
+        return read(replica, bytes_max)
+
+    monkeypatch.setattr(FutureReplica, "read_next", refuse)
+    await moving.order(target)
+    await moving.arrived(target)
+    assert next(refusals, None) is None
+    assert await moving.values() == [b"a"]
+
+
 async def test_a_topic_that_is_deleted_moves_no_further(
     moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,15 +375,29 @@ async def test_a_replica_that_comes_later_is_made_where_it_is_wanted(moving: Mov
 
 
 async def test_with_a_sync_for_every_record_none_is_shown_before_it_is_on_the_new_device(
-    moving: Moving, make_batch: MakeBatch
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await moving.running.stop()
     await moving.start(**{"log.flush.interval.messages": "1"})
     for number in range(5):
         await send(moving.wire, "t", make_batch(b"%d" % number))
     target = moving.other
+    on_loop: list[Any] = []
+    monkeypatch.setattr(PartitionLog, "flush", on_loop.append)
+    flush, overtaken = replica_moves.ReplicaMoves._flush, asyncio.Event()
+
+    async def slow(moves: Any, found: Any) -> None:
+        if overtaken.is_set():
+            await flush(moves, found)
+
+    monkeypatch.setattr(replica_moves.ReplicaMoves, "_flush", slow)
     await moving.order(target)
+    ((replica, _),) = moving.moves._moves.values()
+    await until(lambda: replica.overtaken_times > 1)
+    assert moving.home != target, "records that are acknowledged are not on the device there"
+    overtaken.set()
     await moving.arrived(target)
+    assert not on_loop, "what waits for a device is done on a thread"
     durability = moving.partition.log.durability
     assert (durability.recovery_point, durability.blocked_from) == (5, -1)
     assert await send(moving.wire, "t", make_batch(b"5")) == (0, 5)
