@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tidelog.broker.client_patterns import is_pattern
 from tidelog.broker.config_definitions import (
     BROKER,
     BROKER_SYNONYMS,
@@ -323,14 +324,6 @@ def client_metrics_problem(configs: Mapping[str, str]) -> KafkaError | None:
         return KafkaError(ErrorCode.INVALID_CONFIG, str(error))
     for pattern in values.get("match", ()):
         parts = pattern.rstrip("=").split("=")  # as Java splits
-        if len(parts) != 2 or parts[0].strip() not in _MATCHED_BY or not _compiles(parts[1].strip()):
+        if len(parts) != 2 or parts[0].strip() not in _MATCHED_BY or not is_pattern(parts[1].strip()):
             return KafkaError(ErrorCode.INVALID_CONFIG, f"Illegal client matching pattern: {pattern}")
     return None
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True

@@ -7,11 +7,11 @@ by software name, version or source port matches nobody here. Invariant: at most
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tidelog.broker.client_patterns import Matcher
 from tidelog.protocol.crc import crc32c
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import ONE_UUID, ZERO_UUID, uuid_to_text
@@ -144,10 +144,11 @@ def _subscription(context: RequestContext, client_instance_id: bytes, configs: l
         "client_id": context.client_id or "",
         "client_source_address": context.client_host,
     }
+    matcher = Matcher()
     metrics: dict[str, None] = {}
     interval_ms = PUSH_INTERVAL_MS
     for config in configs:
-        if all(_matches(pattern, known) for pattern in _listed(config.get("match", ""))):
+        if all(_matches(matcher, pattern, known) for pattern in _listed(config.get("match", ""))):
             metrics.update(dict.fromkeys(_listed(config.get("metrics", ""))))
             interval_ms = min(interval_ms, int(config.get("interval.ms", PUSH_INTERVAL_MS)))
     wanted = [EVERY_METRIC] if EVERY_METRIC in metrics else list(metrics)
@@ -158,13 +159,10 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _matches(pattern: str, known: Mapping[str, str]) -> bool:
+def _matches(matcher: Matcher, pattern: str, known: Mapping[str, str]) -> bool:
     name, _, expression = pattern.partition("=")
     value = known.get(name.strip())
-    try:
-        return value is not None and re.fullmatch(expression.strip(), value) is not None
-    except re.error:
-        return False
+    return value is not None and matcher.matches(expression.strip(), value)
 
 
 def _subscription_id(metrics: list[str], interval_ms: int, client_instance_id: bytes) -> int:

@@ -323,6 +323,7 @@ async def test_configs_of_groups_are_judged(services: Services, key: str, value:
         ),
         ("interval.ms", "x", (40, "Invalid value x for configuration interval.ms: Not a number of type INT")),
         ("match", "client_id=[", (40, "Illegal client matching pattern: client_id=[")),
+        ("match", "client_id=(a+)+", (40, "Illegal client matching pattern: client_id=(a+)+")),
         ("match", "colour=x", (40, "Illegal client matching pattern: colour=x")),
         ("metrics", "a,,b", (40, "Configuration 'metrics' values must not be empty.")),
         ("foo", "1", (42, "Unknown client metrics configuration: foo")),

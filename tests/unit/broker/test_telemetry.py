@@ -132,6 +132,11 @@ def test_subscriptions_that_match_are_one() -> None:
     assert world.subscribe().metrics == ["*"], "a changed subscription is told before the interval is over"
 
 
+def test_a_pattern_of_endless_ways_matches_nobody() -> None:
+    world = World(a={"metrics": "m", "match": "client_id=(a+)+"}, b={"metrics": "n", "match": "client_id=a+!"})
+    assert world.subscribe(client_id="a" * 50 + "!").metrics == ["n"]
+
+
 def test_a_client_is_forgotten_with_its_connection() -> None:
     world = World()
     for number in range(10):
