@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,8 @@ from tidelog.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from tidelog.replication.future_replica import FutureReplica
+from tidelog.replication.future_replica import FutureReplica, MoveState
+from tidelog.storage.flush import FlushTask
 from tidelog.storage.log import PartitionLog
 
 MakeBatch = Callable[..., bytes]
@@ -401,3 +403,30 @@ async def test_with_a_sync_for_every_record_none_is_shown_before_it_is_on_the_ne
     durability = moving.partition.log.durability
     assert (durability.recovery_point, durability.blocked_from) == (5, -1)
     assert await send(moving.wire, "t", make_batch(b"5")) == (0, 5)
+
+
+async def test_who_waits_for_a_sync_of_the_old_log_is_answered_when_the_new_one_has_it(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await moving.running.stop()
+    await moving.start(**{"log.flush.interval.messages": "1"})
+    source, target, gate = str(moving.home), moving.other, threading.Event()
+    run, promote = FlushTask.run, replica_moves.ReplicaMoves._promote
+
+    def slow(task: FlushTask) -> None:
+        if any(segment.path.startswith(source) for segment, _ in task.segments):
+            gate.wait(5)
+        run(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica_moves.ReplicaMoves, "_promote", lambda *_: None)
+        await moving.order(target)
+        ((replica, _),) = moving.moves._moves.values()
+        await until(lambda: replica.state is MoveState.TOLD)
+        monkeypatch.setattr(FlushTask, "run", slow)
+        sending = asyncio.create_task(send(moving.wire, "t", make_batch(b"a")))
+        await until(lambda: replica.log.durability.recovery_point == 1)
+    assert replica_moves.ReplicaMoves._promote is promote
+    await moving.arrived(target)
+    gate.set()
+    assert await asyncio.wait_for(sending, 2) == (0, 0)
