@@ -82,11 +82,6 @@ def swap_in_what_is_not_on_the_device(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedFile, "sync", careless)
 
 
-def take_half_a_swap_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
-    offset_of = cleaner_swap._offset_of
-    patch.setattr(cleaner_swap, "_offset_of", lambda name: -1 if name.endswith(CLEANED_SUFFIX) else offset_of(name))
-
-
 def forget_to_finish_a_swap(patch: pytest.MonkeyPatch) -> None:
     def careless(disk: SimulatedDisk, directory: str, names: set[str]) -> None:
         left = [name for name in sorted(names) if name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX))]
@@ -194,7 +189,6 @@ def move_the_records_of_a_rewritten_batch(patch: pytest.MonkeyPatch) -> None:
 PLANTS = [
     pytest.param(swap_without_syncing_the_directory, "", marks=pytest.mark.slow),
     (swap_in_what_is_not_on_the_device, ""),
-    pytest.param(take_half_a_swap_for_a_whole_one, "", marks=pytest.mark.slow),
     pytest.param(forget_to_finish_a_swap, "", marks=pytest.mark.slow),
     (leave_the_old_segments, ""),
     pytest.param(drop_for_the_sake_of_what_is_not_on_the_device, "EveryKeyKeepsItsNewest", marks=pytest.mark.slow),

@@ -14,13 +14,13 @@ from tidelog.broker.apis import describe_producers, describe_topic_partitions
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
     DescribeProducersRequest,
-    DescribeProducersRequestTopic,
+    DescribeProducersRequestTopicRequest,
     DescribeProducersResponse,
 )
 from tidelog.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsRequestCursor,
-    DescribeTopicPartitionsRequestTopic,
+    DescribeTopicPartitionsRequestTopicRequest,
 )
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.protocol.uuids import LOST_DIRECTORY, ZERO_UUID
@@ -33,7 +33,7 @@ def ask(services: Any, *names: str, limit: int = 2000, cursor: tuple[str, int] |
         else DescribeTopicPartitionsRequestCursor(topic_name=cursor[0], partition_index=cursor[1])
     )
     request = DescribeTopicPartitionsRequest(
-        topics=[DescribeTopicPartitionsRequestTopic(name=name) for name in names],
+        topics=[DescribeTopicPartitionsRequestTopicRequest(name=name) for name in names],
         response_partition_limit=limit,
         cursor=at,
     )
@@ -103,7 +103,7 @@ async def test_a_cursor_that_makes_no_sense_is_refused(services: Any, cursor: tu
     with pytest.raises(KafkaError) as caught:
         ask(services, "a", cursor=cursor)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
-    request = DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequestTopic(name="a")])
+    request = DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequestTopicRequest(name="a")])
     refused = encoded(describe_topic_partitions.refuse(request, caught.value, 0), 0)
     assert [(topic.name, topic.error_code) for topic in refused.topics] == [("a", ErrorCode.INVALID_REQUEST)]
 
@@ -142,7 +142,7 @@ def producers(response: DescribeProducersResponse) -> list[tuple[str, int, int, 
 
 def asked(*topics: tuple[str, list[int]]) -> DescribeProducersRequest:
     return DescribeProducersRequest(
-        topics=[DescribeProducersRequestTopic(name=name, partition_indexes=indexes) for name, indexes in topics]
+        topics=[DescribeProducersRequestTopicRequest(name=name, partition_indexes=indexes) for name, indexes in topics]
     )
 
 

@@ -303,6 +303,20 @@ class TestStrangeFiles:
         assert made.files("*.log") == [f"{FIRST}.log"]
         check(log, 20)
 
+    def test_half_a_swap_is_taken_back(self, made: Logs):
+        made.close()
+        whole = b"".join((made.folder / f"{base}.log").read_bytes() for base in (FIRST, SECOND))
+        (made.folder / f"{FIRST}.log.swap").write_bytes(whole)
+        (made.folder / f"{FIRST}.index.cleaned").write_bytes(b"")
+        (made.folder / f"{FIRST}.timeindex.swap").write_bytes(b"x")
+        before = made.files("*.log")
+        (made.path / ".kafka_cleanshutdown").unlink()
+        log = made.open()
+        assert made.files("*.log") == before
+        assert (made.folder / f"{FIRST}.timeindex").read_bytes() != b"x"
+        assert not made.files("*.swap") + made.files("*.cleaned")
+        check(log, 20)
+
     def test_an_empty_directory_is_an_empty_log(self, made: Logs):
         made.kill()
         for path in made.folder.iterdir():

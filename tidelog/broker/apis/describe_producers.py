@@ -7,11 +7,11 @@ from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
-    DescribeProducersProducer,
+    DescribeProducersResponseProducerState,
     DescribeProducersRequest,
     DescribeProducersResponse,
-    DescribeProducersResponsePartition,
-    DescribeProducersResponseTopic,
+    DescribeProducersResponsePartitionResponse,
+    DescribeProducersResponseTopicResponse,
 )
 from tidelog.replication.controller.topic_names import topic_name_problem
 
@@ -33,25 +33,25 @@ def handle(services: Services, context: RequestContext, request: DescribeProduce
             _partition(services, topic.name, index) if error is None else _refused(index, error)
             for index in topic.partition_indexes
         ]
-        topics.append(DescribeProducersResponseTopic(name=topic.name, partitions=partitions))
+        topics.append(DescribeProducersResponseTopicResponse(name=topic.name, partitions=partitions))
     return DescribeProducersResponse(topics=topics)
 
 
-def _refused(index: int, error: KafkaError) -> DescribeProducersResponsePartition:
-    return DescribeProducersResponsePartition(
+def _refused(index: int, error: KafkaError) -> DescribeProducersResponsePartitionResponse:
+    return DescribeProducersResponsePartitionResponse(
         partition_index=index, error_code=error.code, error_message=error.message or None
     )
 
 
-def _partition(services: Services, topic: str, index: int) -> DescribeProducersResponsePartition:
+def _partition(services: Services, topic: str, index: int) -> DescribeProducersResponsePartitionResponse:
     try:
         partition = services.partitions.readable(topic, index)
     except KafkaError as error:
-        return DescribeProducersResponsePartition(partition_index=index, error_code=error.code)
-    return DescribeProducersResponsePartition(
+        return DescribeProducersResponsePartitionResponse(partition_index=index, error_code=error.code)
+    return DescribeProducersResponsePartitionResponse(
         partition_index=index,
         active_producers=[
-            DescribeProducersProducer(
+            DescribeProducersResponseProducerState(
                 producer_id=entry.producer_id,
                 producer_epoch=entry.epoch,
                 last_sequence=entry.last_sequence,
@@ -67,7 +67,7 @@ def _partition(services: Services, topic: str, index: int) -> DescribeProducersR
 def refuse(request: DescribeProducersRequest, error: KafkaError, version: int) -> DescribeProducersResponse:
     return DescribeProducersResponse(
         topics=[
-            DescribeProducersResponseTopic(
+            DescribeProducersResponseTopicResponse(
                 name=topic.name, partitions=[_refused(index, error) for index in topic.partition_indexes]
             )
             for topic in request.topics

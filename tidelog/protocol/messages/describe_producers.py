@@ -5,16 +5,16 @@ from __future__ import annotations
 from tidelog.protocol.schema import Message, array, int16, int32, int64, string
 
 
-class DescribeProducersRequestTopic(Message):
+class DescribeProducersRequestTopicRequest(Message):
     name: str = string()
     partition_indexes: list[int] = array(int32)
 
 
 class DescribeProducersRequest(Message, key=61, versions="0", flexible="0+"):
-    topics: list[DescribeProducersRequestTopic] = array(DescribeProducersRequestTopic)
+    topics: list[DescribeProducersRequestTopicRequest] = array(DescribeProducersRequestTopicRequest)
 
 
-class DescribeProducersProducer(Message):
+class DescribeProducersResponseProducerState(Message):
     producer_id: int = int64()
     producer_epoch: int = int32()
     last_sequence: int = int32(default=-1)
@@ -23,18 +23,18 @@ class DescribeProducersProducer(Message):
     current_txn_start_offset: int = int64(default=-1)
 
 
-class DescribeProducersResponsePartition(Message):
+class DescribeProducersResponsePartitionResponse(Message):
     partition_index: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
-    active_producers: list[DescribeProducersProducer] = array(DescribeProducersProducer)
+    active_producers: list[DescribeProducersResponseProducerState] = array(DescribeProducersResponseProducerState)
 
 
-class DescribeProducersResponseTopic(Message):
+class DescribeProducersResponseTopicResponse(Message):
     name: str = string()
-    partitions: list[DescribeProducersResponsePartition] = array(DescribeProducersResponsePartition)
+    partitions: list[DescribeProducersResponsePartitionResponse] = array(DescribeProducersResponsePartitionResponse)
 
 
 class DescribeProducersResponse(Message, key=61, versions="0", flexible="0+"):
     throttle_time_ms: int = int32()
-    topics: list[DescribeProducersResponseTopic] = array(DescribeProducersResponseTopic)
+    topics: list[DescribeProducersResponseTopicResponse] = array(DescribeProducersResponseTopicResponse)

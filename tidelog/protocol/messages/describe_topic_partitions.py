@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidelog.protocol.schema import Message, array, boolean, int16, int32, string, struct, uuid
 
 
-class DescribeTopicPartitionsRequestTopic(Message):
+class DescribeTopicPartitionsRequestTopicRequest(Message):
     name: str = string()
 
 
@@ -15,7 +15,7 @@ class DescribeTopicPartitionsRequestCursor(Message):
 
 
 class DescribeTopicPartitionsRequest(Message, key=75, versions="0", flexible="0+"):
-    topics: list[DescribeTopicPartitionsRequestTopic] = array(DescribeTopicPartitionsRequestTopic)
+    topics: list[DescribeTopicPartitionsRequestTopicRequest] = array(DescribeTopicPartitionsRequestTopicRequest)
     response_partition_limit: int = int32(default=2000)
     cursor: DescribeTopicPartitionsRequestCursor | None = struct(
         DescribeTopicPartitionsRequestCursor, nullable="0+", default=None
