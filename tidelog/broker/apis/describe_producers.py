@@ -7,10 +7,10 @@ from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
-    DescribeProducersResponseProducerState,
     DescribeProducersRequest,
     DescribeProducersResponse,
     DescribeProducersResponsePartitionResponse,
+    DescribeProducersResponseProducerState,
     DescribeProducersResponseTopicResponse,
 )
 from tidelog.replication.controller.topic_names import topic_name_problem
