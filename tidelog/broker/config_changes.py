@@ -21,6 +21,7 @@ from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.controller.config_changes import Operation, list_after
 from tidelog.replication.controller.image import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -28,8 +29,6 @@ from tidelog.replication.controller.image import (
     GROUP_RESOURCE,
     TOPIC_RESOURCE,
 )
-
-SET, DELETE, APPEND, SUBTRACT = range(4)
 
 _FOR_THE_CONTROLLER: Final = (TOPIC_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 _JAVA_INT: Final = re.compile(r"[+-]?[0-9]{1,10}")
@@ -81,7 +80,9 @@ def _check(services: Services, request: Any, resource: Any, times: int) -> None:
     names = [config.name for config in resource.configs]
     if len(set(names)) < len(names):
         raise _invalid("Error due to duplicate config keys")
-    without_value = [each.name for each in resource.configs if each.value is None and _operation(each) != DELETE]
+    without_value = [
+        each.name for each in resource.configs if each.value is None and _operation(each) != Operation.DELETE
+    ]
     if without_value:
         raise _invalid(f"Null value not supported for : {', '.join(without_value)}")
     kind, name = resource.resource_type, resource.resource_name
@@ -113,11 +114,11 @@ def _applied(services: Services, request: Any, resource: Any) -> Mapping[str, st
     after = dict(own if resource.resource_name else cluster)
     for each in resource.configs:
         operation = _operation(each)
-        if operation == SET:
+        if operation == Operation.SET:
             after[each.name] = each.value
-        elif operation == DELETE:
+        elif operation == Operation.DELETE:
             after.pop(each.name, None)
-        elif operation in (APPEND, SUBTRACT):
+        elif operation in (Operation.APPEND, Operation.SUBTRACT):
             after[each.name] = _list_after(each.name, operation, each.value, after.get(each.name))
         else:
             raise _invalid(f"Unknown operations type {operation}")
@@ -129,19 +130,13 @@ def _list_after(name: str, operation: int, value: str, present: str | None) -> s
     if definition is None:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown config name: {name}")
     if definition.type != LIST:
-        verb = "append" if operation == APPEND else "subtract"
+        verb = "append" if operation == Operation.APPEND else "subtract"
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Config value {verb} is not allowed for config key: {name}")
-    parts = [part for part in ((definition.default if present is None else present) or "").split(",") if part]
-    for part in value.split(","):
-        if operation == APPEND and part not in parts:
-            parts.append(part)
-        elif operation == SUBTRACT and part in parts:
-            parts.remove(part)
-    return ",".join(parts)
+    return list_after(operation, value, definition.default if present is None else present)
 
 
 def _operation(config: Any) -> int:
-    return int(getattr(config, "config_operation", SET))
+    return int(getattr(config, "config_operation", Operation.SET))
 
 
 def _invalid(message: str) -> KafkaError:

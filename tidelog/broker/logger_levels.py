@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.controller.config_changes import Operation
 
 log = logging.getLogger("tidelog.config")
 
@@ -24,8 +25,7 @@ _LEVELS: Final = {
     "TRACE": TRACE,
     "WARN": logging.WARNING,
 }
-_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
-_REFUSED: Final = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
+_REFUSED: Final = {int(each): each.name for each in (Operation.APPEND, Operation.SUBTRACT)}
 
 
 def levels() -> Iterator[tuple[str, str]]:
@@ -43,7 +43,7 @@ def alter(node_id: int, resource: Any, *, validate_only: bool) -> None:
     if validate_only:
         return
     for each in resource.configs:
-        if each.config_operation == _SET:
+        if each.config_operation == Operation.SET:
             _logger(each.name).setLevel(_LEVELS[each.value])
             log.warning("the level of logger %s is now %s", each.name, each.value)
         else:
@@ -63,19 +63,19 @@ def _check_node(node_id: int, name: str) -> None:
 
 def _check(change: Any, known: set[str]) -> None:
     operation = change.config_operation
-    if operation not in (_SET, _DELETE):
+    if operation not in (Operation.SET, Operation.DELETE):
         kind = _REFUSED.get(operation, f"Unknown operation type {operation}")
         message = f"{kind}{' operation' if operation in _REFUSED else ''} is not allowed for the BROKER_LOGGER resource"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
     if change.name not in known:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
-    if operation == _SET and change.value not in _LEVELS:
+    if operation == Operation.SET and change.value not in _LEVELS:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
             f"Cannot set the log level of {change.name} to {change.value} as it is not a supported log level. "
             f"Valid log levels are {', '.join(_LEVELS)}",
         )
-    if operation == _DELETE and change.name == ROOT:
+    if operation == Operation.DELETE and change.name == ROOT:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Removing the log level of the {ROOT} logger is not allowed")
 
 

@@ -220,10 +220,15 @@ def _applied(state: ControllerState, resource_type: int, change: _Change, presen
             ErrorCode.INVALID_CONFIG,
             f"Can't {Operation(change.operation).name} to key {change.name} because its type is not LIST.",
         ) from None
-    parts = [part for part in ((default if present is None else present) or "").split(",") if part]
-    for part in change.value.split(","):
-        if change.operation == Operation.APPEND and part not in parts:
+    return list_after(change.operation, change.value, default if present is None else present)
+
+
+def list_after(operation: int, value: str, present: str | None) -> str:
+    """A list after APPEND or SUBTRACT of the parts of `value`."""
+    parts = [part for part in (present or "").split(",") if part]
+    for part in value.split(","):
+        if operation == Operation.APPEND and part not in parts:
             parts.append(part)
-        elif change.operation == Operation.SUBTRACT and part in parts:
+        elif operation == Operation.SUBTRACT and part in parts:
             parts.remove(part)
     return ",".join(parts)
