@@ -5,13 +5,17 @@ Knows no connection, socket or API: order and framing belong to `connection`, de
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.hot import Buffer
 
 if TYPE_CHECKING:
     from tidelog.broker.metrics_counters import ApiCounters
+
+Response = TypeVar("Response")
 
 
 class Peer(Protocol):
@@ -91,3 +95,34 @@ class Deferred:
 
 # Frames ready to be written in order, a Deferred that will hold them, or None where no response is due (acks=0).
 Answer: TypeAlias = "Buffer | list[Buffer] | Deferred | None"
+
+
+def gather(calls: Sequence[Callable[[], Any]], response: Callable[[list[Any]], Response]) -> Response | Deferred:
+    """`response` of what all `calls` say, in their order: at once, or as a Deferred when one of them is.
+
+    A KafkaError that a call raises, or that a Deferred is completed with, stands in its place.
+    """
+    found: list[Any] = [None] * len(calls)
+    missing = len(calls)
+    deferred: Deferred | None = None
+
+    def arrived(index: int, answer: Any) -> None:
+        nonlocal missing
+        found[index] = answer
+        missing -= 1
+        if missing == 0 and deferred is not None:
+            deferred.complete(response(found))
+
+    for index, call in enumerate(calls):
+        try:
+            answer = call()
+        except KafkaError as error:
+            answer = error
+        if isinstance(answer, Deferred):
+            answer.on_complete(partial(arrived, index))
+        else:
+            arrived(index, answer)
+    if missing == 0:
+        return response(found)
+    deferred = Deferred()
+    return deferred

@@ -8,10 +8,9 @@ error.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedOffset, FetchedTopics
-from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.request import Deferred, RequestContext, gather
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_fetch import (
@@ -38,20 +37,11 @@ Found = FetchedTopics | KafkaError
 
 def handle(services: Services, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse | Deferred:
     answer = _Answer(services.image(), context.api_version, request)
-    for index, group in enumerate(answer.groups):
-        found: Found | Deferred
-        try:
-            found = services.groups.fetch_offsets(group.group_id, answer.known_topics(group), request.require_stable)
-        except KafkaError as error:
-            found = error
-        if isinstance(found, Deferred):
-            found.on_complete(partial(answer.arrived, index))
-        else:
-            answer.arrived(index, found)
-    if answer.missing == 0:
-        return answer.response()
-    answer.deferred = Deferred()
-    return answer.deferred
+    fetch = services.groups.fetch_offsets
+    return gather(
+        [partial(fetch, group.group_id, answer.known_topics(group), request.require_stable) for group in answer.groups],
+        answer.response,
+    )
 
 
 def refuse(request: OffsetFetchRequest, error: KafkaError, version: int) -> OffsetFetchResponse:
@@ -64,15 +54,12 @@ def refuse(request: OffsetFetchRequest, error: KafkaError, version: int) -> Offs
 
 
 class _Answer:
-    """Gathers what the groups' coordinators say."""
+    """What is asked of each group, and how what their coordinators say is told."""
 
     def __init__(self, image: MetadataImage, version: int, request: OffsetFetchRequest) -> None:
         self.groups = _groups(request, version)
-        self.missing = len(self.groups)
-        self.deferred: Deferred | None = None
         self._image = image
         self._version = version
-        self._found: list[Any] = [None] * len(self.groups)
 
     def known_topics(self, group: OffsetFetchRequestGroup) -> AskedTopics | None:
         if group.topics is None:
@@ -86,18 +73,10 @@ class _Answer:
             if topic.topic_id in by_id
         ]
 
-    def arrived(self, index: int, found: Any) -> None:
-        self._found[index] = found
-        self.missing -= 1
-        if self.missing == 0 and self.deferred is not None:
-            self.deferred.complete(self.response())
-
-    def response(self) -> OffsetFetchResponse:
+    def response(self, answers: list[Found]) -> OffsetFetchResponse:
         if self._version >= MANY_GROUPS_FROM:
-            return OffsetFetchResponse(
-                groups=[self._group(group, found) for group, found in zip(self.groups, self._found)]
-            )
-        found = self._found[0]
+            return OffsetFetchResponse(groups=[self._group(group, found) for group, found in zip(self.groups, answers)])
+        found = answers[0]
         if isinstance(found, KafkaError):
             return _refused_single(self.groups[0], found.code, self._version)
         return OffsetFetchResponse(
