@@ -58,10 +58,9 @@ def serve(
             return answer, counters
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
-    if replica_id < 0:
-        counters = services.requests.fetch_consumer
     if replica_id >= 0:
         return followers.serve(request, version, correlation_id), counters
+    counters = services.requests.fetch_consumer
     try:
         session, answer_all = services.partitions.fetch_sessions.resolve(
             request, version >= TOPIC_ID_FROM, services.clock_ms()
