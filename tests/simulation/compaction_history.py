@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 from tests.simulation.compaction_model import AFTER_A_START, AT_REST, CompactedModel, Kept, KeyedBatch
-from tests.simulation.simulated_disk import NEVER, PowerLoss, SimulatedDisk
+from tests.simulation.log_history import LogHistory
+from tests.simulation.simulated_disk import PowerLoss
 from tests.simulation.storage_invariants import Broken
 from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 from tidelog.storage.cleaner_keys import BYTES_PER_KEY, PlainKeyTable
@@ -31,17 +31,16 @@ STRUCK_SWAPS = 0.15
 """How many of the swaps are to be cut short by a loss of power."""
 
 
-class CompactionHistory:
+class CompactionHistory(LogHistory):
     """`steps`: what was done, for the report of a failure. `weights` and `settings` as for `History`."""
 
+    step_count, strike, strike_operations, strike_start = STEPS, 0.08, 15, 0.25
+    model: CompactedModel
+
     def __init__(self, seed: int, weights: Mapping[str, int] | None = None, **settings: Any) -> None:
-        self.seed = seed
-        self.rng = rng = Random(seed)
-        self.weights = weights or {}
-        self.steps: list[str] = []
-        self.disk = SimulatedDisk(rng)
-        self.now_ms = 1_000_000
-        self.crashes = self.cleanings = self.swaps_cut_short = 0
+        super().__init__(seed, weights, (*range(PRODUCERS), *TRANSACTIONAL))
+        rng = self.rng
+        self.cleanings = self.swaps_cut_short = 0
         policies = ({"compact"}, {"compact"}, {"compact", "delete"})
         self.config = LogConfig(
             segment_bytes=rng.choice((500, 1000, 3000)),
@@ -59,14 +58,10 @@ class CompactionHistory:
         )
         self.config = replace(self.config, **settings)
         self.keys = rng.choice((3, 8, 30))
-        self.sequences: dict[int, int] = {}
-        self.producer_epochs = dict.fromkeys((*range(PRODUCERS), *TRANSACTIONAL), 0)
-        self.transactions: set[int] = set()
         self.model = CompactedModel(DELETE_RETENTION_MS)
         self.compaction: Compaction | None = None
         self.directory: LogDirectory
         self.log: PartitionLog
-        self.is_open = False
         self.actions: list[tuple[Callable[[], None], int]] = [
             (self.append, 20),
             (self.append_transactional, 5),
@@ -86,41 +81,11 @@ class CompactionHistory:
             (self.lose_power, 1),
         ]
 
-    def run(self) -> None:
-        """The whole history. Raises Broken when an invariant does not hold."""
-        try:
-            self._run()
-        except Exception as error:
-            error.add_note(f"seed {self.seed}, after: {'; '.join(self.steps)}")
-            raise
-
-    def _run(self) -> None:
-        self.survive(self.open)
-        doers = [action for action, _ in self.actions]
-        weights = [self.weights.get(action.__name__, weight) for action, weight in self.actions]
-        for action in self.rng.choices(doers, weights, k=STEPS):
-            if self.rng.random() < 0.08:
-                self.disk.fail_after(self.rng.randint(1, 15))
-            self.steps.append(action.__name__)
-            self.survive(action)
-        self.disk.fail_at = NEVER
+    def finish(self) -> None:
         self.survive(self.restart_cleanly)
         self.survive(self.roll)
         self.survive(self.clean)
         self.survive(self.look)
-
-    def survive(self, action: Callable[[], None]) -> None:
-        """Do it; a loss of power on the way is followed by a start, which may be struck too."""
-        try:
-            action()
-        except PowerLoss:
-            pending: Callable[[], None] = self.start_again
-            while True:
-                try:
-                    pending()
-                    return
-                except PowerLoss:
-                    continue
 
     # Starting
 
@@ -164,37 +129,8 @@ class CompactionHistory:
         for invariant in AFTER_A_START[1:]:
             invariant.check(log, model, self.now_ms, self.rng)
         self.promise()
-        entries = log.producers.entries
-        self.transactions = {key for key, entry in entries.items() if entry.transaction_first_offset >= 0}
-        for producer_id in self.producer_epochs:
-            entry = entries.get(producer_id)
-            if entry is not None and entry.batches:
-                self.producer_epochs[producer_id] = entry.epoch
-                self.sequences[producer_id] = entry.last_sequence + 1
-            else:
-                self.producer_epochs[producer_id] += 1
-                self.sequences[producer_id] = 0
+        self.adopt_producers()
         self.is_open = True
-
-    def start_again(self) -> None:
-        self.crashes += 1
-        if self.rng.random() < 0.75 or self.model.lowest_cut is not None:
-            self.steps.append("POWER LOST")
-            self.disk.lose_power()
-            self.model.kept_end = 0
-        else:
-            self.steps.append("PROCESS ENDED")
-            self.disk.end_process()
-            self.model.kept_end = self.model.end if self.is_open else self.model.kept_end
-        self.is_open = False
-        if self.rng.random() < 0.25:
-            self.disk.fail_after(self.rng.randint(1, 30))
-        self.open()
-        self.disk.fail_at = NEVER
-
-    def promise(self) -> None:
-        if self.config.flush_messages == 1:
-            self.model.promised_end = max(self.model.promised_end, self.log.committable_offset)
 
     # Appending
 

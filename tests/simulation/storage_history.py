@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from random import Random
 from typing import Any
 
-from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
+from tests.simulation.log_history import LogHistory
+from tests.simulation.simulated_disk import PowerLoss
 from tests.simulation.storage_invariants import INVARIANTS, Broken
 from tests.simulation.storage_model import AppendedBatch, LogModel
 from tidelog.protocol.records import (
@@ -33,19 +33,16 @@ PRODUCERS = 4
 TRANSACTIONAL = (100, 101)
 
 
-class History:
+class History(LogHistory):
     """`steps`: what was done, for the report of a failure. `weights` and `settings` take the place of how
     often an action is chosen and of what is drawn for the log's configuration."""
 
+    step_count, strike, strike_operations, strike_start = STEPS, 0.06, 12, 0.15
+    model: LogModel
+
     def __init__(self, seed: int, weights: Mapping[str, int] | None = None, **settings: Any) -> None:
-        self.seed = seed
-        self.rng = Random(seed)
-        self.weights = weights or {}
-        self.steps: list[str] = []
-        self.disk = SimulatedDisk(self.rng)
-        self.now_ms = 1_000_000
+        super().__init__(seed, weights, (*range(PRODUCERS), *TRANSACTIONAL))
         self.epoch = 0
-        self.crashes = 0
         rng = self.rng
         self.config = LogConfig(
             segment_bytes=rng.choice((1000, 1500, 4000)),
@@ -61,12 +58,8 @@ class History:
             preallocate=rng.random() < 0.1,
         )
         self.config = replace(self.config, **settings)
-        self.sequences: dict[int, int] = {}
-        self.producer_epochs = dict.fromkeys((*range(PRODUCERS), *TRANSACTIONAL), 0)
-        self.transactions: set[int] = set()
         self.model = LogModel()
         self.flushing: FlushTask | None = None
-        self.is_open = False
         self.directory: LogDirectory
         self.log: PartitionLog
         self.actions: list[tuple[Callable[[], None], int]] = [
@@ -86,38 +79,8 @@ class History:
             (self.lose_power, 1),
         ]
 
-    def run(self) -> None:
-        """The whole history. Raises Broken when an invariant does not hold."""
-        try:
-            self._run()
-        except Exception as error:
-            error.add_note(f"seed {self.seed}, after: {'; '.join(self.steps)}")
-            raise
-
-    def _run(self) -> None:
-        self.survive(self.open)
-        doers = [action for action, _ in self.actions]
-        weights = [self.weights.get(action.__name__, weight) for action, weight in self.actions]
-        for action in self.rng.choices(doers, weights, k=STEPS):
-            if self.rng.random() < 0.06:
-                self.disk.fail_after(self.rng.randint(1, 12))
-            self.steps.append(action.__name__)
-            self.survive(action)
-        self.disk.fail_at = 1 << 60
+    def finish(self) -> None:
         self.survive(self.restart_cleanly)
-
-    def survive(self, action: Callable[[], None]) -> None:
-        """Do it; a loss of power on the way is followed by a start, which may be struck too."""
-        try:
-            action()
-        except PowerLoss:
-            pending: Callable[[], None] = self.start_again
-            while True:
-                try:
-                    pending()
-                    return
-                except PowerLoss:
-                    continue
 
     # Starting
 
@@ -159,45 +122,8 @@ class History:
             invariant.check(log, model, self.rng)
         self.model.promised_end = min(model.promised_end, log.log_end_offset)
         self.promise()
-        self._adopt_producers()
+        self.adopt_producers()
         self.is_open = True
-
-    def _adopt_producers(self) -> None:
-        """Producers whose sequence the log no longer knows go on in a new epoch, as real ones would have to."""
-        entries = self.log.producers.entries
-        self.transactions = {key for key, entry in entries.items() if entry.transaction_first_offset >= 0}
-        for producer_id in self.producer_epochs:
-            entry = entries.get(producer_id)
-            if entry is not None and entry.batches:
-                self.producer_epochs[producer_id] = entry.epoch
-                self.sequences[producer_id] = entry.last_sequence + 1
-            else:
-                self.producer_epochs[producer_id] += 1
-                self.sequences[producer_id] = 0
-
-    def start_again(self) -> None:
-        self.crashes += 1
-        # A truncation cut short by the end of the process alone may, without a flush policy, be undone by a later loss
-        # of power, as in Kafka: the two together are not tried.
-        if self.rng.random() < 0.75 or self.model.lowest_cut is not None:
-            self.steps.append("POWER LOST")
-            self.disk.lose_power()
-            self.model.kept_end = 0
-        else:
-            self.steps.append("PROCESS ENDED")
-            self.disk.end_process()
-            self.model.kept_end = self.model.end if self.is_open else self.model.kept_end
-        self.is_open = False
-        if self.rng.random() < 0.15:
-            self.disk.fail_after(self.rng.randint(1, 30))
-        self.open()
-        self.disk.fail_at = 1 << 60
-
-    # Promises
-
-    def promise(self) -> None:
-        if self.config.flush_messages == 1:
-            self.model.promised_end = max(self.model.promised_end, self.log.committable_offset)
 
     # What a broker does
 

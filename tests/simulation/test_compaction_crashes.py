@@ -7,11 +7,11 @@ mistakes a cleaner can make, one at a time, and requires that the simulation cat
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 
 import pytest
 
+from tests.simulation.chosen_seeds import CHUNK, chosen
 from tests.simulation.compaction_history import CompactionHistory
 from tests.simulation.simulated_disk import SimulatedDisk, SimulatedFile
 from tidelog.protocol.control_batches import ControlRecordType
@@ -25,8 +25,6 @@ from tidelog.storage.compaction import Compaction
 from tidelog.storage.log import PartitionLog
 from tidelog.storage.segment import CLEANED_SUFFIX, SWAP_SUFFIX
 
-CHUNK = 50
-SEEDS = int(os.environ.get("TIDELOG_SEEDS", "150"))
 PLANTED_SEEDS = 2000
 
 
@@ -37,14 +35,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def chosen() -> list[range]:
-    if "TIDELOG_SEED" in os.environ:
-        seed = int(os.environ["TIDELOG_SEED"])
-        return [range(seed, seed + 1)]
-    return [range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)]
-
-
-@pytest.mark.parametrize("seeds", chosen(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize("seeds", chosen(150), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_a_compacted_log_is_a_dict_whatever_a_bad_disk_does(seeds: range):
     cleanings = swaps_cut_short = 0
     for seed in seeds:

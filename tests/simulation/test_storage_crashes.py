@@ -7,12 +7,12 @@ classic mistakes, one at a time, and requires that the simulation catches each: 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.simulation.chosen_seeds import chosen
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.storage_history import History
 from tidelog.protocol.record_batch import BatchHeader
@@ -28,8 +28,6 @@ from tidelog.storage.producer_state import ProducerState
 from tidelog.storage.segment import Segment
 from tidelog.storage.sparse_index import SparseIndex
 
-CHUNK = 50
-SEEDS = int(os.environ.get("TIDELOG_SEEDS", "300"))
 PLANTED_SEEDS = 2000
 
 
@@ -40,14 +38,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def chosen() -> list[range]:
-    if "TIDELOG_SEED" in os.environ:
-        seed = int(os.environ["TIDELOG_SEED"])
-        return [range(seed, seed + 1)]
-    return [range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)]
-
-
-@pytest.mark.parametrize("seeds", chosen(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+@pytest.mark.parametrize("seeds", chosen(300), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_a_log_survives_what_a_bad_disk_does(seeds: range):
     for seed in seeds:
         History(seed).run()
