@@ -58,9 +58,12 @@ CONFIG = {
 
 _HEADER = Struct(">hhih")
 _SIZE = Struct(">i")
-_API_MESSAGES = [each for each in MESSAGES if each.__module__.rpartition(".")[2] not in ("metadata_records", "headers")]
-_WHOLE = [each for each in _API_MESSAGES if each.API_KEY is not None]
-REQUESTS = {each.API_KEY: each for each in _WHOLE if each.__name__.endswith("Request")}
+_API_MESSAGES = [
+    each
+    for each in MESSAGES
+    if each.API_KEY is not None and each.__module__.rpartition(".")[2] not in ("metadata_records", "headers")
+]
+REQUESTS = {each.API_KEY: each for each in _API_MESSAGES if each.__name__.endswith("Request")}
 RESPONSES = {each.API_KEY: each for each in _API_MESSAGES if each.__name__.endswith("Response")}
 
 
