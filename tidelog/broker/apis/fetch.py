@@ -76,8 +76,8 @@ class _Fetch:
     """One fetch request from its arrival to its answer."""
 
     __slots__ = (
-        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_isolation", "_listener_name", "_parked",
-        "_rack", "_request", "_retry_due", "_services", "_session", "_version", "_warming",
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_isolation",
+        "_listener_name", "_parked", "_rack", "_request", "_retry_due", "_services", "_session", "_version", "_warming",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +96,7 @@ class _Fetch:
         self._deferred: Deferred | None = None
         self._bucket = self._parked = 0
         self._expired = request.max_wait_ms <= 0 or not session.partitions
-        self._warming = self._retry_due = False
+        self._warming = self._retry_due = self._has_more = False
 
     def start(self) -> Answer:
         session = self._session
@@ -185,11 +185,13 @@ class _Fetch:
         budget_bytes = min(request.max_bytes, self._services.partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
         total_bytes = 0
         must_answer = self._expired
+        self._has_more = False
         first = True
         answered: list[tuple[SessionPartition, FetchedPartition]] = []
         for entry in list(session.partitions.values() if self._answer_all else session.dirty.values()):
             left_bytes = budget_bytes - total_bytes
             if left_bytes <= 0 and not first and not self._answer_all:
+                must_answer = True
                 break
             try:
                 fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.partition_max_bytes), first)
@@ -205,7 +207,7 @@ class _Fetch:
             elif fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0:
                 must_answer = True
             answered.append((entry, fetched))
-        if not must_answer and total_bytes < request.min_bytes:
+        if total_bytes < min(request.min_bytes, budget_bytes) and not must_answer and not self._has_more:
             return None
         return self._encode(answered)
 
@@ -274,6 +276,9 @@ class _Fetch:
                         preferred_read_replica=nearby,
                     )  # fmt: skip
             result = partition.read(offset, max_bytes, self._isolation, min_one_batch)
+            if result.size_bytes < self._request.min_bytes and (result.size_bytes or not min_one_batch):
+                # Whole batches are nearly always a little less than what may come: no waiting for what cannot be sent.
+                self._has_more = self._has_more or result.next_offset < partition.read_bound(self._isolation)
             if self._isolation == Isolation.READ_COMMITTED:
                 aborted = log.aborted_transactions(offset, result.next_offset) if result.size_bytes else []
             return FetchedPartition(
