@@ -8,6 +8,7 @@ which a later fetch would go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any
 
 from tidelog.client.model import ConsumerRecord, TopicPartition
@@ -29,6 +30,7 @@ class CompletedFetch:
         "_key_convert",
         "_problem",
         "_records",
+        "_trace",
         "_value_convert",
         "end_offset",
         "leader_epoch",
@@ -65,7 +67,8 @@ class CompletedFetch:
         self._batches = iter_data_batches(buffer, aborted)
         self._records: list[ConsumerRecord] = []
         self._cursor = 0
-        self._problem: KafkaError | None = None
+        self._problem: Exception | None = None
+        self._trace: TracebackType | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -74,20 +77,21 @@ class CompletedFetch:
     def take(self, limit: int) -> list[ConsumerRecord]:
         """Up to `limit` records, and `position` moves behind them; none when nothing is left.
 
-        Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when a broken batch is next, and again every time.
+        Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when a broken batch is next, and what a deserializer raised
+        when that record is; again every time.
         """
         taken: list[ConsumerRecord] = []
         while len(taken) < limit:
             if self._cursor >= len(self._records):
                 try:
                     more = self._problem is None and self._decode_next()
-                except KafkaError as error:
-                    self._problem = error
+                except Exception as error:
+                    self._problem, self._trace = error, error.__traceback__
                     more = False
-                if self._problem is not None:
+                if self._problem is not None and not more:
                     if taken:
                         break
-                    raise self._problem
+                    raise self._problem.with_traceback(self._trace)  # else it grew with every poll
                 if not more:
                     self.position = self.end_offset
                     return taken
@@ -118,18 +122,27 @@ class CompletedFetch:
             if records:
                 self._records = self._converted(records)
                 self._cursor = 0
-                return True
+                return bool(self._records)
         self._records = []
         self._cursor = 0
         self._buffer = b""
         return False
 
     def _converted(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """The records up to the first that a deserializer does not take, which is the problem from then on."""
         key_convert, value_convert = self._key_convert, self._value_convert
-        if key_convert is not None:
-            records = [each if each.key is None else each._replace(key=key_convert(each.key)) for each in records]
-        if value_convert is not None:
-            records = [
-                each if each.value is None else each._replace(value=value_convert(each.value)) for each in records
-            ]
-        return records
+        if key_convert is None and value_convert is None:
+            return records
+        converted: list[ConsumerRecord] = []
+        for each in records:
+            try:
+                if key_convert is not None and each.key is not None:
+                    each = each._replace(key=key_convert(each.key))
+                if value_convert is not None and each.value is not None:
+                    each = each._replace(value=value_convert(each.value))
+            except Exception as error:
+                error.add_note(f"at offset {each.offset} of {self.partition}")
+                self._problem, self._trace = error, error.__traceback__
+                break
+            converted.append(each)
+        return converted

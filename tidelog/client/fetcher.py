@@ -293,18 +293,19 @@ class Fetcher:
     def take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
         """Up to `limit` records by partition, and positions move behind them.
 
-        Raises the KafkaError of a partition that cannot be read, once nothing else is to be handed out.
+        Raises the KafkaError of a partition that cannot be read, or what a deserializer raised, once nothing else is to
+        be handed out.
         """
         taken: dict[TopicPartition, list[ConsumerRecord]] = {}
         room = limit
-        problem: KafkaError | None = None
+        problem: Exception | None = None
         progress = True
         while progress and room > 0:
             progress = False
             for partition in list(self._buffered):
                 try:
                     records = self._take_from(partition, room)
-                except KafkaError as error:
+                except Exception as error:
                     problem = problem or error
                     continue
                 if records:

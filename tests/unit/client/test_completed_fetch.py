@@ -100,3 +100,24 @@ def test_converters_see_what_is_not_null():
     data = bytes(encode_batch([(1, None, b"5", ()), (2, b"k", None, ())]))
     fetched = CompletedFetch(TP, 0, data, key_convert=bytes.decode, value_convert=int)
     assert [(record.key, record.value) for record in fetched.take(10)] == [(None, 5), ("k", None)]
+
+
+def test_what_a_deserializer_refuses_is_not_passed_over():
+    """Nor are the records around it: those before come first, and it is said again until somebody seeks past it."""
+    fetched = CompletedFetch(TP, 0, batch(0, 5) + batch(5, 2), value_convert=lambda value: 1 // (int(value) - 2))
+    assert offsets(fetched) == [0, 1]
+    assert fetched.position == 2
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError) as raised:
+            fetched.take(1000)
+        assert raised.value.__notes__ == ["at offset 2 of t-3"]
+        assert len(raised.traceback) < 6
+        assert (fetched.position, fetched.exhausted) == (2, False)
+
+
+def test_a_batch_whose_first_record_is_refused_is_not_passed_over():
+    fetched = CompletedFetch(TP, 0, batch(0, 3) + batch(3, 2), value_convert=lambda value: 1 // int(value))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fetched.take(1000)
+    assert fetched.position == 0

@@ -307,6 +307,37 @@ class TestTrouble:
                 consuming.seek(T0, 6)
                 assert await read(consuming, 3) == [6, 7, 8]
 
+    async def test_a_record_that_cannot_be_deserialized_hides_no_others(self):
+        """Neither those around it nor those of other partitions are lost, however often it is polled."""
+
+        def only_others(value: bytes) -> bytes:
+            if value == b"4":
+                raise ValueError("not this one")
+            return value
+
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 9)
+            fill(cluster, "t", 1, 4, per_batch=1)
+            async with consumer(cluster, value_deserializer=only_others) as consuming:
+                consuming.assign([T0, T1])
+                found: dict[TopicPartition, list[int]] = {T0: [], T1: []}
+                async with asyncio.timeout(5):
+                    while sum(map(len, found.values())) < 8:
+                        try:
+                            polled = await consuming.poll(1000)
+                        except ValueError:
+                            await asyncio.sleep(0.01)
+                            continue
+                        for partition, records in polled.items():
+                            found[partition].extend(record.offset for record in records)
+                assert found == {T0: [0, 1, 2, 3], T1: [0, 1, 2, 3]}
+                for _ in range(2):
+                    with pytest.raises(ValueError, match="not this one"):
+                        await read(consuming, 1)
+                    assert await consuming.position(T0) == 4
+                consuming.seek(T0, 5)
+                assert await read(consuming, 4) == [5, 6, 7, 8]
+
     async def test_an_authorization_error_is_raised(self):
         def refuse(request: FetchRequest, node: FakeNode) -> FetchResponse:
             response = FetchResponse()
