@@ -268,7 +268,8 @@ class Fetcher:
     def _partition_failed(self, partition: TopicPartition, offset: int, code: ErrorCode) -> None:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if self._buffered.get(partition):
-                return  # read first what is there; the next fetch says it again
+                self._rest(partition)  # read first what is there; a later fetch says it again
+                return
             timestamp = RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
             if timestamp is None:
                 self._problems[partition] = KafkaError(
@@ -284,6 +285,9 @@ class Fetcher:
             return
         if code.invalidates_metadata:
             self._cluster.request_refresh()
+        self._rest(partition)
+
+    def _rest(self, partition: TopicPartition) -> None:
         wait_ms = self._config.retry_backoff_ms
         self._subscription.assigned[partition].retry_at_ms = self._loop.time() * 1000 + wait_ms
         self._pump_later(wait_ms)

@@ -217,6 +217,21 @@ class TestPositions:
                 consuming.seek(T0, 2)
                 assert await read(consuming, 4) == [6, 7, 8, 9]
 
+    async def test_an_offset_that_is_gone_is_not_asked_for_without_pause_while_older_records_wait(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 10)
+            async with consumer(cluster, retry_backoff_ms=50, retry_backoff_max_ms=50) as consuming:
+                consuming.assign([T0])
+                assert await read(consuming, 3) == [0, 1, 2]
+                cluster.topics["t"][0].start_offset = 99
+                await asyncio.sleep(0.1)
+                before = len(cluster.requests)
+                await asyncio.sleep(0.5)
+                assert 0 < len(cluster.requests) - before < 25
+                cluster.topics["t"][0].start_offset = 0
+                fill(cluster, "t", 0, 5)
+                assert await read(consuming, 12) == list(range(3, 15))
+
     async def test_without_a_reset_it_is_an_error_that_a_seek_cures(self):
         async with FakeCluster(t=1) as cluster:
             fill(cluster, "t", 0, 10)
