@@ -86,4 +86,5 @@ class TopicCreation:
                     ("segment.bytes", str(config.integer("offsets.topic.segment.bytes"))),
                 ),
             )
-        return NewTopic(name)
+        # This broker's own numbers: the controller, which may be another node, has others for who gives none.
+        return NewTopic(name, config.integer("num.partitions"), config.integer("default.replication.factor"))

@@ -1,0 +1,42 @@
+"""What a topic is like that a broker has created because somebody asked for it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tidelog.broker.config import NodeConfig
+from tidelog.broker.topic_creation import GROUP_TOPIC, TopicCreation
+from tidelog.replication.controller.state import NewTopic
+
+
+class Controller:
+    """Takes everything, and notes it."""
+
+    def __init__(self) -> None:
+        self.asked: list[NewTopic] = []
+
+    async def create_topics(self, topics: list[NewTopic]) -> dict[str, None]:
+        self.asked += topics
+        return dict.fromkeys(topic.name for topic in topics)
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions", "replicas"), [("t", 4, 2), (GROUP_TOPIC, 7, 3)], ids=["a user's", "the groups'"]
+)
+async def test_its_numbers_are_the_brokers_own(name: str, partitions: int, replicas: int) -> None:
+    """The controller may be a node of its own, whose file says nothing of them."""
+    config = NodeConfig.load(
+        None,
+        {
+            "num.partitions": "4",
+            "default.replication.factor": "2",
+            "offsets.topic.num.partitions": "7",
+            "offsets.topic.replication.factor": "3",
+        },
+    )
+    controller = Controller()
+    await TopicCreation(config, cast(Any, controller)).ensure(name)
+    (asked,) = controller.asked
+    assert (asked.name, asked.partition_count, asked.replication_factor) == (name, partitions, replicas)
