@@ -181,6 +181,9 @@ class BrokerLifecycle:
             except PeerUnreachable as error:
                 log.debug("heartbeat: %s", error)
                 wait_ms = -1
+            except Exception:  # a bug of ours, or of who answered: this broker lives, and is to go on saying so
+                log.exception("a heartbeat came to nothing")
+                wait_ms = -1
             if wait_ms < 0:
                 wait_ms = int(backoff.next_ms(self._rng))
             else:

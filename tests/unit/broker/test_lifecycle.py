@@ -97,6 +97,18 @@ async def test_readiness_waits_until_the_controller_agrees() -> None:
     await lifecycle.close()
 
 
+async def test_heartbeats_go_on_after_an_answer_that_makes_no_sense(caplog: pytest.LogCaptureFixture) -> None:
+    controller = ActiveController()
+    controller.heartbeat = lambda request: BrokerHeartbeatResponse(error_code=12_345)
+    lifecycle = made(controller)
+    await lifecycle.register()
+    await until(lambda: len(controller.heartbeats()) >= 2)
+    assert "a heartbeat came to nothing" in caplog.text
+    controller.heartbeat = lambda request: BrokerHeartbeatResponse(is_fenced=False)
+    await lifecycle.become_ready()
+    await lifecycle.close()
+
+
 async def test_registration_is_tried_again_while_the_old_broker_counts_as_alive() -> None:
     controller = ActiveController()
     controller.registrations = [ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION]
