@@ -32,6 +32,7 @@ from tidelog.broker.server import Server
 from tidelog.broker.server_limits import LIMIT_KEYS, server_limits
 from tidelog.broker.services import Services
 from tidelog.broker.wakes import Wakes
+from tidelog.storage.disk import is_exhaustion
 
 if TYPE_CHECKING:
     from tidelog.broker.config import Listener, NodeConfig
@@ -169,7 +170,7 @@ class Node:
         channels = self._channels = Channels(loop, f"tidelog-{config.node_id}")
         metadata = self._metadata = MetadataSide(
             config, ports, loop, self._directories.metadata, bound_ports, channels, self._on_image, self._on_leader,
-            self._on_failure,
+            self._on_metadata_failure,
         )  # fmt: skip
         channel = self._channel = ControllerChannel(
             is_local=metadata.leads,
@@ -265,6 +266,13 @@ class Node:
     def _on_failure(self, error: Exception) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+    def _on_metadata_failure(self, error: Exception) -> None:
+        if isinstance(error, OSError) and not is_exhaustion(error):
+            # Whoever meets it first: the directory has failed, and what lies in it beside the metadata with it.
+            self._directories.failed(self._directories.metadata, error)
+        else:
+            self._on_failure(error)
 
     async def failed(self) -> None:
         """Until something happens after which this node must not go on; raises it."""

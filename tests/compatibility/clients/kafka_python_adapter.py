@@ -41,6 +41,11 @@ class Member:
         self.assigned: list[int] = []
         self._ending = threading.Event()
         consumer.subscribe([topic])
+        # Else it joins before it knows the partitions, and again when it does; and if the time of a poll is over in the
+        # middle of that, 3.0.12 forgets that it was joining and stays without partitions for ever.
+        deadline = time.monotonic() + WAIT_S
+        while not consumer.partitions_for_topic(topic) and time.monotonic() < deadline:
+            time.sleep(0.05)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
