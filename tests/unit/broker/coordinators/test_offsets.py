@@ -133,6 +133,27 @@ def test_an_offset_of_a_topic_made_again_under_its_name_is_not_found():
         world.restart()
 
 
+def test_deleted_topics_are_not_looked_for_in_every_group():
+    """Thousands of each would hold the loop for seconds: groups are looked through once, whatever is deleted."""
+
+    class Counted(list[tuple[str, bytes]]):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return super().__iter__()
+
+    store = OffsetStore()
+    for number in range(50):
+        for topic in ("t", "u"):
+            value = OffsetCommitValue(offset=number, topic_id=bytes([1]) * 16)
+            store.replay(number, OffsetCommit(f"g{number}", topic, 0, value), -1)
+    deleted = Counted([("u", bytes([2]) * 16), ("t", bytes([2]) * 16), ("t", bytes([1]) * 16), ("v", bytes(16))])
+    found = store.tombstones_of_topics(deleted)
+    assert [(each.group_id, each.topic) for each in found] == [(f"g{number}", "t") for number in range(50)]
+    assert deleted.times == 1
+
+
 def test_topics_deleted_while_the_partition_loads_are_forgotten_too():
     world = World()
     world.commit()

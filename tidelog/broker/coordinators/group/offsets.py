@@ -149,12 +149,16 @@ class OffsetStore:
 
     def tombstones_of_topics(self, topics: Collection[tuple[str, bytes]]) -> list[OffsetCommit]:
         """Records that forget deleted topics, (name, topic id) each: entries with that id, or with none."""
+        gone: dict[str, list[bytes]] = {}
+        for topic, topic_id in topics:
+            gone.setdefault(topic, []).append(topic_id)
         found: dict[tuple[str, str, int], None] = {}
         for groups in (self._groups, *self._pending.values()):
             for group_id, stored in groups.items():
-                for topic, topic_id in topics:
-                    for index, entry in stored.get(topic, {}).items():
-                        if not _is_of_another_topic(entry.topic_id, topic_id):
+                # No more is looked at than the smaller of the two: there may be thousands of groups, and of topics.
+                for topic in sorted(stored.keys() & gone.keys()):
+                    for index, entry in stored[topic].items():
+                        if not all(_is_of_another_topic(entry.topic_id, topic_id) for topic_id in gone[topic]):
                             found[group_id, topic, index] = None
         return [OffsetCommit(group_id, topic, index, None) for group_id, topic, index in found]
 
