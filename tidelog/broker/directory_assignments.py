@@ -60,9 +60,13 @@ class DirectoryAssignments(Reports[_Replica, bytes]):
     def lies_in(
         self, topic_id: bytes, index: int, directory_id: bytes, on_accepted: Callable[[], None] | None = None
     ) -> None:
-        """The metadata says otherwise, or nothing. `on_accepted`: the controller knows of this one, the newest."""
+        """The metadata says otherwise, or nothing. `on_accepted`: the controller knows of this one, the newest.
+
+        Who waits for that goes on waiting when the same is told again, because of older metadata.
+        """
         key = (topic_id, index)
-        self._on_accepted.pop(key, None)
+        if self._open.get(key) != directory_id:
+            self._on_accepted.pop(key, None)
         if on_accepted is not None:
             self._on_accepted[key] = on_accepted
         self._report(key, directory_id)

@@ -93,3 +93,20 @@ async def test_only_what_was_refused_is_told_again_and_not_what_is_no_more() -> 
     controller = Controller({1: ErrorCode.UNKNOWN_TOPIC_ID, 2: ErrorCode.UNKNOWN_SERVER_ERROR})
     await assign(controller)
     assert controller.told == [{HERE: [0, 2], THERE: [1]}, {HERE: [2]}]
+
+
+@pytest.mark.parametrize(("told_again", "is_called"), [(THERE, True), (HERE, False)])
+async def test_who_waits_hears_of_it_unless_it_was_taken_back(told_again: bytes, is_called: bool) -> None:
+    """Metadata of before makes the hosting tell again what a move has told already."""
+    heard: list[str] = []
+    controller = Controller()
+    assignments = DirectoryAssignments(
+        broker_id=1, broker_epoch=lambda: 5, call=controller.call, loop=asyncio.get_running_loop(), rng=random.Random(1)
+    )
+    assignments.lies_in(TOPIC, 0, THERE, lambda: heard.append("accepted"))
+    assignments.lies_in(TOPIC, 0, told_again)
+    assert assignments._task is not None
+    await assignments._task
+    assignments.close()
+    assert controller.told == [{told_again: [0]}]
+    assert bool(heard) is is_called
