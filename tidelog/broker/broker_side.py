@@ -140,7 +140,7 @@ class BrokerSide:
             clock_ms=ports.clock_ms,
             settings=FetcherSettings.from_node(config.integer),
             on_failed=self.partitions.failed,
-            on_appended=self.partitions.flush_if_due,
+            on_appended=self.partitions.flushes.flush_if_due,
             on_link=self._on_link,
         )
 

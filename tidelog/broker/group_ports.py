@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.backoff import SHORTAGE_PAUSE_S
 from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.log import CorruptLog
 from tidelog.storage.reader import ColdRead
@@ -52,16 +53,23 @@ class GroupPorts:
                 self._partitions.run_cold(cold, warming.clear)
                 while warming:
                     yield _NOT_YET
-                if leader.offline:
-                    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._topic}-{partition} is offline") from None
                 continue
             except (OSError, CorruptLog) as error:
-                raise self._partitions.refusal(leader, error) from None
+                refusal = self._partitions.refusal(leader, error)
+                if not leader.log.can_retry(error):
+                    raise refusal from None
+                yield from self._pause()
+                continue
             if not result.size_bytes:
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing to read at {offset}, the log ends at {end}")
             for region in result.regions:
                 yield memoryview(region)
             offset = result.next_offset
+
+    def _pause(self) -> Iterator[memoryview]:
+        over_at = self._loop.time() + SHORTAGE_PAUSE_S
+        while self._loop.time() < over_at:
+            yield _NOT_YET
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         found = self._partitions.find(topic, partition)

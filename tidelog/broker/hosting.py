@@ -72,7 +72,7 @@ class Hosting:
         self._hosted_in_turn = 0
         self._put_off_partitions: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
-            partitions.on_flushed = fetchers.resume
+            partitions.flushes.on_flushed = fetchers.resume
         directories.on_offline.append(self._directory_failed)
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}

@@ -170,7 +170,7 @@ def tell_disks(found: Survey, broker: BrokerSide, out: Exposition) -> None:
     for path in directories.offline:
         out.add("tidelog_log_directory_offline", 1, path)
     out.add("tidelog_offline_log_directories", len(directories.offline))
-    out.add_histogram("tidelog_log_flush_duration_seconds", broker.partitions.flush_durations)
+    out.add_histogram("tidelog_log_flush_duration_seconds", broker.partitions.flushes.durations)
 
 
 def tell_cleaner(broker: BrokerSide, out: Exposition) -> None:

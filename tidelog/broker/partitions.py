@@ -1,7 +1,7 @@
 """The partitions this node hosts, and everyone who waits for one of them.
 
-Looks partitions up for the handlers, appends, runs the group-commit flush, and wakes parked produces and waiting
-fetches when a high watermark moves. Which partitions there are is `hosting`'s business; nothing is decided here about
+Looks partitions up for the handlers, appends, and wakes parked produces and waiting fetches when a high watermark
+moves. Which partitions there are is `hosting`'s business, their syncs are `flushes.py`'s; nothing is decided here about
 replication (`replication/partition.py`) or bytes (`storage/log.py`).
 """
 
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.deletions import Deletions
 from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
+from tidelog.broker.flushes import Flushes
 from tidelog.broker.follower_answers import Tail
 from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_sessions import FollowerEntry
-from tidelog.broker.metrics_counters import Histogram, TopicTraffic
+from tidelog.broker.metrics_counters import TopicTraffic
 from tidelog.broker.purgatory import OffsetWaiters
 from tidelog.broker.timers import DeadlineTimer
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
 from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
-from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ log = logging.getLogger("tidelog.partitions")
 
 # The last records appended are kept for the followers that wait for them, up to this size.
 TAIL_BYTES_MAX = INLINE_BYTES_MAX
-SHORTAGE_PAUSE_S = 1.0  # until a sync for which there were no descriptors is tried again
 
 Committed = Callable[[Exception | None], None]
 
@@ -84,8 +83,6 @@ class Partitions:
         self.wakes = Wakes(loop)
         self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
-        self.on_flushed: Callable[[Partition], None] | None = None
-        """Told when records of a follower's log, held back for it, are on the device."""
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
         """Told of every error of the device, with the path of what met it."""
         self.replica_ports = replica or ReplicaPorts()
@@ -97,15 +94,11 @@ class Partitions:
         # By topic name and by topic id: a handler looks up whichever its version carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
         self._unavailable: set[tuple[str | bytes, int]] = set()
-        self._stopwatch = stopwatch
-        self.flush_durations = Histogram()
         self.traffic: dict[str, TopicTraffic] = {}
         """Of each topic hosted here, for as long as it is."""
         self._watches: dict[Partition, _Watch] = {}  # also kept by the partition, for whoever is in a hurry
         self._known_elsewhere = known_elsewhere
-        self._flushes: set[asyncio.Future[None]] = set()
-        self._short: set[Partition] = set()  # to be synced when there are descriptors again
-        self._closing = False
+        self.flushes = Flushes(loop, executor, clock_ms, stopwatch, self._watches.__contains__, self._fail)
 
     # ------------------------------------------------------------------------------------------------------ look-up
 
@@ -147,7 +140,7 @@ class Partitions:
     def hosted(self) -> Iterable[Partition]:
         return self._watches.keys()
 
-    # ------------------------------------------------------------------------------------------------ append, flush
+    # ------------------------------------------------------------------------------------------------ append, read
 
     def append(
         self, partition: Partition, batches: memoryview, now_ms: int, required_acks: int, from_client: bool = True
@@ -174,7 +167,7 @@ class Partitions:
                 entry.appended()
         durability = partition.log.durability
         if durability.is_wanted or durability.blocked_from >= 0:
-            self.flush_if_due(partition)
+            self.flushes.flush_if_due(partition)
         return info
 
     def delete_records(self, partition: Partition, offset: int) -> int:
@@ -190,89 +183,22 @@ class Partitions:
                 follower.appended()
         return meant
 
-    def flush_if_due(self, partition: Partition) -> None:
-        if partition.log.flush_due:
-            self.flush(partition)
-
-    def flush(self, partition: Partition) -> None:
-        """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
-        if self._closing:
-            return
-        found = partition.log
-        try:
-            task = found.begin_flush()
-        except OSError as error:
-            self._cannot_sync(partition, error)
-            return
-        began = self._stopwatch()
-        future = self._loop.run_in_executor(self._executor, task.run)
-        self._flushes.add(future)
-
-        def flushed(done: asyncio.Future[None]) -> None:
-            self._flushes.discard(done)
-            self.flush_durations.observe(self._stopwatch() - began)
-            try:
-                done.result()
-                found.finish_flush(task, self._clock_ms())
-            except (OSError, CorruptLog) as error:
-                if self._cannot_sync(partition, error):
-                    return
-            if partition.offline or partition not in self._watches:
-                return
-            # From here on of its present log: it may have moved to another directory meanwhile.
-            partition.advance_high_watermark()
-            for callback in partition.watch.syncs.reached(partition.log.committable_offset):
-                callback(None)
-            if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
-                self.on_flushed(partition)
-            if partition.log.flush_due:
-                self.flush(partition)
-
-        future.add_done_callback(flushed)
-
-    def _cannot_sync(self, partition: Partition, error: OSError | CorruptLog) -> bool:
-        """Whether it is only put off: it is still due, and nothing that waits for it is acknowledged."""
-        if not is_exhaustion(error):
-            self._fail(partition, error)
-            return False
-        if partition not in self._short:
-            log.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
-            self._short.add(partition)
-            self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
-        return True
-
-    def _sync_again(self, partition: Partition) -> None:
-        self._short.discard(partition)
-        if partition in self._watches and not partition.offline:
-            self.flush_if_due(partition)
-
     async def close(self) -> None:
         """Wait for the flushes under way; no more is begun."""
-        self._closing = True
         self.follower_fetches.close()
         self.deadlines.close()
-        while self._flushes:
-            await asyncio.wait(self._flushes)
+        await self.flushes.close()
 
     def run_cold(self, cold: ColdRead, done: Callable[[], None]) -> None:
-        """Bring what a read missed into memory, on a thread; then `done` on the loop, whether it succeeded or not."""
+        """Bring what a read missed into memory, on a thread; then `done`. The next read tells whether it succeeded."""
         cold.pin()
 
         def finished(future: asyncio.Future[None]) -> None:
             cold.unpin()
-            if future.cancelled():
-                return
-            if isinstance(error := future.exception(), OSError):
-                self._cannot_read(cold.path, error)
-            done()
+            if not future.cancelled():
+                done()
 
         self._loop.run_in_executor(self._executor, cold.warm).add_done_callback(finished)
-
-    def _cannot_read(self, path: str, error: OSError) -> None:
-        """Whoever asks again would only wait for the same again."""
-        for partition in list(self._watches):
-            if path.startswith(partition.log.directory + "/"):
-                self._fail(partition, error)
 
     # ------------------------------------------------------------------------------------------------------ waiting
 
@@ -425,7 +351,7 @@ class Partitions:
         if isinstance(error, KafkaError):
             return error
         if isinstance(error, (OSError, CorruptLog)) and partition is not None:
-            if is_exhaustion(error):
+            if partition.log.can_retry(error):
                 log.error("%s-%d: %s", partition.topic, partition.index, error)
             else:
                 self._fail(partition, error)

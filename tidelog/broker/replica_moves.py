@@ -224,7 +224,7 @@ class ReplicaMoves:
             await self._warm(cold)
             return True
         except (CorruptLog, OSError, KafkaError) as error:
-            if is_exhaustion(error):
+            if replica.log.can_retry(error):
                 log.error("%s-%d is not moved for now: %s", replica.partition.topic, replica.partition.index, error)
                 return False
             self._cannot_be_written(replica.partition, directory, error)
@@ -319,7 +319,7 @@ class ReplicaMoves:
         replica.take_over()
         log.info("%s-%d lies in %s now", partition.topic, partition.index, directory.path)
         self.on_promoted(partition, directory)
-        self._partitions.flush_if_due(partition)
+        self._partitions.flushes.flush_if_due(partition)
 
     def _cannot_be_written(self, partition: Partition, directory: LogDirectory, error: Exception) -> None:
         log.error("%s-%d cannot be moved to %s: %s", partition.topic, partition.index, directory.path, error)

@@ -97,4 +97,4 @@ class Upkeep:
             if partition.log.log_start_offset != log_start_offset:
                 self._partitions.touch(partition)
             if partition.log.flush_due:
-                self._partitions.flush(partition)
+                self._partitions.flushes.flush(partition)

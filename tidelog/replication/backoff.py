@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import random
+
+SHORTAGE_PAUSE_S: Final = 0.25  # until what failed for want of descriptors or memory is tried again
 
 
 def pause_ms(failures: int, initial_ms: float, max_ms: float, rng: random.Random) -> float:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched
-from tidelog.replication.backoff import Backoff, pause_ms
+from tidelog.replication.backoff import Backoff
+from tidelog.replication.delays import Delays
 from tidelog.replication.followed import NOT_ASKED, Followed, Key
 from tidelog.replication.follower import (
     REACTIONS,
@@ -26,7 +28,6 @@ from tidelog.replication.follower import (
     truncation_offset,
 )
 from tidelog.replication.leader_bounds import ask_bounds
-from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class LeaderLink:
         self._changed: dict[Followed, None] = {}  # to be mentioned in the next request
         self._forgotten: dict[Key, None] = {}  # to be taken out of the session by it
         self._held: dict[Followed, None] = {}  # until the device has them
-        self._delayed: dict[Followed, None] = {}  # after a failure
         self._throttled: dict[Followed, None] = {}
+        self._delays = Delays(fetchers, self._end_delays)  # after a failure
         self._link: Link | None = None
         self._on_answer = partial(self._answered_on, None)
         self._session_id = 0
@@ -66,7 +67,6 @@ class LeaderLink:
         self._backoff = Backoff(settings.backoff_ms_initial, settings.backoff_ms_max)
         self._pumping = False
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._delay_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     # --------------------------------------------------------------------------------------------- what is followed
@@ -89,7 +89,7 @@ class LeaderLink:
             # The others waited for it, and nobody will resume it any more.
             del self._held[followed]
             self._pump_soon()
-        self._delayed.pop(followed, None)
+        self._delays.discard(followed)
         self._throttled.pop(followed, None)
 
     def resume(self, followed: Followed) -> None:
@@ -107,9 +107,9 @@ class LeaderLink:
 
     def close(self) -> None:
         self._closed = True
-        for timer in (self._retry_timer, self._delay_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._delays.close()
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -253,7 +253,7 @@ class LeaderLink:
         for followed in self.followed.values():
             followed.in_session = False
             followed.asked = NOT_ASKED
-            if not any(followed in waiting for waiting in (self._delayed, self._held, self._throttled)):
+            if not any(followed in waiting for waiting in (self._delays, self._held, self._throttled)):
                 self._changed[followed] = None
 
     # ------------------------------------------------------------------------------------------------------- answers
@@ -338,15 +338,16 @@ class LeaderLink:
                 self._throttle(followed, len(records), high_watermark)
             if followed.failures:
                 followed.failures = 0
-        except KafkaError as error:
+        except (KafkaError, OSError, CorruptLog) as error:
+            self._cannot_write(followed, error)
+
+    def _cannot_write(self, followed: Followed, error: KafkaError | OSError | CorruptLog) -> None:
+        partition = followed.partition
+        if isinstance(error, KafkaError) or followed.log.can_retry(error):
             _log.error("%s-%d: %s", partition.topic, partition.index, error)
             self._delay(followed)
-        except (OSError, CorruptLog) as error:
-            if is_exhaustion(error):
-                _log.error("%s-%d: %s", partition.topic, partition.index, error)
-                self._delay(followed)
-            else:
-                self._fetchers.failed(partition, error)
+        else:
+            self._fetchers.failed(partition, error)
 
     def _throttle(self, followed: Followed, size_bytes: int, high_watermark: int) -> None:
         """Fetch on only when the rate allows it; who has all that is committed is not held back."""
@@ -386,7 +387,7 @@ class LeaderLink:
             else:
                 followed.log.truncate_to(offset)
         except (OSError, CorruptLog) as error:
-            self._fetchers.failed(followed.partition, error)
+            self._cannot_write(followed, error)
             return
         self._mention(followed)
 
@@ -401,26 +402,17 @@ class LeaderLink:
         )  # fmt: skip
         self._delay(followed)
         if REACTIONS.get(ErrorCode(code)) is Reaction.RESET:
-            self._delayed.pop(followed, None)
+            self._delays.discard(followed)
             self._ask_bounds(followed)
 
     def _delay(self, followed: Followed) -> None:
-        """Leave it out for a while; it comes back with all others that wait."""
+        """Leave it out for a while."""
         self._set_aside(followed)
-        followed.failures += 1
-        self._delayed[followed] = None
-        if self._delay_timer is None:
-            settings = self._fetchers.settings
-            delay_ms = pause_ms(
-                followed.failures, settings.backoff_ms_initial, settings.backoff_ms_max, self._fetchers.rng
-            )
-            self._delay_timer = self._loop.call_later(delay_ms / 1000, self._end_delays)
+        self._delays.add(followed)
 
-    def _end_delays(self) -> None:
-        self._delay_timer = None
-        for followed in self._delayed:
+    def _end_delays(self, delayed: Collection[Followed]) -> None:
+        for followed in delayed:
             self._mention(followed)
-        self._delayed.clear()
         self._pump()
 
     def _ask_bounds(self, followed: Followed) -> None:

@@ -127,6 +127,10 @@ class PartitionLog:
             return self.durability.checkpointable
         return min(self.durability.checkpointable, active.next_offset - 1)
 
+    def can_retry(self, error: BaseException) -> bool:
+        """What failed so has changed nothing and may succeed later: the process was only out of something."""
+        return is_exhaustion(error) and self.failure is None
+
     def set_high_watermark(self, offset: int) -> int:
         """Move the high watermark, kept within the log; returns what it is now."""
         high_watermark = offset if offset < self.log_end_offset else self.log_end_offset
@@ -173,9 +177,9 @@ class PartitionLog:
                 )
                 if repeated is not None:
                     return self._repeated(repeated)
+        self._append(data, admitted, now_ms, markers)
         if leader_epoch != self.leader_epochs.latest and leader_epoch >= 0:
             self.leader_epochs.assign(leader_epoch, first_offset)
-        self._append(data, admitted, now_ms, markers)
         append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
@@ -188,16 +192,23 @@ class PartitionLog:
         data = batches if end == len(batches) else batches[:end]
         has_markers = False
         for batch in admitted:
-            if batch[9] > self.leader_epochs.latest:
-                self.leader_epochs.assign(batch[9], batch[2])
             has_markers = has_markers or bool(batch[5] & CONTROL_FLAG)
         if len(data) <= self._segment_bytes:
             self._append(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
+            if admitted[-1][9] > self.leader_epochs.latest:
+                self._note_epochs(admitted)
         else:  # the leader's segments, or what it may send at once, are larger
             for batch in admitted:
                 piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
                 self._append(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
+                self._note_epochs(alone)
         return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
+
+    def _note_epochs(self, appended: list[Batch]) -> None:
+        """Of what is in the log now: an epoch that it had no record of would win an election for it (KIP-101)."""
+        for batch in appended:
+            if batch[9] > self.leader_epochs.latest:
+                self.leader_epochs.assign(batch[9], batch[2])
 
     def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:
         size = len(data)
@@ -365,12 +376,15 @@ class PartitionLog:
     # Shortening (the work is in shortening.py)
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the batch that holds `offset` and all after it, durably; the log then ends where the last batch does."""
+        """Cut the batch that holds `offset` and all after it, durably; the log then ends where the last batch does.
+
+        Raises OSError; see `can_retry`.
+        """
         shortening.truncate_to(self, offset)
         self._flush_at = self.durability.flush_at
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Empty the log; the next record has `offset`."""
+        """Empty the log; the next record has `offset`. Raises as `truncate_to` does."""
         shortening.truncate_fully_and_start_at(self, offset)
         self._flush_at = self.durability.flush_at
 

@@ -29,8 +29,8 @@ from tidelog.storage.checkpoints import (
     read_if_exists,
     replace_file,
 )
+from tidelog.storage.closing import close_logs
 from tidelog.storage.disk import DirectoryInUse, Disk, Lock
-from tidelog.storage.flush import FlushTask
 from tidelog.storage.loader import Checkpoints, LoadedLog, load_log, new_log
 from tidelog.storage.log import CorruptLog, PartitionLog
 from tidelog.storage.log_config import INT64_MAX, LogConfig
@@ -383,7 +383,8 @@ class LogDirectory:
         if self.failure is not None:
             return
         try:
-            is_clean = self._close_logs(self._all_logs()) and not self.offline
+            logs = self._all_logs()
+            is_clean = close_logs(self._disk, self.path, logs, self.sync_at_once_from) and not self.offline
             if self._is_loaded:
                 self.write_checkpoints()
             if is_clean and (self._is_loaded or self.was_clean):
@@ -391,36 +392,6 @@ class LogDirectory:
                 replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, data)
         finally:
             self._lock.release()
-
-    def _close_logs(self, logs: list[PartitionLog]) -> bool:
-        """Whether all could be closed. Many are synced at once: one by one they would take milliseconds each."""
-        tasks: list[tuple[PartitionLog, FlushTask | None]] = []
-        is_clean = True
-        for log in logs:
-            try:
-                tasks.append((log, log.begin_close()))
-            except OSError as error:
-                is_clean = _not_closed(log, error)
-        waiting = [task for _, task in tasks if task is not None]
-        if not (len(waiting) >= self.sync_at_once_from and self._sync_at_once(waiting)):
-            for task in waiting:
-                task.run()
-        for log, done in tasks:
-            try:
-                log.finish_close(done)
-            except (OSError, CorruptLog) as error:
-                is_clean = _not_closed(log, error)
-            is_clean = is_clean and log.is_closed
-        return is_clean
-
-    def _sync_at_once(self, tasks: list[FlushTask]) -> bool:
-        try:
-            for task in tasks:
-                task.write_only()
-            return self._disk.sync_all(self.path)
-        except OSError as error:
-            _logger.warning("%s is synced file by file: %s", self.path, error)
-            return False
 
     def _write_log_starts(self) -> None:
         self._checkpoints.write({LOG_START_FILE: self._log_starts()})
@@ -437,11 +408,6 @@ class LogDirectory:
         logs = {**self.futures, **self.logs}
         # Kafka leaves out those that the first segment's name says; here its predecessors' removal may not be durable.
         return {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
-
-
-def _not_closed(log: PartitionLog, error: Exception) -> bool:
-    _logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
-    return False
 
 
 def _is_harmless(name: str) -> bool:

@@ -41,10 +41,11 @@ class ReadResult(NamedTuple):
 class ColdRead(Exception):
     """The bytes are not in memory. Run `warm()` in a thread, with the file pinned meanwhile, then ask again."""
 
-    def __init__(self, file: File, path: str, position: int, size_bytes: int) -> None:
-        super().__init__(f"{size_bytes} bytes at {position} of {path} are not in memory")
-        self.path = path
-        self._file = file
+    def __init__(self, segment: Segment, position: int, size_bytes: int) -> None:
+        super().__init__(f"{size_bytes} bytes at {position} of {segment.path} are not in memory")
+        self.path = segment.path
+        self._segment = segment
+        self._file = segment.file
         self._position = position
         self._size_bytes = size_bytes
 
@@ -55,13 +56,22 @@ class ColdRead(Exception):
         self._file.unpin()
 
     def warm(self) -> None:
-        """Read the range, waiting for the device as long as it takes. Raises OSError: asking again would not."""
+        """Read the range, waiting for the device as long as it takes. A failure is kept for whoever asks again."""
         position, end = self._position, self._position + self._size_bytes
-        while position < end:
-            data = self._file.read_at(min(_WARM_CHUNK_BYTES, end - position), position)
-            if not data:
-                return
-            position += len(data)
+        try:
+            while position < end:
+                data = self._file.read_at(min(_WARM_CHUNK_BYTES, end - position), position)
+                if not data:
+                    return
+                position += len(data)
+        except OSError as error:
+            self._segment.unread = error
+
+
+def _cold(segment: Segment, position: int, size_bytes: int) -> ColdRead | OSError:
+    """What to raise where the bytes are not in memory: what kept them from being brought there, once, if they were."""
+    failure, segment.unread = segment.unread, None
+    return failure or ColdRead(segment, position, size_bytes)
 
 
 def read(segment: Segment, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
@@ -112,11 +122,11 @@ def _bytes(segment: Segment, start: int, length: int) -> Region:
     is_warm = start >= segment.warm_from and segment.size_bytes - start <= _SURELY_WARM_BYTES
     if length > MAP_ABOVE_BYTES:
         if not is_warm and not segment.file.is_warm(length, start):
-            raise ColdRead(segment.file, segment.path, start, length)
+            raise _cold(segment, start, length)
         return segment.view(start + length)[start : start + length]
     data = segment.file.read_at(length, start) if is_warm else segment.file.read_at_nowait(length, start)
     if data is None:
-        raise ColdRead(segment.file, segment.path, start, length)
+        raise _cold(segment, start, length)
     if len(data) != length:
         raise OSError(5, f"{length} bytes at {start} should be there, {len(data)} are", segment.path)
     return data
@@ -205,7 +215,7 @@ def _chunk(segment: Segment, file: File, position: int, size: int, wait: bool) -
         return file.read_at(length, position)
     data = file.read_at_nowait(length, position)
     if data is None:
-        raise ColdRead(file, segment.path, position, length)
+        raise _cold(segment, position, length)
     return data
 
 
@@ -238,5 +248,5 @@ def batch_at(segment: Segment, position: int, header: BatchHeader, *, wait: bool
         return file.read_at(size_bytes, position)
     data = file.read_at_nowait(size_bytes, position)
     if data is None:
-        raise ColdRead(file, segment.path, position, size_bytes)
+        raise _cold(segment, position, size_bytes)
     return data

@@ -59,7 +59,7 @@ class Segment:
         "index_interval_bytes", "is_full", "jitter_ms", "max_offset", "max_timestamp", "next_offset",
         "offset_of_max_timestamp", "path", "recent_offsets", "recent_positions", "roll_above_now",
         "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes", "transaction_index",
-        "warm_from", "write_at",
+        "unread", "warm_from", "write_at",
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
@@ -106,6 +106,8 @@ class Segment:
         self.recent_positions = array("q")
         self.hints: dict[int, int] = {}
         self.warm_from = size_bytes
+        self.unread: OSError | None = None
+        """Why bytes could not be brought into memory, until somebody who asked for some is told (`reader.ColdRead`)."""
         self._file: File | None = None
         self._map: FileMap | None = None
         self._loose_maps: list[FileMap] = []

@@ -33,9 +33,18 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
     if offset < log.segments.first.base_offset:
         truncate_fully_and_start_at(log, offset)
         return
-    _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
+    log.disk.list_directory(log.directory)  # who is out of descriptors is to learn it while the log is whole
     segment = log.segments[log.segments.floor_index(offset)]
     position, end_offset = _end_before(segment, offset)
+    _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
+    try:
+        _cut(log, offset, segment, position, end_offset)
+    except OSError as error:
+        log.failure = f"{log.directory}: was cut at {end_offset} in part: {error}"
+        raise
+
+
+def _cut(log: PartitionLog, offset: int, segment: Segment, position: int, end_offset: int) -> None:
     goes_back = end_offset < max(log.log_start_offset, log.cleaned_offset)
     log.log_start_offset = min(log.log_start_offset, end_offset)
     log.cleaned_offset = min(log.cleaned_offset, end_offset)
@@ -87,9 +96,18 @@ def _rows_below(rows: list[tuple[int, int]], column: int, offset: int) -> int:
 
 
 def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> None:
+    log.disk.list_directory(log.directory)
     _log.info("%s-%d is emptied to start at %d", log.topic, log.partition, offset)
     if log.compaction is not None:
         log.compaction.give_up()
+    try:
+        _empty(log, offset)
+    except OSError as error:
+        log.failure = f"{log.directory}: was emptied in part: {error}"
+        raise
+
+
+def _empty(log: PartitionLog, offset: int) -> None:
     log.cleaned_offset = -1
     log.log_start_offset = min(log.log_start_offset, offset)
     log.durability.truncated(log.log_start_offset)

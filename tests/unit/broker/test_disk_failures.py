@@ -14,8 +14,7 @@ import pytest
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
-from tidelog.broker import hosting
-from tidelog.broker import partitions as partitions_module
+from tidelog.broker import flushes, hosting
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.log_directories import NoDirectoryLeft
 from tidelog.broker.node import Node
@@ -24,7 +23,21 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.log_directory import LogDirectory
 
@@ -169,12 +182,12 @@ async def test_a_sync_that_cannot_begin(
     one: Any = partitions.find("one", 0)
     one.log.segments.release()
     disk.fail(placed.home("one"), code, "open")
-    partitions.flush(one)
+    partitions.flushes.flush(one)
     if code == errno.EIO:
         await placed.require_one_gone()
         return
     disk.faults.clear()
-    partitions.flush(one)
+    partitions.flushes.flush(one)
     await until(lambda: one.log.durability.recovery_point == 1)
     assert not placed.running.node._directories.offline
 
@@ -182,7 +195,7 @@ async def test_a_sync_that_cannot_begin(
 async def test_a_sync_for_which_there_are_no_descriptors_is_done_when_there_are(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitions_module, "SHORTAGE_PAUSE_S", 0.02)
+    monkeypatch.setattr(flushes, "SHORTAGE_PAUSE_S", 0.02)
     placed = await Placed.make(await start(**{"log.flush.interval.messages": "1"}), homes, make_batch(b"x"))
     one: Any = placed.running.node._broker.partitions.find("one", 0)  # type: ignore[union-attr]
     to_be_opened = f"{one.log.directory}/partition.metadata"
@@ -221,6 +234,88 @@ async def test_what_cannot_be_read_takes_its_directory_offline(
     disk.fail(placed.home("one"), errno.EIO, "read")
     assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
     await placed.require_one_gone()
+
+
+async def test_what_cannot_be_read_for_want_of_memory_is_read_again(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    """On a thread, where pages are brought from the device: whoever asks is told to ask again, and finds it there."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    partition: Any = placed.running.node._broker.partitions.find("one", 0)  # type: ignore[union-attr]
+    partition.log.segments.active.warm_from = 1 << 40
+    disk.fail(placed.home("one"), errno.ENOMEM, "read")
+    by_time = ListOffsetsRequest(
+        topics=[ListOffsetsTopic(name="one", partitions=[ListOffsetsPartition(partition_index=0, timestamp=0)])]
+    )
+    for _ in range(2):
+        assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
+        found = await asyncio.wait_for(placed.wire.call(by_time, 7, ListOffsetsResponse), 5)
+        assert found.topics[0].partitions[0].error_code == STORAGE_ERROR
+    disk.faults.clear()
+    assert fetched(await placed.wire.call(fetch("one"), 11, FetchResponse))[0] == b"x"
+    assert (await placed.wire.call(by_time, 7, ListOffsetsResponse)).topics[0].partitions[0].offset == 0
+    assert await send(placed.wire, "one", placed.batch) == (0, 1)
+    assert not placed.running.node._directories.offline
+
+
+async def test_a_failed_read_is_told_to_whoever_asks_next(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    """The client whose fetch met it may be gone by then."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    partition: Any = placed.running.node._broker.partitions.find("one", 0)  # type: ignore[union-attr]
+    partition.log.segments.active.warm_from = 1 << 40
+    disk.fail(placed.home("one"), errno.EIO, "read")
+    gone = await placed.running.connect()
+    gone.send(fetch("one"), 11)
+    gone.writer.close()
+    await until(lambda: partition.log.segments.active.unread or partition.offline)
+    disk.faults.clear()
+    disk.fail(placed.home("one"), errno.ENOMEM, "read")
+    assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
+    await placed.require_one_gone()
+
+
+async def test_groups_are_loaded_once_there_are_descriptors_again(
+    start: Start, disk: FaultyDisk, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(**{"offsets.topic.num.partitions": "1"})
+    wire = await running.connect()
+    assert (await wire.call(FindCoordinatorRequest(key="g"), 2, FindCoordinatorResponse)).error_code == 0
+    commit = OffsetCommitRequest(
+        group_id="g",
+        topics=[
+            OffsetCommitRequestTopic(
+                name="t", partitions=[OffsetCommitRequestPartition(partition_index=0, committed_offset=7)]
+            )
+        ],
+    )
+    await wire.create_topic("t")
+    asked = OffsetFetchRequest(group_id="g", topics=[OffsetFetchRequestTopic(name="t", partition_indexes=[0])])
+
+    async def committed() -> tuple[int, int]:
+        answer = await wire.call(asked, 5, OffsetFetchResponse)
+        return answer.error_code, answer.topics[0].partitions[0].committed_offset if answer.topics else -1
+
+    async def until_committed() -> None:
+        async with asyncio.timeout(5):
+            while await committed() != (0, 7):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(5):
+        while (await wire.call(commit, 2, OffsetCommitResponse)).topics[0].partitions[0].error_code:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await until_committed()
+    broker: Any = running.node._broker
+    partition = broker.partitions.find("__consumer_offsets", 0)
+    partition.log.segments.release()
+    disk.fail(partition.log.directory, errno.EMFILE, "open")
+    broker.groups.on_partition_resigned(0)
+    broker.groups.on_partition_elected(0, partition.leader_epoch)
+    await until(lambda: ("open", partition.log.segments.active.path) in disk.met)
+    assert (await committed())[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    disk.faults.clear()
+    await until_committed()
 
 
 async def test_upkeep_meets_a_bad_directory_too(

@@ -12,13 +12,13 @@ import pytest
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire, batch
 from tests.unit.broker.scraping import Scrape, commit, get, live, scrape
 from tests.unit.broker.test_node import fetch, produce
+from tidelog.broker.flushes import Flushes
 from tidelog.broker.metrics_cluster import ClusterCounts
 from tidelog.broker.metrics_counters import Histogram, RequestCounters, TopicTraffic
 from tidelog.broker.metrics_definitions import COUNTER, HISTOGRAM, METRICS
 from tidelog.broker.metrics_errors import count_errors
 from tidelog.broker.metrics_exposition import Exposition, render
 from tidelog.broker.metrics_partitions import OTHERS, Survey, TopicSeries
-from tidelog.broker.partitions import Partitions
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_topics import (
     DeletableTopicResult,
@@ -126,9 +126,9 @@ async def test_a_produce_that_waits_for_the_device_is_waiting(start_node: StartN
     node = await start_node(**{"metrics.port": "0"})
     wire = await node.connect()
     await wire.create_topic("t", flush_messages="1")
-    held: list[tuple[Partitions, Any]] = []
-    flush = Partitions.flush
-    monkeypatch.setattr(Partitions, "flush", lambda self, partition: held.append((self, partition)))
+    held: list[tuple[Flushes, Any]] = []
+    flush = Flushes.flush
+    monkeypatch.setattr(Flushes, "flush", lambda self, partition: held.append((self, partition)))
     wire.send(produce("t", batch(b"one")), 9)
     for _ in range(500):
         if held:

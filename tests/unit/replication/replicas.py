@@ -244,7 +244,7 @@ class ReplicaNode:
             clock_ms=self.clock_ms,
             settings=replace(FetcherSettings(), truncates_by_high_watermark=cluster.truncates_by_high_watermark),
             on_failed=self.partitions.failed,
-            on_appended=self.partitions.flush_if_due,
+            on_appended=self.partitions.flushes.flush_if_due,
         )
         self.broken: list[Exception] = []
         self.directories = LogDirectories(config, disk, loop, self.broken.append)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 
 import pytest
 
+from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import Replicas
 from tidelog.protocol.batch_builder import encode_batch
 from tidelog.protocol.errors import ErrorCode
@@ -137,6 +139,36 @@ def test_a_deposed_leader_cuts_what_the_new_one_does_not_have() -> None:
     cluster.loop.run_for(600)
     assert cluster.nodes[1].values() == [b"a", b"b"]
     assert cluster.nodes[1].marks == cluster.nodes[2].marks == (2, 2)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_log_that_is_to_be_cut_without_descriptors(is_whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut when there are some; one that was cut in part is not used any more."""
+    cluster = Replicas(3)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(600)
+    cluster.cut |= {(2, 1), (3, 1)}
+    cluster.nodes[1].produce(b"x")
+    cluster.elect(2, [2, 3], tell=[2, 3])
+    cluster.nodes[2].produce(b"b")
+    cluster.loop.settle()
+    refused: list[str] = []
+
+    def refuse(disk: SimulatedDisk, path: str) -> None:
+        refused.append(path)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedDisk, "list_directory" if is_whole else "sync_directory", refuse)
+        cluster.heal()
+        cluster.tell([1])
+        cluster.loop.run_for(3000)
+    assert len(refused) > is_whole, "it is tried again"
+    cluster.loop.run_for(3000)
+    assert cluster.nodes[1].partition.offline != is_whole
+    if is_whole:
+        assert cluster.nodes[1].values() == [b"a", b"b"]
+        assert cluster.nodes[1].marks == cluster.nodes[2].marks == (2, 2)
 
 
 def test_several_elections_leave_one_history() -> None:
@@ -426,7 +458,7 @@ def test_a_flush_that_began_before_the_records_came_does_not_let_them_be_told() 
     cluster = Replicas(2, log_flush_interval_messages="1")
     follower, booked = cluster.nodes[2], cluster.nodes[1].partition.in_sync.followers[2]
     cluster.loop.device_waits = True
-    follower.partitions.flush(follower.partition)
+    follower.partitions.flushes.flush(follower.partition)
     cluster.nodes[1].produce(b"a", acks=1)
     cluster.loop.settle()
     assert follower.log.log_end_offset == 1

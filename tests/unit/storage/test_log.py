@@ -76,6 +76,26 @@ class TestAppending:
         assert offsets_of(records_of(made.log, 1)) == [0, 1, 7]
         assert made.log.append_as_follower(memoryview(bytearray(20)), NOW) is None
 
+    def test_an_epoch_is_known_only_once_a_record_of_it_is_there(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
+        """Whoever claimed the epoch of a record that it does not have would win elections with it."""
+        made = logs(segment_bytes=200)
+        fetched = [batch(1, value=b"x" * 100, base_offset=n, leader_epoch=3 + n) for n in range(3)]
+        create = QuickDisk.write_file
+
+        def refuse(disk: QuickDisk, path: str, *rest: Any, **options: Any) -> None:
+            if path.endswith("2.log"):
+                raise OSError(errno.EMFILE, "too many")
+            create(disk, path, *rest, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(QuickDisk, "write_file", refuse)
+            with pytest.raises(OSError, match="too many"):
+                made.log.append_as_follower(memoryview(bytearray(b"".join(fetched))), NOW)
+        assert made.log.log_end_offset == 2
+        assert list(made.log.leader_epochs) == [(3, 0), (4, 1)]
+        made.log.append_as_follower(memoryview(bytearray(fetched[2])), NOW)
+        assert list(made.log.leader_epochs) == [(3, 0), (4, 1), (5, 2)]
+
     def test_a_batch_that_fits_no_segment_is_refused(self, logs: MakeLogs):
         made = logs(segment_bytes=200)
         assert refused(lambda: made.append(batch(1, value=b"x" * 300))) == ErrorCode.RECORD_LIST_TOO_LARGE
@@ -239,6 +259,28 @@ class TestReading:
         monkeypatch.undo()
         assert log.read(2, 10**6, 4).next_offset == 4
 
+    def test_what_could_not_be_warmed_is_told_to_one_who_asks_and_then_tried_again(
+        self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch
+    ):
+        made = logs()
+        made.append(*(batch(1, value=b"x" * 50_000) for _ in range(4)))
+        log = made.close_and_open()
+        file = type(log.segments.active.file)
+        monkeypatch.setattr(file, "read_at_nowait", lambda self, size, position: None)
+        with pytest.raises(ColdRead) as caught:
+            log.read(2, 100, 4)
+        with monkeypatch.context() as patch:
+
+            def refuse(*arguments: Any) -> bytes:
+                raise OSError(errno.ENOMEM, "no memory")
+
+            patch.setattr(file, "read_at", refuse)
+            caught.value.warm()
+        with pytest.raises(OSError, match="no memory"):
+            log.read(2, 100, 4)
+        with pytest.raises(ColdRead):
+            log.read(2, 100, 4)
+
     def test_what_was_just_written_is_never_cold(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
         made = logs()
         made.append(batch(3))
@@ -350,6 +392,34 @@ class TestFlushing:
         assert not made.log.flush_due
         made.log.maintain(NOW + 1000)
         assert made.log.flush_due
+
+    @pytest.mark.parametrize("offset", [0, 2])
+    def test_a_cut_for_which_there_are_no_descriptors_may_be_tried_again_if_nothing_was_cut(
+        self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, offset: int
+    ):
+        made = logs(segment_bytes=200)
+        made.append(*(batch(1, value=b"x" * 100) for _ in range(3)))
+        if not offset:
+            made.log.set_high_watermark(1)
+            made.log.delete_records(1)
+            made.log.segments.condemn_first(1)
+
+        def refuse(*arguments: Any, **options: Any) -> None:
+            raise OSError(errno.EMFILE, "too many")
+
+        for port, may_be_tried_again in (("list_directory", True), ("sync_directory", False)):
+            with monkeypatch.context() as patch:
+                patch.setattr(QuickDisk, port, refuse)
+                with pytest.raises(OSError, match="too many") as caught:
+                    made.log.truncate_to(offset)
+            assert made.log.can_retry(caught.value) is may_be_tried_again
+            if may_be_tried_again:
+                assert made.log.log_end_offset == 3
+                assert offsets_of(records_of(made.log, made.log.log_start_offset)) == list(
+                    range(1 if not offset else 0, 3)
+                )
+        with pytest.raises(CorruptLog, match="in part"):
+            made.append(batch())
 
     def test_a_device_that_cannot_sync_takes_the_log_offline(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
         made = logs(flush_messages=1)

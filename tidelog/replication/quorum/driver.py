@@ -1,7 +1,8 @@
 """RaftNode: this node's part in the metadata quorum. A shell: what is to be done is `raft.py`'s to say.
 
-It syncs, sends, wakes and reports; requests are answered in `service.py`. Invariants: nothing is told to anybody before
-the vote and epoch it rests on are on the device; what a follower reports and a leader counts of its own log is.
+It sends, appends, wakes and reports; requests are answered in `service.py`, syncs are `metadata_sync.py`'s and
+`vote_writer.py`'s. Invariants: nothing is told to anybody before the vote and epoch it rests on are on the device; what
+a follower reports and a leader counts of its own log is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -17,12 +17,11 @@ from typing import Any
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 from tidelog.replication.quorum import following, wire
-from tidelog.replication.quorum.listener import MetadataListener
+from tidelog.replication.quorum.listener import MetadataListener, News
 from tidelog.replication.quorum.messages import (
     AppendLeaderChange,
     AppendRecords,
     AppendVoters,
-    ElectionState,
     FetchAsk,
     KeepSnapshotPart,
     Persist,
@@ -35,13 +34,14 @@ from tidelog.replication.quorum.messages import (
     WakeFetches,
 )
 from tidelog.replication.quorum.metadata_log import MetadataLog, ReplayedBatch
+from tidelog.replication.quorum.metadata_sync import MetadataSync
 from tidelog.replication.quorum.raft import NEVER, Raft, lane_of
 from tidelog.replication.quorum.service import QuorumService
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.replication.quorum.snapshot import Snapshot, SnapshotId
 from tidelog.replication.quorum.snapshot_loading import keep_part
 from tidelog.replication.quorum.state import Leader
-from tidelog.replication.quorum.vote_store import VoteStore
+from tidelog.replication.quorum.vote_store import InconsistentVoters, VoteStore, election_in
 from tidelog.replication.quorum.vote_writer import VoteWriter
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
 from tidelog.storage.disk import Disk
@@ -56,14 +56,11 @@ Served = Callable[[Any, int], Awaitable[Any]]
 
 # A leader that closes waits so long for the others to hear of it.
 FAREWELL_MS = 250
+SHORTAGE_TOLD_EVERY_MS = 10_000.0
 
 
 class NotLeader(Exception):
     """This node does not lead the metadata quorum, so it may not append."""
-
-
-class InconsistentVoters(Exception):
-    """The configured voters are not those that the vote file was written with."""
 
 
 class RaftNode:
@@ -127,10 +124,10 @@ class RaftNode:
         self._is_driving = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._flushing: asyncio.Task[None] | None = None
-        self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.fail)
-        self._news: deque[Callable[[], None]] = deque()
-        self._news_handle: asyncio.Handle | None = None
+        self._sync = MetadataSync(self.log, log, loop, run_in_executor, self.drive, self.tolerates)
+        self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.tolerates)
+        self._shortage_told_ms = -SHORTAGE_TOLD_EVERY_MS
+        self._news = News(loop)
         self._effects = self._handlers(listener)
 
     def _handlers(self, listener: MetadataListener) -> dict[type, Callable[[Any], None]]:
@@ -142,10 +139,10 @@ class RaftNode:
             AppendRecords: self._append_records,
             Truncate: self._truncate,
             KeepSnapshotPart: lambda part: keep_part(self, part),
-            ReportLeader: lambda told: self._tell(partial(listener.on_leader, told.leader_id, told.epoch)),
+            ReportLeader: lambda told: self._news.tell(partial(listener.on_leader, told.leader_id, told.epoch)),
             ReportHighWatermark: self._report_high_watermark,
-            ReportLead: lambda told: self._tell(partial(listener.on_lead, told.epoch)),
-            ReportResign: lambda told: self._tell(partial(listener.on_resign, told.epoch)),
+            ReportLead: lambda told: self._news.tell(partial(listener.on_lead, told.epoch)),
+            ReportResign: lambda told: self._news.tell(partial(listener.on_resign, told.epoch)),
             WakeFetches: lambda told: self._service.wake(),
         }
 
@@ -157,26 +154,13 @@ class RaftNode:
         Raises CorruptSnapshot, CorruptQuorumState, CorruptLog, InconsistentVoters.
         """
         found = self.log.load()
-        election = self._read_election()
+        election = election_in(self._votes.read(), self._history, self.raft.can_vote)
         if found is not None:
             identity, snapshot = found
             self._listener.on_snapshot(identity, snapshot.values, snapshot.last_timestamp_ms)
         self.raft.start(election, self.now_ms())
         self._flush()
         self.drive()
-
-    def _read_election(self) -> ElectionState:
-        state = self._votes.read()
-        if state is None:
-            return ElectionState()
-        if state.voter_ids and self._history.kraft_version == 0 and self.raft.can_vote:
-            expected = self._history.static.ids
-            if sorted(state.voter_ids) != expected:
-                raise InconsistentVoters(
-                    f"the voters are configured as {expected}, the vote file is of {sorted(state.voter_ids)}"
-                )
-        voted = ReplicaKey(state.voted_id, state.voted_directory_id) if state.voted_id >= 0 else None
-        return ElectionState(state.leader_epoch, state.leader_id, voted)
 
     async def close(self) -> None:
         """A leader resigns. The log is its directory's to close."""
@@ -195,11 +179,10 @@ class RaftNode:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._flushing is not None:
-            await self._flushing
+        await self._sync.close()
         await self._vote_writer.close()
         self._service.close()
-        self._deliver()
+        self._news.deliver()
 
     # -- what the node asks ------------------------------------------------------------------------------------------
 
@@ -241,13 +224,17 @@ class RaftNode:
         return self._history.latest.ids
 
     def append(self, values: Sequence[bytes], now_ms: int) -> int:
-        """One batch, all or nothing; the offset of its last record. Raises NotLeader, OSError, KafkaError."""
+        """One batch, all or nothing; the offset of its last record. Raises NotLeader, OSError, KafkaError.
+
+        Who cannot append leads no longer.
+        """
         if not self.is_leader or self.is_closed:
             raise NotLeader(f"node {self.raft.leader_id} leads in epoch {self.raft.epoch}")
         try:
             last_offset = self.log.append_values(values, self.raft.epoch, now_ms)
         except (OSError, CorruptLog) as error:
-            self.fail(error)
+            if self.tolerates(error):
+                self.resign()
             raise
         self._appended()
         return last_offset
@@ -301,7 +288,7 @@ class RaftNode:
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def tell_snapshot(self, identity: SnapshotId, snapshot: Snapshot) -> None:
-        self._tell(partial(self._listener.on_snapshot, identity, snapshot.values, snapshot.last_timestamp_ms))
+        self._news.tell(partial(self._listener.on_snapshot, identity, snapshot.values, snapshot.last_timestamp_ms))
 
     def drive(self) -> None:
         """Carry out what the core wants done, until it wants nothing more."""
@@ -371,14 +358,22 @@ class RaftNode:
         self.drive()
 
     def _append_leader_change(self, effect: AppendLeaderChange) -> None:
-        self.log.append_leader_change(effect, self.raft.own.id, self.clock_ms())
-        if effect.voters_now is not None:
-            self.raft.on_voters_changed(self.now_ms())
-        self._appended()
+        append = partial(self.log.append_leader_change, effect, self.raft.own.id, self.clock_ms())
+        self._append_own(append, changes_voters=effect.voters_now is not None)
 
     def _append_voters(self, effect: AppendVoters) -> None:
-        self.log.append_voters(effect.voters, effect.epoch, self.clock_ms())
-        self.raft.on_voters_changed(self.now_ms())
+        append = partial(self.log.append_voters, effect.voters, effect.epoch, self.clock_ms())
+        self._append_own(append, changes_voters=True)
+
+    def _append_own(self, append: Callable[[], int], *, changes_voters: bool) -> None:
+        try:
+            append()
+        except OSError as error:
+            if self.tolerates(error):  # but who cannot append cannot lead
+                self.raft.resign(self.now_ms())
+            return
+        if changes_voters:
+            self.raft.on_voters_changed(self.now_ms())
         self._appended()
 
     def _appended(self) -> None:
@@ -388,46 +383,39 @@ class RaftNode:
     def _append_records(self, effect: AppendRecords) -> None:
         try:
             self.log.append_replicated(effect.records, self.clock_ms())
-        except KafkaError as error:  # damaged on the way, or a full disk
+        except (KafkaError, OSError) as error:  # damaged on the way, a full disk, or no descriptor for a new segment
+            if isinstance(error, OSError) and not self.tolerates(error):
+                return
             log.error("what the leader sent cannot be appended: %s", error)
             following.on_append_failed(self.raft, self.now_ms())
-        if self.raft.can_vote:
-            self._flush()
+        self._flush()
 
     def _truncate(self, effect: Truncate) -> None:
-        self.log.truncate_to(effect.end_offset)
+        try:
+            self.log.truncate_to(effect.end_offset)
+        except OSError as error:
+            if self.tolerates(error):  # the leader is asked again, and says again where to cut
+                following.on_append_failed(self.raft, self.now_ms())
 
     def _flush(self) -> None:
-        if self._flushing is None and self.log.synced_offset < self.log.end_offset and self.raft.can_vote:
-            self._flushing = self.loop.create_task(self._flush_all(), name="metadata log sync")
-
-    async def _flush_all(self) -> None:
-        try:
-            while self.log.synced_offset < self.log.end_offset and self._failure is None:
-                task = self._plain_log.begin_flush()
-                await self.run_in_executor(task.run)
-                self._plain_log.finish_flush(task)
-                self.drive()
-        except (OSError, CorruptLog) as error:
-            self.fail(error)
-        finally:
-            self._flushing = None
+        if self.raft.can_vote and self._failure is None:
+            self._sync.begin()
 
     # -- telling -----------------------------------------------------------------------------------------------------
 
     def _report_high_watermark(self, effect: ReportHighWatermark) -> None:
         self._plain_log.set_high_watermark(effect.offset)
-        self._tell(partial(self._listener.on_high_watermark, effect.offset))
+        self._news.tell(partial(self._listener.on_high_watermark, effect.offset))
 
-    def _tell(self, news: Callable[[], None]) -> None:
-        self._news.append(news)
-        if self._news_handle is None:
-            self._news_handle = self.loop.call_soon(self._deliver)
-
-    def _deliver(self) -> None:
-        self._news_handle = None
-        while self._news:
-            self._news.popleft()()
+    def tolerates(self, error: Exception) -> bool:
+        """Whether nothing was lost, and the same may succeed later. Else this node has left the quorum."""
+        if self._failure is not None or not self._plain_log.can_retry(error):
+            self.fail(error)
+            return False
+        if self.now_ms() >= self._shortage_told_ms + SHORTAGE_TOLD_EVERY_MS:
+            self._shortage_told_ms = self.now_ms()
+            log.error("the metadata log waits: %s", error)
+        return True
 
     def fail(self, error: Exception) -> None:
         """The metadata log or the vote file cannot be written any more: take no part, refuse whatever comes."""
@@ -442,6 +430,7 @@ class RaftNode:
                 self._effects[type(effect)](effect)
         if self._timer is not None:
             self._timer.cancel()
+        self._sync.give_up()
         self._vote_writer.give_up()
         self._service.close()
-        self._tell(partial(self._listener.on_failure, error))
+        self._news.tell(partial(self._listener.on_failure, error))

@@ -1,7 +1,10 @@
-"""Whom the quorum tells of the metadata log: what is committed, and who leads."""
+"""Whom the quorum tells of the metadata log: what is committed, and who leads; and how, in order and never within."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from tidelog.replication.quorum.snapshot import SnapshotId
@@ -33,3 +36,23 @@ class MetadataListener(Protocol):
     def on_failure(self, error: Exception) -> None:
         """This node's log or vote file cannot be used any more: it takes no part in the quorum from now on."""
         ...
+
+
+class News:
+    """Told in order at the loop's next turn, so that nobody is called from within a call of his own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._untold: deque[Callable[[], None]] = deque()
+        self._handle: asyncio.Handle | None = None
+
+    def tell(self, news: Callable[[], None]) -> None:
+        self._untold.append(news)
+        if self._handle is None:
+            self._handle = self._loop.call_soon(self.deliver)
+
+    def deliver(self) -> None:
+        """All there is, now."""
+        self._handle = None
+        while self._untold:
+            self._untold.popleft()()

@@ -130,15 +130,17 @@ class MetadataLog:
     def _scan(self, offset: int) -> None:
         """Take over the voters that control records from `offset` on name."""
         for header, region, position in self._batches(offset, self.end_offset):
-            if header.is_control:
-                for record in decode_batch(region, position, header):
-                    kind = control_record_type(record.key)
-                    if kind is ControlRecordType.KRAFT_VERSION:
-                        version = KRaftVersionRecord.decode(record.value or b"", 0).k_raft_version
-                        self._voters.add_version(record.offset, version)
-                    elif kind is ControlRecordType.KRAFT_VOTERS:
-                        voters = voters_from_record(VotersRecord.decode(record.value or b"", 0))
-                        self._voters.add_voters(record.offset, voters)
+            self._take_over(region, position, header)
+
+    def _take_over(self, batches: Bytes, position: int, header: BatchHeader) -> None:
+        for record in decode_batch(batches, position, header) if header.is_control else ():
+            kind = control_record_type(record.key)
+            if kind is ControlRecordType.KRAFT_VERSION:
+                version = KRaftVersionRecord.decode(record.value or b"", 0).k_raft_version
+                self._voters.add_version(record.offset, version)
+            elif kind is ControlRecordType.KRAFT_VOTERS:
+                voters = voters_from_record(VotersRecord.decode(record.value or b"", 0))
+                self._voters.add_voters(record.offset, voters)
 
     def read(self, offset: int, end_offset: int) -> Iterator[ReplayedBatch]:
         for header, region, position in self._batches(offset, end_offset):
@@ -194,19 +196,25 @@ class MetadataLog:
         return self._append_control([record], epoch, now_ms)
 
     def _append_control(self, records: Sequence[tuple[ControlRecordType, bytes]], epoch: int, now_ms: int) -> int:
-        first = self.end_offset
-        last = self._append(encode_control_records(records, timestamp=now_ms), epoch, now_ms)
-        self._scan(first)
+        batch = encode_control_records(records, timestamp=now_ms)
+        last = self._append(batch, epoch, now_ms)
+        for position, header in iter_headers(batch):
+            self._take_over(batch, position, header)
         return last
 
     def _append(self, batch: bytearray, epoch: int, now_ms: int) -> int:
         return self._log.append_as_leader(memoryview(batch), epoch, now_ms, from_client=False).last_offset
 
     def append_replicated(self, records: Bytes, now_ms: int) -> None:
-        """What the leader sent. Raises KafkaError for what is damaged; nothing of it is appended then."""
+        """What the leader sent. Raises KafkaError for what is damaged, OSError; part of it may be in the log then."""
         first = self.end_offset
-        self._log.append_as_follower(memoryview(records), now_ms)
-        self._scan(first)
+        try:
+            self._log.append_as_follower(memoryview(records), now_ms)
+        finally:
+            # Not read back: whoever is out of descriptors would have a log whose voters he does not know.
+            for position, header in iter_headers(records) if self.end_offset > first else ():
+                if header.base_offset < self.end_offset:
+                    self._take_over(records, position, header)
 
     def truncate_to(self, end_offset: int) -> None:
         self._log.truncate_to(end_offset)

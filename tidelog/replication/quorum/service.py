@@ -24,6 +24,7 @@ from tidelog.replication.quorum.commit import ReplicaProgress
 from tidelog.replication.quorum.messages import FetchAnswer, FetchAsk, SnapshotAnswer
 from tidelog.replication.quorum.state import Leader
 from tidelog.replication.quorum.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey, Voter
+from tidelog.storage.log import CorruptLog
 from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -140,11 +141,10 @@ class QuorumService:
             try:
                 return answer._replace(records=node.log.records_from(ask.end_offset, bytes_max))
             except ColdRead as cold:
-                try:
-                    await node.run_in_executor(cold.warm)
-                except OSError as error:
-                    node.fail(error)
-                    break
+                await node.run_in_executor(cold.warm)
+            except (OSError, CorruptLog) as error:
+                node.tolerates(error)
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log cannot be read: {error}") from None
             answer = leading.answer_fetch(node.raft, ask)
             if answer.error or answer.diverging is not None or answer.snapshot is not None:
                 break

@@ -12,9 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.protocol.uuids import ZERO_UUID, uuid_from_text, uuid_to_text
+from tidelog.replication.quorum.messages import ElectionState
+from tidelog.replication.quorum.voters import ReplicaKey, VoterHistory
 from tidelog.storage.disk import Disk
 
 FILE_NAME = "quorum-state"
+
+
+class InconsistentVoters(Exception):
+    """The configured voters are not those that the vote file was written with."""
 
 
 class CorruptQuorumState(Exception):
@@ -72,6 +78,34 @@ def decode_quorum_state(content: bytes) -> QuorumState:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptQuorumState(f"quorum-state cannot be read: {error}") from None
+
+
+def election_in(state: QuorumState | None, voters: VoterHistory, can_vote: bool) -> ElectionState:
+    """What the file says of the last election. Raises `InconsistentVoters`."""
+    if state is None:
+        return ElectionState()
+    if state.voter_ids and voters.kraft_version == 0 and can_vote:
+        expected = voters.static.ids
+        if sorted(state.voter_ids) != expected:
+            raise InconsistentVoters(
+                f"the voters are configured as {expected}, the vote file is of {sorted(state.voter_ids)}"
+            )
+    voted = ReplicaKey(state.voted_id, state.voted_directory_id) if state.voted_id >= 0 else None
+    return ElectionState(state.leader_epoch, state.leader_id, voted)
+
+
+def state_of(election: ElectionState, voters: VoterHistory) -> QuorumState:
+    """What the file is to say of it."""
+    is_dynamic = voters.kraft_version > 0
+    voted = election.voted or ReplicaKey(-1)
+    return QuorumState(
+        leader_id=election.leader_id,
+        leader_epoch=election.epoch,
+        voted_id=voted.id,
+        voted_directory_id=voted.directory_id,
+        voter_ids=() if is_dynamic else voters.static.ids,
+        data_version=1 if is_dynamic else 0,
+    )
 
 
 class VoteStore:

@@ -1,6 +1,7 @@
 """Writes the vote file off the loop's thread, the newest state only, and knows who waits for it.
 
-Invariant: `written` returns only after every state handed in before it is on the device, itself or a later one.
+Invariant: `written` returns only after every state handed in before it is on the device, itself or a later one; where
+it cannot be written for now, it waits.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from functools import partial
 from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.backoff import SHORTAGE_PAUSE_S
 from tidelog.replication.quorum.messages import ElectionState
-from tidelog.replication.quorum.vote_store import QuorumState, VoteStore
-from tidelog.replication.quorum.voters import ReplicaKey, VoterHistory
+from tidelog.replication.quorum.vote_store import VoteStore, state_of
+from tidelog.replication.quorum.voters import VoterHistory
 
 
 class VoteWriter:
-    """`on_failure` hears of a file that cannot be written."""
+    """`tolerates` hears of a file that cannot be written, and says whether to try again."""
 
     def __init__(
         self,
@@ -26,17 +28,18 @@ class VoteWriter:
         voters: VoterHistory,
         loop: asyncio.AbstractEventLoop,
         run_in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
-        on_failure: Callable[[Exception], None],
+        tolerates: Callable[[Exception], bool],
     ) -> None:
         self._store = store
         self._voters = voters
         self._loop = loop
         self._run_in_executor = run_in_executor
-        self._on_failure = on_failure
+        self._tolerates = tolerates
         self._wanted: tuple[int, ElectionState] = (0, ElectionState())
         self._written = 0
         self._writing: asyncio.Task[None] | None = None
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._is_over = False
 
     def write(self, state: ElectionState) -> None:
         self._wanted = (self._wanted[0] + 1, state)
@@ -51,12 +54,14 @@ class VoteWriter:
             await future
 
     async def close(self) -> None:
+        self._is_over = True
         if self._writing is not None:
             await self._writing
         self.give_up()
 
     def give_up(self) -> None:
         """Nobody's wait will end any more."""
+        self._is_over = True
         while self._waiters:
             _, future = self._waiters.popleft()
             if not future.done():
@@ -66,25 +71,17 @@ class VoteWriter:
         try:
             while self._written < self._wanted[0]:
                 number, state = self._wanted
-                await self._run_in_executor(partial(self._store.write, self._in_file(state), sync=True))
+                try:
+                    await self._run_in_executor(partial(self._store.write, state_of(state, self._voters), sync=True))
+                except OSError as error:
+                    if not self._tolerates(error) or self._is_over:
+                        return
+                    await asyncio.sleep(SHORTAGE_PAUSE_S)
+                    continue
                 self._written = number
                 while self._waiters and self._waiters[0][0] <= number:
                     _, future = self._waiters.popleft()
                     if not future.done():
                         future.set_result(None)
-        except OSError as error:
-            self._on_failure(error)
         finally:
             self._writing = None
-
-    def _in_file(self, state: ElectionState) -> QuorumState:
-        is_dynamic = self._voters.kraft_version > 0
-        voted = state.voted or ReplicaKey(-1)
-        return QuorumState(
-            leader_id=state.leader_id,
-            leader_epoch=state.epoch,
-            voted_id=voted.id,
-            voted_directory_id=voted.directory_id,
-            voter_ids=() if is_dynamic else self._voters.static.ids,
-            data_version=1 if is_dynamic else 0,
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
 from tidelog.replication.quorum.initial_voters import write_initial_voters
 from tidelog.replication.quorum.snapshot import SnapshotId
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
-from tidelog.storage.disk import OsDisk
+from tidelog.storage.disk import Buffer, DirectoryEntry, File, OsDisk
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.log_directory import LogDirectory
 
@@ -38,6 +39,46 @@ def endpoint(node_id: int) -> Endpoint:
 def response_type(request: Any) -> Any:
     module = importlib.import_module(type(request).__module__)
     return getattr(module, type(request).__name__.replace("Request", "Response"))
+
+
+class RefusingDisk(OsDisk):
+    """While it has a `code`, nothing can be opened, and so neither written beside nor synced by name; what is open can
+    be used. `path`, `kind`: only of paths that hold it, only by calls of that name."""
+
+    __slots__ = ("code", "kind", "path", "refused")
+
+    def __init__(self) -> None:
+        self.code, self.path, self.kind = 0, "", ""
+        self.refused: list[str] = []
+
+    def _open(self, kind: str, path: str) -> None:
+        if self.code and self.path in path and self.kind in kind:
+            self.refused.append(path)
+            raise OSError(self.code, os.strerror(self.code), path)
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        self._open("open", path)
+        return super().open(path, create=create)
+
+    def read_file(self, path: str) -> bytes:
+        self._open("read_file", path)
+        return super().read_file(path)
+
+    def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
+        self._open("write_file", path)
+        super().write_file(path, data, sync=sync)
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        self._open("list_directory", path)
+        return super().list_directory(path)
+
+    def sync_file(self, path: str) -> None:
+        self._open("sync_file", path)
+        super().sync_file(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._open("sync_directory", path)
+        super().sync_directory(path)
 
 
 class Listener:
@@ -100,7 +141,7 @@ class Member:
             node_id=self.node_id,
             directory_id=self.directory.directory_id,
             cluster_id=quorum.cluster_id,
-            disk=OsDisk(),
+            disk=quorum.disk(self.node_id),
             root=self.directory.path,
             log=log,
             settings=QuorumSettings(
@@ -145,10 +186,14 @@ class Quorum:
         self.up: dict[int, Member] = {}
         self.hung: set[int] = set()
         self.asked: list[str] = []
+        self.disks: dict[int, RefusingDisk] = {}
 
     def directory(self, node_id: int) -> LogDirectory:
         path = str(self.path / str(node_id))
-        return LogDirectory.open(OsDisk(), path, node_id=node_id, cluster_id=self.cluster_id)
+        return LogDirectory.open(self.disk(node_id), path, node_id=node_id, cluster_id=self.cluster_id)
+
+    def disk(self, node_id: int) -> RefusingDisk:
+        return self.disks.setdefault(node_id, RefusingDisk())
 
     def format_dynamic(self, *node_ids: int) -> None:
         """These nodes begin a quorum that may change."""

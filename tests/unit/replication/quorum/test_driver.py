@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from tidelog.replication.quorum.driver import InconsistentVoters, NotLeader
 from tidelog.replication.quorum.snapshot import SnapshotId
 from tidelog.storage.flush import FlushTask
+from tidelog.storage.segment import Segment
 
 THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
 
@@ -237,7 +241,7 @@ def test_a_leader_that_cannot_sync_leaves_and_says_so(tmp_path):
                 return asyncio.sleep(0)
             return asyncio.get_running_loop().run_in_executor(None, work)
 
-        leader.raft.run_in_executor = failing
+        leader.raft._sync._run_in_executor = failing
         leader.raft.append([b"unsynced"], 0)
         await until(lambda: "failure" in [what[0] for what in leader.listener.told])
         assert ("resign", epoch) in leader.listener.told
@@ -247,6 +251,155 @@ def test_a_leader_that_cannot_sync_leaves_and_says_so(tmp_path):
             await leader.raft.describe_quorum(None, 2)
         await until(lambda: quorum.leaders and quorum.leaders[0] is not leader)
         await leader.crash()
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def failures(*members: Member) -> list[Any]:
+    return [told for member in members for told in member.listener.told if told[0] == "failure"]
+
+
+def is_refused(member: Member, name: str = "") -> bool:
+    return any(name in path for path in member.quorum.disk(member.node_id).refused)
+
+
+def test_a_leader_without_descriptors_hands_over_and_stays_a_voter(tmp_path):
+    async def run():
+        quorum = Quorum(tmp_path, THREE, segment_bytes=1 << 14)
+        members = [await Member(quorum, node_id).start() for node_id in THREE]
+        (leader,) = await until(lambda: quorum.leaders)
+        kept = [b"%06d" % number * 100 for number in range(10)]
+        for value in kept:
+            leader.raft.append([value], 0)
+        await until(lambda: all(member.listener.values == kept for member in members))
+        disk = quorum.disk(leader.node_id)
+        disk.code = errno.EMFILE
+        for _ in range(100):  # until a new segment is to begin
+            with suppress(OSError, NotLeader):
+                leader.raft.append([b"x" * 600], 0)
+                kept.append(b"x" * 600)
+        with pytest.raises(NotLeader):
+            leader.raft.append([b"more"], 0)
+        (second,) = await until(lambda: [one for one in quorum.leaders if one is not leader])
+        kept += [b"%06d" % number * 100 for number in range(50)]
+        for value in kept[-50:]:
+            second.raft.append([value], 0)
+        others = [member for member in members if member is not leader]
+        await until(lambda: all(member.listener.values[-1:] == kept[-1:] for member in others))
+        assert leader.raft.end_offset < second.raft.end_offset
+        disk.code = 0
+        await until(lambda: leader.listener.values == second.listener.values)
+        assert set(kept) >= set(second.listener.values)
+        assert not failures(*members)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_voter_alone_without_descriptors_goes_on_when_it_has_some(tmp_path, code):
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        member = await Member(quorum, 1).start()
+        await until(lambda: member.raft.high_watermark >= 1)
+        last = member.raft.append([b"a"], 0)
+        await until(lambda: member.raft.high_watermark > last)
+        disk = quorum.disk(1)
+        disk.code = code
+        member.raft.resign()
+        await until(lambda: is_refused(member, "quorum-state"))
+        await asyncio.sleep(0.05)
+        assert not member.raft.is_leader
+        disk.code = 0
+        await until(lambda: member.raft.is_leader)
+        last = member.raft.append([b"b"], 0)
+        await until(lambda: member.raft.high_watermark > last)
+        await until(lambda: member.listener.values == [b"a", b"b"])
+        assert not failures(member)
+        await member.stop()
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_synced_for_want_of_descriptors_is_not_committed_until_it_is(tmp_path):
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        await until(lambda: all(member.raft.high_watermark >= 1 for member in members))
+        short = [member for member in members if member is not leader]
+        for member in short:
+            plain = member.raft._plain_log
+            plain.durability.note_path(f"{plain.directory}/partition.metadata")
+            quorum.disk(member.node_id).code = errno.EMFILE
+        last = leader.raft.append([b"a"], 0)
+        await until(lambda: all(is_refused(member, "partition.metadata") for member in short))
+        await asyncio.sleep(0.05)
+        assert leader.raft.high_watermark <= last, "no majority has it on the device"
+        assert all(member.raft.log.synced_offset <= last for member in short)
+        for member in short:
+            quorum.disk(member.node_id).code = 0
+        await until(lambda: all(member.listener.values == [b"a"] for member in members))
+        assert not failures(*members)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+def test_a_vote_that_cannot_be_written_is_told_to_nobody(tmp_path, code):
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        await until(lambda: all(member.raft.high_watermark >= 1 for member in members))
+        first, second = [member for member in members if member is not leader]
+        disk = quorum.disk(first.node_id)
+        disk.code, disk.path = code, "quorum-state"
+        await leader.crash()
+        await until(lambda: len(disk.refused) > 3 or failures(first))
+        assert not quorum.leaders, "one vote of three is none"
+        disk.code = 0
+        if code == errno.EMFILE:
+            await until(lambda: quorum.leaders)
+        assert bool(failures(first)) == (code == errno.EIO)
+        assert not failures(second)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_log_to_be_cut_without_descriptors(tmp_path, monkeypatch, is_whole):
+    """Where the shortage is met before anything was cut, it is cut later; a log that is cut in part is lost."""
+
+    def refuse(segment: Segment, position: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        await until(lambda: all(member.raft.high_watermark >= 1 for member in members))
+        core = leader.raft.raft
+        core.settings = replace(core.settings, fetch_timeout_ms=60_000)  # it goes on to lead while nobody hears it
+        quorum.hung.add(leader.node_id)
+        await until(lambda: not leader.raft._service._parked)
+        leader.raft.append([b"lost"], 0)
+        others = [member for member in members if member is not leader]
+        (second,) = await until(lambda: [member for member in others if member.raft.is_leader])
+        second.raft.append([b"kept"], 0)
+        disk = quorum.disk(leader.node_id)
+        if is_whole:
+            disk.code, disk.kind = errno.EMFILE, "list_directory"
+        else:
+            monkeypatch.setattr(Segment, "cut", refuse)
+        quorum.hung.clear()
+        if is_whole:
+            await until(lambda: is_refused(leader))
+            disk.code = 0
+            await until(lambda: all(member.listener.values == [b"kept"] for member in members))
+        else:
+            await until(lambda: failures(leader))
+        assert bool(failures(*members)) != is_whole
         await stop_all(quorum)
 
     asyncio.run(run())
