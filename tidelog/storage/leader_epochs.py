@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from tidelog.storage.append import Batch
+
 UNDEFINED_EPOCH: Final = -1
 UNDEFINED_OFFSET: Final = -1
 
@@ -60,6 +62,12 @@ class LeaderEpochs:
         self.latest = epoch
         self.is_dirty = True
         return True
+
+    def assign_appended(self, batches: list[Batch]) -> None:
+        """Of what is in the log now: an epoch that it had no record of would win an election for it (KIP-101)."""
+        for batch in batches:
+            if batch[9] > self.latest:
+                self.assign(batch[9], batch[2])
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest epoch not above `epoch`, the offset at which it ended), or (-1, -1) when nothing can be said.

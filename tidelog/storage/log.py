@@ -196,19 +196,13 @@ class PartitionLog:
         if len(data) <= self._segment_bytes:
             self._append(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if admitted[-1][9] > self.leader_epochs.latest:
-                self._note_epochs(admitted)
+                self.leader_epochs.assign_appended(admitted)
         else:  # the leader's segments, or what it may send at once, are larger
             for batch in admitted:
                 piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
                 self._append(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
-                self._note_epochs(alone)
+                self.leader_epochs.assign_appended(alone)
         return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
-
-    def _note_epochs(self, appended: list[Batch]) -> None:
-        """Of what is in the log now: an epoch that it had no record of would win an election for it (KIP-101)."""
-        for batch in appended:
-            if batch[9] > self.leader_epochs.latest:
-                self.leader_epochs.assign(batch[9], batch[2])
 
     def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:
         size = len(data)
