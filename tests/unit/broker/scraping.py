@@ -71,7 +71,7 @@ async def live(wire: Wire) -> None:
     await wire.call(fetch("t"), 11, FetchResponse)
     await wire.call(fetch("t", offset=99), 11, FetchResponse)
     asked = FindCoordinatorRequest(coordinator_keys=["g"])
-    for _ in range(500):
+    for _ in range(3000):
         if not (await wire.call(asked, 4, FindCoordinatorResponse)).coordinators[0].error_code:
             break
         await asyncio.sleep(0.01)
@@ -82,7 +82,7 @@ async def commit(wire: Wire, group: str, topic: str, offset: int) -> None:
     partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset, committed_metadata="")
     topics = [OffsetCommitRequestTopic(name=topic, partitions=[partition])]
     request = OffsetCommitRequest(group_id=group, topics=topics)
-    for _ in range(100):
+    for _ in range(3000):
         answer = await wire.call(request, 8, OffsetCommitResponse)
         if not answer.topics[0].partitions[0].error_code:
             return

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.broker.channel import BUFFER_INITIAL_BYTES, Channel, Channels
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable
@@ -75,7 +76,7 @@ def kept(answers: list[bytes | None]) -> Callable[[memoryview | None], None]:
 
 
 async def settled(answers: list[bytes | None], count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while len(answers) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.broker.cli.socket_bytes import Carried, carried_between, inodes, per_socket
 
 
@@ -27,7 +28,7 @@ def test_both_ends_of_a_connection_are_counted() -> None:
             server.sendall(b"y" * 300)
             assert len(client.recv(1000)) == 300
             # The last bytes count when they are acknowledged, which the kernel may put off.
-            deadline = time.monotonic() + 2
+            deadline = time.monotonic() + PATIENCE_S
             while True:
                 after = per_socket()
                 inode = os.fstat(server.fileno()).st_ino

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.broker.test_node import produce
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.list_offsets import (
@@ -82,14 +83,14 @@ async def test_committed_offsets_are_loaded(start_node: Any, cold: list[threadin
         generation_id_or_member_epoch=-1,
         topics=[OffsetCommitRequestTopic(name="t", partitions=[partition])],
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await wire.call(commit, 8, OffsetCommitResponse)).topics[0].partitions[0].error_code:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await node.stop()
     assert not cold
     wire = await (await start_node()).connect()
     fetch = OffsetFetchRequest(group_id="g", topics=[OffsetFetchRequestTopic(name="t", partition_indexes=[0])])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := await wire.call(fetch, 7, OffsetFetchResponse)).error_code:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert found.topics[0].partitions[0].committed_offset == 7

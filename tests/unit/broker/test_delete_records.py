@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import until
 from tests.unit.broker.test_node import MakeBatch, fetch, produce
 from tests.unit.replication.replicas import ReplicaNode, Replicas
 from tidelog.broker import deletions
@@ -89,7 +90,7 @@ async def test_a_waiting_consumer_hears_of_it(wire: Any, running: Any, make_batc
     await wire.call(produce("t", make_batch(b"a", b"b")), 9, ProduceResponse)
     await wire.call(request(("t", 0, -1)), 2, DeleteRecordsResponse)
     late = await running.connect()
-    late.send(fetch("t", 2, wait_ms=5000), 11)
+    late.send(fetch("t", 2, wait_ms=600_000), 11)
     await asyncio.sleep(0.05)
     await wire.call(produce("t", make_batch(b"c")), 9, ProduceResponse)
     answer = (await late.receive(FetchResponse, 11)).responses[0].partitions[0]
@@ -105,11 +106,7 @@ async def test_segments_below_the_start_go_and_it_outlives_a_restart(start_node:
     partition = running.node._broker.partitions.leader("t", 0)
     assert partition.log.segment_count == 3
     await wire.call(request(("t", 0, 2)), 2, DeleteRecordsResponse)
-    for _ in range(100):
-        if partition.log.segment_count == 1:
-            break
-        await asyncio.sleep(0.05)
-    assert partition.log.segment_count == 1
+    await until(lambda: partition.log.segment_count == 1)
     await running.stop()
     wire = await (await start_node()).connect()
     assert told(await wire.call(request(("t", 0, 0)), 2, DeleteRecordsResponse)) == [("t", 0, 2, 0)]

@@ -37,7 +37,7 @@ async def coordinated(wire: Wire) -> Wire:
     """The coordinator's partitions are there and loaded; so is the topic t."""
     await wire.create_topic("t", 2)
     for group in ("a", "b", "c"):
-        for _ in range(100):
+        for _ in range(3000):
             await wire.call(FindCoordinatorRequest(key=group), 3, FindCoordinatorResponse)
             response = await wire.call(DescribeGroupsRequest(groups=[group]), 5, DescribeGroupsResponse)
             if not response.groups[0].error_code:
@@ -152,7 +152,7 @@ async def test_what_was_deleted_stays_so_over_a_restart(coordinated: Wire, runni
     await coordinated.call(DeleteGroupsRequest(groups_names=["a"]), 2, DeleteGroupsResponse)
     await running.stop()
     again = await (await start_node()).connect()
-    for _ in range(100):
+    for _ in range(3000):
         response = await again.call(ListGroupsRequest(), 5, ListGroupsResponse)
         if not response.error_code and response.groups:
             break

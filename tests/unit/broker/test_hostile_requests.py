@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
 from tidelog.broker import fetch_sessions
 from tidelog.broker.apis import fetch as fetch_module
@@ -35,6 +36,11 @@ from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.log import CorruptLog, PartitionLog
 
 MakeBatch = Callable[..., bytes]
+
+
+def waiting_count(running: Any) -> int:
+    """Of requests that are not answered yet."""
+    return len(running.node._broker.partitions.deadlines._deadlines)
 
 
 def failing(error: Exception) -> Callable[..., Any]:
@@ -76,8 +82,8 @@ async def test_a_bug_in_reading_is_answered_and_keeps_nobody_else_waiting(
     await wire.create_topic("t")
     waiting = [await running.connect() for _ in range(2)]
     for each in waiting:
-        each.send(fetch("t", wait_ms=60_000), 11)
-    await asyncio.sleep(0.05)
+        each.send(fetch("t", wait_ms=600_000), 11)
+    await until(lambda: waiting_count(running) == 2)
     real = PartitionLog.read
     failed: list[bool] = []
 
@@ -89,7 +95,7 @@ async def test_a_bug_in_reading_is_answered_and_keeps_nobody_else_waiting(
 
     monkeypatch.setattr(PartitionLog, "read", read)
     await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
-    answers = [await asyncio.wait_for(each.receive(FetchResponse, 11), 5) for each in waiting]
+    answers = [await asyncio.wait_for(each.receive(FetchResponse, 11), PATIENCE_S) for each in waiting]
     assert answers[0].responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
     assert fetched(answers[1]) == [b"a"]
 
@@ -101,7 +107,7 @@ async def test_a_deadline_that_fails_does_not_keep_the_others_waiting() -> None:
     timer.add(0, failing(ZeroDivisionError("a bug")))
     timer.add(0, lambda: reached.append("same bucket"))
     timer.add(30, lambda: reached.append("later"))
-    await asyncio.sleep(0.1)
+    await until(lambda: "later" in reached)
     assert reached[-2:] == ["same bucket", "later"]
 
 
@@ -121,7 +127,7 @@ def test_deadlines_that_were_dropped_leave_nothing_behind() -> None:
 
 async def test_a_fetch_of_at_least_nothing_does_not_wait(wire: Any) -> None:
     await wire.create_topic("t")
-    request = fetch("t", wait_ms=60_000)
+    request = fetch("t", wait_ms=600_000)
     request.min_bytes = 0
     assert fetched(await asyncio.wait_for(wire.call(request, 11, FetchResponse), 5)) == []
 
@@ -170,7 +176,7 @@ async def test_two_fetches_of_one_session_are_both_woken(running: Any, wire: Any
     answer = await other.call(
         FetchRequest(session_epoch=0, min_bytes=1, max_wait_ms=0, topics=topics), 11, FetchResponse
     )
-    for epoch, wait_ms in ((1, 60_000), (2, 60_000)):
+    for epoch, wait_ms in ((1, 600_000), (2, 600_000)):
         other.send(
             FetchRequest(
                 session_id=answer.session_id, session_epoch=epoch, min_bytes=1, max_wait_ms=wait_ms, topics=[]
@@ -179,7 +185,7 @@ async def test_two_fetches_of_one_session_are_both_woken(running: Any, wire: Any
         )
     await asyncio.sleep(0.05)
     await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
-    assert fetched(await asyncio.wait_for(other.receive(FetchResponse, 11), 5)) == [b"a"]
+    assert fetched(await asyncio.wait_for(other.receive(FetchResponse, 11), PATIENCE_S)) == [b"a"]
 
 
 @pytest.mark.parametrize("acks", [1, -1])
@@ -195,21 +201,19 @@ async def test_with_flush_interval_1_no_produce_is_acknowledged_before_it_is_syn
     await asyncio.sleep(0.1)
     assert not wire.reader._buffer
     gate.set()
-    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), 5)) == [(0, 0)]
-    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), 5)) == [(0, 1), (0, 0)]
+    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), PATIENCE_S)) == [(0, 0)]
+    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), PATIENCE_S)) == [(0, 1), (0, 0)]
 
 
 async def test_what_a_vanished_client_waits_for_is_forgotten(running: Any, wire: Any) -> None:
     await wire.create_topic("t")
     other = await running.connect()
     for _ in range(10):
-        other.send(fetch("t", wait_ms=60_000), 11)
-    await asyncio.sleep(0.05)
-    partitions = running.node._broker.partitions
-    assert len(partitions.deadlines._deadlines) == 10
+        other.send(fetch("t", wait_ms=600_000), 11)
+    await until(lambda: waiting_count(running) == 10)
     other.writer.close()
-    await asyncio.sleep(0.05)
-    assert len(partitions.deadlines._deadlines) == 0
+    await until(lambda: waiting_count(running) == 0)
+    partitions = running.node._broker.partitions
     assert all(not watch.fetches for watch in partitions._watches.values())
 
 
@@ -220,16 +224,15 @@ async def test_where_too_much_waits_already_a_fetch_is_answered_at_once(
     monkeypatch.setattr(fetch_sessions, "PARKED_MAX", 12)
     others = [await running.connect() for _ in range(3)]
     for each in others:
-        each.send(fetch("t", wait_ms=60_000), 11)
-    answer = await asyncio.wait_for(others[2].receive(FetchResponse, 11), 5)
+        each.send(fetch("t", wait_ms=600_000), 11)
+    answer = await asyncio.wait_for(others[2].receive(FetchResponse, 11), PATIENCE_S)
     assert fetched(answer) == []
     sessions = running.node._broker.partitions.fetch_sessions
     assert sessions._parked == 10
     others[0].writer.close()
     await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
-    assert fetched(await asyncio.wait_for(others[1].receive(FetchResponse, 11), 5)) == [b"a"]
-    await asyncio.sleep(0.05)
-    assert sessions._parked == 0
+    assert fetched(await asyncio.wait_for(others[1].receive(FetchResponse, 11), PATIENCE_S)) == [b"a"]
+    await until(lambda: sessions._parked == 0)
 
 
 async def test_a_fetch_of_thousands_of_partitions_is_not_tried_again_with_every_record(
@@ -250,12 +253,13 @@ async def test_a_fetch_of_thousands_of_partitions_is_not_tried_again_with_every_
         return attempt(self)
 
     monkeypatch.setattr(fetch_module._Fetch, "_attempt", counted)
-    request = FetchRequest(max_wait_ms=5000, min_bytes=1500, max_bytes=1 << 20, session_epoch=-1, topics=topics)
+    began = time.monotonic()
+    request = FetchRequest(max_wait_ms=300_000, min_bytes=1500, max_bytes=1 << 20, session_epoch=-1, topics=topics)
     other.send(request, 11)
-    await asyncio.sleep(0.05)
+    await until(lambda: waiting_count(running) == 1)
     for _ in range(15):
         await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
-    assert tries < 4
+    assert tries < 4 + (time.monotonic() - began) / 0.25
     await wire.call(produce("t", make_batch(bytes(1500))), 9, ProduceResponse)
-    answer = await asyncio.wait_for(other.receive(FetchResponse, 11), 3)
+    answer = await asyncio.wait_for(other.receive(FetchResponse, 11), PATIENCE_S)
     assert sum(len(fetched_bytes.records or b"") for fetched_bytes in answer.responses[0].partitions) > 1500

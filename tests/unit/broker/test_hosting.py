@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -159,15 +160,14 @@ async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_repla
     upkeep.checkpoint()
     await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
     directory.write_checkpoints()
-    await asyncio.wait_for(written.wait(), 5)
-    await asyncio.sleep(0.02)
+    await asyncio.wait_for(written.wait(), PATIENCE_S)
+    await until(lambda: not upkeep._checkpointing)
     high_watermarks = tmp_path / "data" / "replication-offset-checkpoint"
     assert threading.current_thread() not in threads
     assert "t 0 1" in high_watermarks.read_text(), "the older one came later"
     await wire.call(produce("t", make_batch(b"b")), 9, ProduceResponse)
     written.clear()
     upkeep.checkpoint()
-    await asyncio.wait_for(written.wait(), 5)
-    await asyncio.sleep(0.02)
+    await asyncio.wait_for(written.wait(), PATIENCE_S)
+    await until(lambda: not upkeep._checkpointing)
     assert "t 0 2" in high_watermarks.read_text()
-    assert not upkeep._checkpointing

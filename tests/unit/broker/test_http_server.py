@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tidelog.broker import http_server
 from tidelog.broker.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpServer, Page
 
@@ -43,17 +44,9 @@ async def ask(address: Address, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(request)
     try:
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), PATIENCE_S)
     finally:
         writer.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to that")
 
 
 async def test_a_page_is_shown_and_the_connection_closed_when_asked(address: Address):
@@ -107,7 +100,7 @@ async def test_connections_are_bounded(server: HttpServer, address: Address):
     idle = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
     await until(lambda: len(server.connections) == CONNECTIONS_MAX)
     one_more = asyncio.create_task(ask(address, b""))
-    await asyncio.wait([one_more], timeout=5)
+    await asyncio.wait([one_more], timeout=PATIENCE_S)
     assert one_more.done()
     assert one_more.exception() is not None or one_more.result() == b""
     assert len(server.connections) == CONNECTIONS_MAX

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tidelog.broker.controller_channel import ControllerChannel
 from tidelog.broker.lifecycle import SHUTDOWN_SILENCE_MS, BrokerLifecycle, LifecycleSettings, RegistrationRefused
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -64,12 +65,6 @@ def made(controller: ActiveController, *, interval_ms: int = 20) -> BrokerLifecy
         loop=loop,
         rng=random.Random(2),
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def test_a_broker_asks_to_be_unfenced_only_when_it_is_ready() -> None:
@@ -184,7 +179,7 @@ async def test_leaving_does_not_wait_for_a_controller_that_is_gone(monkeypatch: 
     lifecycle = made(controller)
     await lifecycle.register()
     controller.is_there = False
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         await lifecycle.shut_down()
     await lifecycle.close()
 

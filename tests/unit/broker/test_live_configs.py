@@ -91,7 +91,7 @@ async def test_retention_that_is_shortened_deletes_what_is_there(
     await asyncio.sleep(0.1)
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse))
     await alter(wire, kind, name, key, "1")
-    for _ in range(200):
+    for _ in range(3000):
         if (await wire.call(fetch("t"), 11, FetchResponse)).responses[0].partitions[0].error_code:
             break
         await asyncio.sleep(0.02)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 import pytest
 
+from tests.patience import until
 from tests.unit.broker.metadata_services import context, running_services
 from tidelog.broker import lost_brokers
 from tidelog.broker.apis import metadata
@@ -45,7 +45,7 @@ async def test_it_does_not_wait_for_long(services, monkeypatch):
     monkeypatch.setattr(lost_brokers, "HOLD_MS_MAX", 10)
     services.lost_brokers.lost(1)
     held = ask(services, "t")
-    await asyncio.sleep(0.03)
+    await until(lambda: held.response is not None)
     assert held.response.topics[0].partitions[0].leader_id == 1
 
 

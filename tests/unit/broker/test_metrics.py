@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import until
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire, batch
 from tests.unit.broker.scraping import Scrape, commit, get, live, scrape
 from tests.unit.broker.test_node import fetch, produce
@@ -105,7 +106,7 @@ async def test_requests_are_counted_by_api_and_version_with_their_errors(measure
 async def test_a_fetch_that_waits_is_waiting_and_its_time_counts(measured: RunningNode, lived: Wire):
     other = await measured.connect()
     before = await scrape(measured)
-    other.send(fetch("t", offset=4, wait_ms=10_000), 11)
+    other.send(fetch("t", offset=4, wait_ms=600_000), 11)
     for _ in range(500):
         found = await scrape(measured)
         if found("tidelog_requests_waiting", operation="FetchConsumer") == 1:
@@ -130,10 +131,7 @@ async def test_a_produce_that_waits_for_the_device_is_waiting(start_node: StartN
     flush = Flushes.flush
     monkeypatch.setattr(Flushes, "flush", lambda self, partition: held.append((self, partition)))
     wire.send(produce("t", batch(b"one")), 9)
-    for _ in range(500):
-        if held:
-            break
-        await asyncio.sleep(0.001)
+    await until(lambda: bool(held))
     assert (await scrape(node))("tidelog_requests_waiting", operation="Produce") == 1
     monkeypatch.undo()
     flush(*held[0])

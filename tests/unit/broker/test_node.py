@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tidelog.broker.config import ConfigError
 from tidelog.broker.server import ListenError
 from tidelog.protocol.api import SERVED, UNADVERTISED
@@ -196,7 +197,7 @@ async def test_a_waiting_fetch_is_answered_by_the_next_produce(running: Any, wir
     await asyncio.sleep(0.05)
     assert not other.reader._buffer, "answered before there was anything"
     await wire.call(produce("t", make_batch(b"news")), 9, ProduceResponse)
-    assert fetched(await asyncio.wait_for(other.receive(FetchResponse, 11), 5)) == [b"news"]
+    assert fetched(await asyncio.wait_for(other.receive(FetchResponse, 11), PATIENCE_S)) == [b"news"]
 
 
 async def test_a_fetch_that_finds_nothing_is_answered_empty_after_its_wait(wire: Any) -> None:
@@ -246,7 +247,7 @@ async def test_deleting_a_topic_ends_the_fetches_that_wait_for_it(running: Any, 
     await asyncio.sleep(0.05)
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
     assert (await wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
-    answer = await asyncio.wait_for(other.receive(FetchResponse, 11), 5)
+    answer = await asyncio.wait_for(other.receive(FetchResponse, 11), PATIENCE_S)
     assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     await wire.create_topic("t")
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == []
@@ -278,7 +279,7 @@ async def test_with_flush_interval_1_nothing_is_acknowledged_or_read_before_it_i
     other = await node.connect()
     assert fetched(await other.call(fetch("t", wait_ms=100), 11, FetchResponse)) == []
     gate.set()
-    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), 5)) == [(0, 0)]
+    assert produced(await asyncio.wait_for(wire.receive(ProduceResponse, 9), PATIENCE_S)) == [(0, 0)]
     assert fetched(await other.call(fetch("t"), 11, FetchResponse)) == [b"a"]
 
 
@@ -288,7 +289,7 @@ def hold_flushes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     real_run = FlushTask.run
 
     def run(task: FlushTask) -> None:
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE_S)
         real_run(task)
 
     monkeypatch.setattr(FlushTask, "run", run)
@@ -390,8 +391,8 @@ async def test_a_slow_reader_does_not_make_the_node_hold_its_answers_in_memory(
     slow.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for _ in range(200):
         slow.send(fetch("t"), 11)
-    await asyncio.sleep(0.3)
-    connection = next(c for c in running.node._broker_server.connections if not c._writable)
-    assert connection._paused_reading
+    connections = running.node._broker_server.connections
+    await until(lambda: any(not each._writable and each._paused_reading for each in connections))
+    connection = next(each for each in connections if not each._writable)
     assert connection._transport.get_write_buffer_size() < 16 << 20
     assert produced(await wire.call(produce("t", make_batch(b"others go on")), 9, ProduceResponse))[0][0] == 0

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
-from tests.unit.broker.test_disk_failures import error_of_fetch, send, until
+from tests.unit.broker.test_disk_failures import error_of_fetch, send
 from tests.unit.broker.test_node import fetch, fetched
 from tidelog.broker import replica_moves
 from tidelog.broker.config import NodeConfig
@@ -182,11 +183,11 @@ async def test_what_is_written_meanwhile_moves_too(
         assert await moving.order(target) == 0
         await moving.arrived(target)
         assert not writer.done()
-    waiting.send(fetch("t", sent + 50, wait_ms=20_000), 11)
+    waiting.send(fetch("t", sent + 50, wait_ms=600_000), 11)
     await more(60)
     writer.cancel()
     assert await moving.values() == [b"%d" % number for number in range(moving.partition.log.log_end_offset)]
-    await asyncio.wait_for(waiting.receive(FetchResponse, 11), 5)
+    await asyncio.wait_for(waiting.receive(FetchResponse, 11), PATIENCE_S)
 
 
 async def test_how_far_it_is_can_be_told_and_it_may_be_held_back(
@@ -195,10 +196,11 @@ async def test_how_far_it_is_can_be_told_and_it_may_be_held_back(
     monkeypatch.setattr(replica_moves, "STEP_BYTES", 200)
     for number in range(10):
         await send(moving.wire, "t", make_batch(b"%d" % number))
-    await moving.hold_back(100)
+    await moving.hold_back(1)
     source, target = moving.home, moving.other
     assert await moving.order(target) == 0
-    await asyncio.sleep(0.1)
+    ((replica, _),) = moving.moves._moves.values()
+    await until(lambda: replica.log.log_end_offset > 0)
     described = await moving.described()
     size_bytes, lag = described[target.name, True]
     assert 0 < lag < 10
@@ -415,7 +417,7 @@ async def test_who_waits_for_a_sync_of_the_old_log_is_answered_when_the_new_one_
 
     def slow(task: FlushTask) -> None:
         if any(segment.path.startswith(source) for segment, _ in task.segments):
-            gate.wait(5)
+            gate.wait(PATIENCE_S)
         run(task)
 
     with monkeypatch.context() as patch:
@@ -429,4 +431,4 @@ async def test_who_waits_for_a_sync_of_the_old_log_is_answered_when_the_new_one_
     assert replica_moves.ReplicaMoves._promote is promote
     await moving.arrived(target)
     gate.set()
-    assert await asyncio.wait_for(sending, 2) == (0, 0)
+    assert await asyncio.wait_for(sending, PATIENCE_S) == (0, 0)

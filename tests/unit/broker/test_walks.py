@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.patience import until
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 
@@ -87,8 +88,8 @@ async def test_the_walk_of_a_fetch(wire: Any, running: Any, make_batch: Any) -> 
     producer = await running.connect()
     with watching() as called:
         early = await wire.call(fetch("walked", 3, isolation_level=1), 12, FetchResponse)
-        waiting = asyncio.ensure_future(wire.call(fetch("walked", 200, max_wait_ms=5000), 12, FetchResponse))
-        await asyncio.sleep(0.05)
+        waiting = asyncio.ensure_future(wire.call(fetch("walked", 200, max_wait_ms=600_000), 12, FetchResponse))
+        await until(lambda: running.node._broker.partitions.deadlines._deadlines)
         assert not waiting.done()
         await producer.call(produce("walked", make_batch(b"news")), 9, ProduceResponse)
         late = await waiting
