@@ -7,7 +7,6 @@ controller, on its listener or in an envelope, is the controller's to judge, but
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -21,6 +20,7 @@ from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer
 from tidelog.replication.controller.config_changes import Operation, list_after
 from tidelog.replication.controller.image import (
     BROKER_LOGGER_RESOURCE,
@@ -31,7 +31,6 @@ from tidelog.replication.controller.image import (
 )
 
 _FOR_THE_CONTROLLER: Final = (TOPIC_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
-_JAVA_INT: Final = re.compile(r"[+-]?[0-9]{1,10}")
 
 Key = tuple[int, str]
 
@@ -100,9 +99,11 @@ def _check(services: Services, request: Any, resource: Any, times: int) -> None:
 
 
 def _check_own_id(services: Services, name: str) -> None:
-    if _JAVA_INT.fullmatch(name) is None:
-        raise _invalid(f"Node id must be an integer, but it is: {name}")
-    if int(name) != services.node_id:
+    try:
+        is_own = parse_integer(name) == services.node_id
+    except ValueError:
+        raise _invalid(f"Node id must be an integer, but it is: {name}") from None
+    if not is_own:
         raise _invalid(f"Unexpected broker id, expected {services.node_id}, but received {name}")
 
 

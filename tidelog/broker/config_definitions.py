@@ -22,6 +22,7 @@ from tidelog.broker.config_definitions_types import (
     ConfigError,
     table,
 )
+from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE
 
 BROKER: dict[str, ConfigDefinition] = table(CLUSTER, NETWORK, LOG, COORDINATORS, OWN)
@@ -78,7 +79,7 @@ BROKER_SYNONYMS: dict[str, tuple[str, ...]] = {name: family for family in _FAMIL
 
 def convert_synonym(text: str, factor: int) -> str:
     """A broker key's text in the topic key's unit; -1 is -1 in every unit (Kafka's ConfigSynonym)."""
-    return text if factor == 1 or text.strip() == "-1" else str(int(text) * factor)
+    return text if factor == 1 or trim(text) == "-1" else str(parse_integer(trim(text), 64) * factor)
 
 
 def topic_config_problem(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> str | None:
@@ -129,7 +130,7 @@ def validate_topic_config(overrides: Mapping[str, str], defaults: Mapping[str, s
         if name in typed:
             return int(typed[name])
         text = (defaults or {}).get(name, TOPIC[name].default)
-        return int(text) if text is not None else 0
+        return parse_integer(trim(text), 64) if text is not None else 0
 
     minimum, maximum = value("min.compaction.lag.ms"), value("max.compaction.lag.ms")
     if minimum > maximum:

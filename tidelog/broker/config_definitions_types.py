@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tidelog.protocol.java_text import parse_double, parse_integer, print_double, split_list, trim
+
 # The types, numbered as DescribeConfigs reports them (org.apache.kafka.clients.admin.ConfigEntry.ConfigType).
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST, CLASS, PASSWORD = range(1, 10)
 TYPE_NAMES = ("UNKNOWN", "BOOLEAN", "STRING", "INT", "SHORT", "LONG", "DOUBLE", "LIST", "CLASS", "PASSWORD")
@@ -28,6 +30,7 @@ LISTENER_PREFIX = "listener.name."
 Validator = Callable[[str, Any], str | None]
 """(name, typed value) -> what is wrong with it, or None. A text that starts as `_WHOLE` says stands alone."""
 
+_THROTTLED = re.compile(r"[0-9]+:[0-9]+")
 _WHOLE = ("Configuration ", "Invalid value ")
 _AGO = re.compile(r"by_duration:P(?=.)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?", re.IGNORECASE)
 
@@ -43,34 +46,28 @@ _BITS = {SHORT: 16, INT: 32, LONG: 64}
 
 def parse_value(name: str, kind: int, text: str) -> Any:
     """Text to the key's type, with the refusals of Kafka's `ConfigDef.parseType`."""
-    trimmed = text.strip()
+    trimmed = trim(text)
     if kind == BOOLEAN:
         lowered = trimmed.lower()
         if lowered in ("true", "false"):
             return lowered == "true"
         raise ConfigError(f"Invalid value {text} for configuration {name}: Expected value to be either true or false")
-    if kind in _BITS:
+    if kind in _BITS or kind == DOUBLE:
         try:
-            number = int(trimmed) if trimmed.lstrip("+-").isdecimal() else None
+            return parse_integer(trimmed, _BITS[kind]) if kind in _BITS else parse_double(trimmed)
         except ValueError:
-            number = None
-        bound = 1 << (_BITS[kind] - 1)
-        if number is None or not -bound <= number < bound:
-            raise ConfigError(f"Invalid value {text} for configuration {name}: Not a number of type {TYPE_NAMES[kind]}")
-        return number
-    if kind == DOUBLE:
-        try:
-            return float(trimmed)
-        except ValueError:
-            raise ConfigError(f"Invalid value {text} for configuration {name}: Not a number of type DOUBLE") from None
+            message = f"Invalid value {text} for configuration {name}: Not a number of type {TYPE_NAMES[kind]}"
+            raise ConfigError(message) from None
     if kind == LIST:
-        return [item.strip() for item in trimmed.split(",")] if trimmed else []
+        return split_list(trimmed)
     return trimmed
 
 
 def _printed(value: Any) -> str:
     """As Java prints it."""
-    return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
+    return print_double(value) if isinstance(value, float) else str(value)
 
 
 class ConfigDefinition(NamedTuple):
@@ -211,8 +208,7 @@ def THROTTLED_REPLICAS(name: str, value: list[str]) -> str | None:
     if value == ["*"]:
         return None
     for item in value:
-        partition, colon, broker = item.partition(":")
-        if not (colon and partition.isdecimal() and broker.isdecimal()):
+        if _THROTTLED.fullmatch(item) is None:
             return (
                 f"{name} must be the literal '*' or a list of replicas in the following format: "
                 "[partitionId]:[brokerId],[partitionId]:[brokerId],..."

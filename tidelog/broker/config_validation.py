@@ -7,8 +7,8 @@ knows what holds now; the controller only looks at names and types. Follows Kafk
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.broker.client_patterns import is_pattern
@@ -30,6 +30,7 @@ from tidelog.broker.config_definitions_types import (
     base_name,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.replication.controller.image import (
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
@@ -209,8 +210,11 @@ class _Change:
             _, colon, limit = one.rpartition(":")
             if not colon:
                 yield f"Error parsing configuration property '{key}': begin 0, end -1, length {len(one)}"
-            elif re.fullmatch(r"[+-]?[0-9]+", limit.strip()) is None:
-                yield f'For input string: "{limit.strip()}"'
+            else:
+                try:
+                    parse_integer(trim(limit))
+                except ValueError:
+                    yield f'For input string: "{trim(limit)}"'
         if not self._value("max.connections.per.ip") and not overrides:
             yield (f"requirement failed: max.connections.per.ip can be set to zero only if {key} property is set.")
         if any(self._value(name) != self._settings[name] for name in _LISTENERS):
@@ -311,8 +315,8 @@ def client_metrics_problem(configs: Mapping[str, str]) -> KafkaError | None:
     for name in configs:
         if name not in CLIENT_METRICS:
             return KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {name}")
-    if "interval.ms" in configs and re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", configs["interval.ms"]):
-        interval_ms = int(configs["interval.ms"])
+    with suppress(KeyError, ValueError):  # the latter is told below
+        interval_ms = parse_integer(trim(configs["interval.ms"]))
         if not 100 <= interval_ms <= _HOUR_MS:
             return KafkaError(
                 ErrorCode.INVALID_REQUEST,

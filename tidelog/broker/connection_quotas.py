@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tidelog.protocol.java_text import parse_integer, trim
+
 UNLIMITED = 2**31 - 1
 # A connection beyond the rate waits up to so long for its turn, Kafka's quota window; after that it is refused.
 WAIT_S_MAX = 10.0
@@ -115,5 +117,5 @@ def parse_overrides(items: str) -> dict[str, int]:
         host, colon, limit = item.rpartition(":")
         if not colon:
             raise ValueError(f"{item!r} is not host:limit")
-        found[host.strip("[] ")] = int(limit)
+        found[host.strip("[] ")] = parse_integer(trim(limit))
     return found

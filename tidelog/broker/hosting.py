@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.found_logs import FoundLogs
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from tidelog.replication.throttle import UNLIMITED, is_throttled
 from tidelog.storage.disk import is_exhaustion
@@ -334,7 +335,7 @@ class Hosting:
         own = self._image.topic_config(topic).get("min.insync.replicas")
         if own is None:
             own = self._settings.topic_default("min.insync.replicas")
-        return int(own or 1)
+        return parse_integer(trim(own or "1"))
 
     def _configure(self, partition: Partition) -> None:
         assert self._image is not None

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer
 from tidelog.replication.controller.config_changes import Operation
 
 log = logging.getLogger("tidelog.config")
@@ -53,7 +54,7 @@ def alter(node_id: int, resource: Any, *, validate_only: bool) -> None:
 
 def _check_node(node_id: int, name: str) -> None:
     try:
-        is_own = int(name) == node_id
+        is_own = parse_integer(name) == node_id
     except ValueError:
         message = f"Node id must be an integer, but it is: {name}"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message) from None

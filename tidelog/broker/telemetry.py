@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.broker.client_patterns import Matcher
 from tidelog.protocol.crc import crc32c
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.protocol.uuids import ONE_UUID, ZERO_UUID, uuid_to_text
 from tidelog.replication.controller.image import CLIENT_METRICS_RESOURCE, MetadataImage
 
@@ -150,7 +151,7 @@ def _subscription(context: RequestContext, client_instance_id: bytes, configs: l
     for config in configs:
         if all(_matches(matcher, pattern, known) for pattern in _listed(config.get("match", ""))):
             metrics.update(dict.fromkeys(_listed(config.get("metrics", ""))))
-            interval_ms = min(interval_ms, int(config.get("interval.ms", PUSH_INTERVAL_MS)))
+            interval_ms = min(interval_ms, parse_integer(trim(config.get("interval.ms", str(PUSH_INTERVAL_MS)))))
     wanted = [EVERY_METRIC] if EVERY_METRIC in metrics else list(metrics)
     return Subscription(_subscription_id(wanted, interval_ms, client_instance_id), interval_ms, wanted)
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tidelog.protocol.java_text import parse_double, parse_integer, split_list, trim
+
 INT64_MAX: Final = 2**63 - 1
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
@@ -82,19 +84,19 @@ class LogConfig:
     @classmethod
     def from_topic_config(cls, values: Mapping[str, str]) -> LogConfig:
         """Kafka's topic configuration keys ("segment.bytes": "1024", ...) over the defaults; other keys are ignored."""
-        found: dict[str, object] = {field: int(values[key]) for key, field in _INTEGERS.items() if key in values}
+        found: dict[str, object] = {
+            field: parse_integer(trim(values[key]), 64) for key, field in _INTEGERS.items() if key in values
+        }
         if "message.timestamp.type" in values:
             found["message_timestamp_type"] = values["message.timestamp.type"]
         if "compression.type" in values:
             found["compression_type"] = values["compression.type"]
         if "cleanup.policy" in values:
-            found["cleanup_policy"] = frozenset(
-                part.strip() for part in values["cleanup.policy"].split(",") if part.strip()
-            )
+            found["cleanup_policy"] = frozenset(filter(None, split_list(values["cleanup.policy"])))
         if "preallocate" in values:
-            found["preallocate"] = values["preallocate"].strip().lower() == "true"
+            found["preallocate"] = trim(values["preallocate"]).lower() == "true"
         if "min.cleanable.dirty.ratio" in values:
-            found["min_cleanable_dirty_ratio"] = float(values["min.cleanable.dirty.ratio"])
+            found["min_cleanable_dirty_ratio"] = parse_double(values["min.cleanable.dirty.ratio"])
         config = cls(**found)  # type: ignore[arg-type]
         if config.is_compacted and config.max_compaction_lag_ms < config.segment_ms:
             # Only a closed segment can be cleaned in time (LogConfig.maxSegmentMs).

@@ -23,6 +23,7 @@ from tidelog.broker.config_entries import (
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -117,7 +118,7 @@ def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[
 
 def _check_broker(services: Services, name: str, expected: str) -> None:
     try:
-        broker_id = int(name)
+        broker_id = parse_integer(name)
     except ValueError:
         message = f"Broker id must be an integer, but it is: {name}"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message) from None

@@ -7,13 +7,13 @@ for another minimum. Follows Kafka's `ConfigurationControlManager` and `Controll
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer
 from tidelog.protocol.messages import alter_configs as legacy
 from tidelog.protocol.messages import incremental_alter_configs as incremental
 from tidelog.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord
@@ -31,7 +31,6 @@ Records = list[Any]
 Answer = TypeVar("Answer", incremental.AlterConfigsResourceResponse, legacy.AlterConfigsResourceResponse)
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
-_BROKER_NAME = re.compile(r"[+-]?[0-9]{1,10}")
 
 
 class Operation(IntEnum):
@@ -174,10 +173,10 @@ def _check_name(resource_type: int, name: str) -> None:
         if not name:
             code, problem = ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
     elif resource_type == BROKER_RESOURCE:
-        if name and _BROKER_NAME.fullmatch(name) is None:
+        try:
+            problem = "Invalid negative broker ID." if name and parse_integer(name) < 0 else None
+        except ValueError:
             problem = "Unable to parse broker name as a base 10 number."
-        elif name and int(name) < 0:
-            problem = "Invalid negative broker ID."
     elif resource_type == GROUP_RESOURCE:
         problem = None if name else "Default group resources are not allowed."
     elif resource_type == CLIENT_METRICS_RESOURCE:
@@ -192,7 +191,7 @@ def _check_existence(state: ControllerState, resource_type: int, name: str) -> N
     if resource_type == TOPIC_RESOURCE and name not in state.image.topics_by_name:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     if resource_type == BROKER_RESOURCE and name:
-        node_id = int(name)
+        node_id = parse_integer(name)
         if node_id not in state.image.brokers and node_id not in state.image.controllers:
             raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No node with id {name} found.")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.protocol.messages.metadata_records import (
     ConfigRecord,
     PartitionRecord,
@@ -149,12 +150,14 @@ class ControllerState:
         settings = self.settings
         minimum = self.effective_topic_config(topic.name, "min.insync.replicas", str(settings.min_insync_replicas))
         return TopicRules(
-            topic.topic_id, min(int(minimum), len(topic.partitions[0].replicas)), self.unclean_enabled(topic.name)
+            topic.topic_id,
+            min(parse_integer(trim(minimum)), len(topic.partitions[0].replicas)),
+            self.unclean_enabled(topic.name),
         )
 
     def unclean_enabled(self, topic: str) -> bool:
         static = "true" if self.settings.unclean_leader_election else "false"
-        return self.effective_topic_config(topic, "unclean.leader.election.enable", static).lower() == "true"
+        return trim(self.effective_topic_config(topic, "unclean.leader.election.enable", static)).lower() == "true"
 
     def election_rules(self, *, gone: Collection[int] = (), back: Collection[int] = ()) -> ElectionRules:
         """`gone` may not lead, whatever the image says of them; `back` may, although it calls them fenced."""
