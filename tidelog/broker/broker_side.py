@@ -120,7 +120,7 @@ class BrokerSide:
         directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
         self._upkeep = Upkeep(
             config, directories, self.partitions, loop, ports.clock_ms,
-            lambda work: loop.run_in_executor(ports.executor, work),
+            lambda work: loop.run_in_executor(ports.executor, work), ports.disk,
         )  # fmt: skip
         self.cleaner = LogCleaner(
             directories, settings, loop, ports.clock_ms, lambda work: loop.run_in_executor(ports.executor, work),

@@ -1,7 +1,8 @@
 """What the logs of a node want done from time to time: checkpoints, retention, flushes by time, a look at the ISRs.
 
 When each is due comes from the configuration; what is done is the logs' and the partitions' own. Invariant: one
-checkpoint task of a directory at a time, and an error of the device is its directory's, not the upkeep's.
+checkpoint task and one removal of files of a directory at a time, and an error of the device is its directory's, not
+the upkeep's.
 """
 
 from __future__ import annotations
@@ -12,16 +13,46 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.storage.disk import is_exhaustion
+from tidelog.storage.log_names import DELETE_SUFFIX
+
 if TYPE_CHECKING:
     from tidelog.broker.config import NodeConfig
     from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.partitions import Partitions
     from tidelog.storage.checkpoints import CheckpointTask
+    from tidelog.storage.disk import Disk
     from tidelog.storage.log_directory import LogDirectory
 
 log = logging.getLogger("tidelog.upkeep")
 
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
+
+
+class _Removal:
+    """Of files and directories that were renamed, so that nobody else looks for them. `run` once, in any thread: the
+    pages of a gigabyte are given back in some hundred milliseconds."""
+
+    def __init__(self, disk: Disk, paths: list[str]) -> None:
+        self._disk = disk
+        self.left = paths
+        self.error: OSError | None = None
+        self.is_stopped = False
+
+    def run(self) -> None:
+        while self.left and not self.is_stopped:  # the rest is for the next start to remove
+            path = self.left[-1]
+            try:
+                if path.endswith(DELETE_SUFFIX):
+                    self._disk.remove_tree(path)
+                else:
+                    self._disk.remove(path)
+            except FileNotFoundError:
+                pass  # its log was deleted, or moved, meanwhile
+            except OSError as error:
+                self.error = error
+                return
+            self.left.pop()
 
 
 class Upkeep:
@@ -33,6 +64,7 @@ class Upkeep:
         loop: asyncio.AbstractEventLoop,
         clock_ms: Callable[[], int],
         run_in_executor: RunInExecutor,
+        disk: Disk,
     ) -> None:
         self._config = config
         self._directories = directories
@@ -40,7 +72,10 @@ class Upkeep:
         self._loop = loop
         self._clock_ms = clock_ms
         self._run_in_executor = run_in_executor
+        self._disk = disk
         self._checkpointing: set[LogDirectory] = set()
+        self._doomed: dict[LogDirectory, list[str]] = {}
+        self._removals: dict[LogDirectory, _Removal] = {}
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     def start(self) -> None:
@@ -52,6 +87,8 @@ class Upkeep:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        for removal in self._removals.values():
+            removal.is_stopped = True
 
     def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -88,13 +125,36 @@ class Upkeep:
         log_starts = [partition.log.log_start_offset for partition in hosted]
         for directory in self._directories:
             try:
-                directory.maintain(now_ms)
+                directory.maintain(now_ms, self._doomed.setdefault(directory, []))
             except OSError as error:
                 self._directories.failed(directory, error)
             except Exception:  # a bug of ours in one log: the others are still to be looked after
                 log.exception("%s is not looked after", directory.path)
+            self._remove(directory)
         for partition, log_start_offset in zip(hosted, log_starts):
             if partition.log.log_start_offset != log_start_offset:
                 self._partitions.touch(partition)
             if partition.log.flush_due:
                 self._partitions.flushes.flush(partition)
+
+    def _remove(self, directory: LogDirectory) -> None:
+        doomed = self._doomed.pop(directory)
+        if directory in self._removals:
+            self._doomed[directory] = doomed  # for when that has ended
+        elif doomed:
+            removal = self._removals[directory] = _Removal(self._disk, doomed)
+            removed = self._run_in_executor(removal.run)
+            removed.add_done_callback(partial(self._removed, directory, removal))
+
+    def _removed(self, directory: LogDirectory, removal: _Removal, removed: asyncio.Future[None]) -> None:
+        del self._removals[directory]
+        if removal.error is not None:
+            self._directories.failed(directory, removal.error)
+            if not is_exhaustion(removal.error):
+                self._doomed.pop(directory, None)
+                return
+        waiting = [*removal.left, *self._doomed.pop(directory, ())]
+        if waiting:
+            self._doomed[directory] = waiting
+        if waiting and not removal.left:  # else with the next look at the logs
+            self._remove(directory)

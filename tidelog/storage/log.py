@@ -386,8 +386,11 @@ class PartitionLog:
         """Move the log start to `offset` (-1: the high watermark), or OFFSET_OUT_OF_RANGE; the new low watermark."""
         return shortening.delete_records(self, offset)
 
-    def maintain(self, now_ms: int) -> None:
-        """Retention, time-based flushing, forgetting silent producers, removing files whose time has come."""
+    def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
+        """Retention, time-based flushing, forgetting silent producers, removing files whose time has come.
+
+        Their paths are added to `doomed`, where that is given, and removing them is left to the caller.
+        """
         is_idle = self.log_end_offset == self._end_at_maintenance
         self._end_at_maintenance = self.log_end_offset
         self.clock_ms = now_ms
@@ -395,7 +398,10 @@ class PartitionLog:
         self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
         if now_ms - self.durability.last_flush_ms >= self.config.flush_ms:
             self.durability.is_wanted = True
-        self.segments.remove_doomed(now_ms)
+        if doomed is None:
+            self.segments.remove_doomed(now_ms)
+        else:
+            doomed += self.segments.take_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
 
     def keep_uncleaned(self) -> None:

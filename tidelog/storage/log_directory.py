@@ -358,13 +358,13 @@ class LogDirectory:
             HIGH_WATERMARK_FILE: {key: log.high_watermark for key, log in logs.items()},
         }
 
-    def maintain(self, now_ms: int) -> None:
-        """Retention and upkeep of every log, removal of deleted ones."""
+    def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
+        """Retention and upkeep of every log. What may be removed now is, or its paths are added to `doomed`."""
         for key in list(self._unmoved):
             self._move_away(key, now_ms)
         condemned = False
         for log in self.logs.values():
-            log.maintain(now_ms)
+            log.maintain(now_ms, doomed)
             condemned = condemned or bool(log.segments.condemned)
         if condemned:
             self._write_log_starts()
@@ -372,7 +372,9 @@ class LogDirectory:
                 log.segments.rename_condemned(log.log_start_offset, now_ms + log.config.file_delete_delay_ms)
         due = [path for remove_at_ms, path in self._doomed if remove_at_ms <= now_ms]
         self._doomed = [item for item in self._doomed if item[0] > now_ms]
-        for path in due:
+        if doomed is not None:
+            doomed += due
+        for path in due if doomed is None else ():
             self._disk.remove_tree(path)
 
     def close(self, broker_epoch: int = -1) -> None:

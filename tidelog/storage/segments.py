@@ -110,13 +110,16 @@ class Segments:
             self.active = self._list[-1]
         return gone
 
-    def remove_doomed(self, now_ms: int) -> None:
-        """Remove the files whose time has come."""
+    def take_doomed(self, now_ms: int) -> list[str]:
+        """Paths of the files whose time has come: the caller's to remove, on whatever thread."""
         due = [path for remove_at_ms, path in self.doomed if remove_at_ms <= now_ms]
         if due:
-            for path in due:
-                self._disk.remove(path)
             self.doomed = [item for item in self.doomed if item[0] > now_ms]
+        return due
+
+    def remove_doomed(self, now_ms: int) -> None:
+        for path in self.take_doomed(now_ms):
+            self._disk.remove(path)
 
     def release(self, *, keep_active: bool = False) -> None:
         """Give back descriptors and maps; what is still needed opens them again."""

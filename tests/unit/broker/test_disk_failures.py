@@ -333,7 +333,7 @@ async def test_a_bug_met_in_one_directory_leaves_the_others_looked_after(
     running = await start()
     met: list[LogDirectory] = []
 
-    def maintain(directory: LogDirectory, now_ms: int) -> None:
+    def maintain(directory: LogDirectory, now_ms: int, doomed: list[str] | None = None) -> None:
         met.append(directory)
         raise ZeroDivisionError
 

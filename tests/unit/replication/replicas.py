@@ -257,7 +257,7 @@ class ReplicaNode:
         )  # fmt: skip
         self.upkeep = Upkeep(
             config, self.directories, self.partitions, loop, self.clock_ms,
-            lambda work: loop.run_in_executor(None, work),
+            lambda work: loop.run_in_executor(None, work), disk,
         )  # fmt: skip
         self.services: Any = SimpleNamespace(
             partitions=self.partitions, clock_ms=self.clock_ms, image=lambda: cluster.image, node_id=node_id,

@@ -1,0 +1,177 @@
+"""Files of deleted segments and topics are removed beside the loop, a directory's one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from tidelog.broker.upkeep import Upkeep
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from tidelog.storage.disk import OsDisk, is_exhaustion
+
+
+class Directory:
+    """What `maintain` says may be removed is what was put into `due`."""
+
+    path = "d"
+    failure: str | None = None
+
+    def __init__(self) -> None:
+        self.due: list[str] = []
+
+    def maintain(self, now_ms: int, doomed: list[str]) -> None:
+        doomed += self.due
+        self.due = []
+
+
+class Disk:
+    """Notes what is removed; `answers` are errors to raise instead, once each."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+        self.answers: dict[str, list[OSError]] = {}
+
+    def remove(self, path: str) -> None:
+        if self.answers.get(path):
+            raise self.answers[path].pop(0)
+        self.removed.append(path)
+
+    def remove_tree(self, path: str) -> None:
+        self.remove(f"{path}/")
+
+
+class Executor:
+    """Runs what it is given when it is told to."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Callable[[], None], asyncio.Future[None]]] = []
+
+    def __call__(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.given.append((work, future))
+        return future
+
+    async def run(self) -> None:
+        """The first of them."""
+        work, future = self.given.pop(0)
+        work()
+        future.set_result(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.directory, self.disk, self.executor = Directory(), Disk(), Executor()
+        self.failures: list[OSError] = []
+        self.upkeep = Upkeep(
+            cast(Any, None), cast(Any, self), cast(Any, self), asyncio.get_running_loop(), lambda: 0, self.executor,
+            cast(Any, self.disk),
+        )  # fmt: skip
+
+    def __iter__(self) -> Any:
+        return iter([self.directory])
+
+    def hosted(self) -> list[Any]:
+        return []
+
+    def failed(self, directory: Any, error: OSError) -> None:
+        if not is_exhaustion(error):
+            self.failures.append(error)
+
+    def look(self, *due: str) -> None:
+        self.directory.due += due
+        self.upkeep.look_after()
+
+
+async def test_nothing_is_removed_on_the_loop() -> None:
+    node = Node()
+    node.look("d/t-0/1.log.deleted", "d/u-0.1-delete")
+    assert node.disk.removed == []
+    await node.executor.run()
+    assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/u-0.1-delete/"]
+    node.look()
+    assert node.executor.given == []
+
+
+async def test_one_removal_of_a_directory_at_a_time() -> None:
+    node = Node()
+    node.look("d/t-0/1.log.deleted")
+    node.look("d/t-0/2.log.deleted")
+    node.look("d/t-0/3.log.deleted")
+    assert len(node.executor.given) == 1
+    await node.executor.run()
+    assert node.disk.removed == ["d/t-0/1.log.deleted"]
+    await node.executor.run()
+    assert sorted(node.disk.removed) == [f"d/t-0/{number}.log.deleted" for number in (1, 2, 3)]
+    assert node.executor.given == []
+
+
+async def test_what_is_gone_already_is_no_failure() -> None:
+    node = Node()
+    node.disk.answers = {"d/t-0/1.log.deleted": [FileNotFoundError(errno.ENOENT, "gone")]}
+    node.look("d/t-0/1.log.deleted", "d/t-0/2.log.deleted")
+    await node.executor.run()
+    assert (node.disk.removed, node.failures, node.executor.given) == (["d/t-0/2.log.deleted"], [], [])
+
+
+async def test_want_of_descriptors_puts_it_off() -> None:
+    node = Node()
+    node.disk.answers = {"d/u-0.1-delete/": [OSError(errno.EMFILE, "Too many open files")]}
+    node.look("d/u-0.1-delete")
+    await node.executor.run()
+    assert (node.disk.removed, node.failures, node.executor.given) == ([], [], [])
+    node.look()
+    await node.executor.run()
+    assert node.disk.removed == ["d/u-0.1-delete/"]
+
+
+async def test_a_device_that_refuses_takes_its_directory() -> None:
+    node = Node()
+    node.disk.answers = {"d/t-0/1.log.deleted": [OSError(errno.EIO, "no")]}
+    node.look("d/t-0/1.log.deleted")
+    await node.executor.run()
+    assert [error.errno for error in node.failures] == [errno.EIO]
+    node.look()
+    assert node.executor.given == []
+
+
+async def test_a_stop_does_not_wait_for_all_of_it() -> None:
+    node = Node()
+    node.look("d/t-0/1.log.deleted", "d/t-0/2.log.deleted")
+    node.upkeep.close()
+    await node.executor.run()
+    assert (node.disk.removed, node.executor.given) == ([], [])
+
+
+async def test_a_deleted_topic_goes_from_the_disk(start_node: Any, make_batch: Any, monkeypatch: Any) -> None:
+    threads: set[int] = set()
+    remove = OsDisk.remove_tree
+
+    def noted(disk: OsDisk, path: str) -> None:
+        threads.add(threading.get_ident())
+        remove(disk, path)
+
+    monkeypatch.setattr(OsDisk, "remove_tree", noted)
+    running = await start_node(**{"log.retention.check.interval.ms": "20", "log.segment.delete.delay.ms": "0"})
+    wire = await running.connect()
+    await wire.create_topic("t")
+    data = [PartitionProduceData(index=0, records=make_batch(b"x"))]
+    request = ProduceRequest(acks=1, timeout_ms=5000, topic_data=[TopicProduceData(name="t", partition_data=data)])
+    assert (await wire.call(request, 9, ProduceResponse)).responses[0].partition_responses[0].error_code == 0
+    deletion = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
+    assert (await wire.call(deletion, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+    async with asyncio.timeout(10):
+        while _left(running):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def _left(running: Any) -> list[str]:
+    directory = running.node._directories.metadata
+    return [entry.name for entry in directory._disk.list_directory(directory.path) if entry.name.startswith("t-0")]
