@@ -16,6 +16,7 @@ from tests.fuzz.target import Target
 from tests.properties.test_messages_against_kio import MESSAGES, PAIRS, filled
 from tidelog.broker.connection import KafkaConnection
 from tidelog.broker.request import Deferred
+from tidelog.broker.turns import Turns
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol import compression, hot, hot_replication
 from tidelog.protocol.batch_builder import encode_batch
@@ -87,6 +88,7 @@ class _Owner:
         self.due: list[Callable[[], None]] = []
         self.reserved_bytes = 0
         self.wakes = Wakes(cast(Any, None))
+        self.turns = Turns(self.due.append)
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
         data = bytes(frame)
@@ -106,9 +108,6 @@ class _Owner:
 
     def not_read(self, connection: KafkaConnection) -> None:
         pass
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        self.due.append(callback)
 
     def warn(self, kind: str, text: str) -> None:
         pass

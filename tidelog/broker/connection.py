@@ -8,24 +8,31 @@ Invariant: responses leave in request order, whatever order they were completed 
 from __future__ import annotations
 
 import asyncio
-import mmap
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tidelog.broker.answer_slots import AnswerSlot
+from tidelog.broker.receive_buffers import (
+    BUFFER_SMALLEST_BYTES,
+    BUFFER_USUAL_BYTES,
+    READ_BYTES_MAX,
+    READ_LARGE_BYTES,
+    READ_S_PER_BYTE,
+    new_buffer,
+)
 from tidelog.broker.request import Answer, Deferred
+from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import MalformedMessage
 
 if TYPE_CHECKING:
+    import mmap
+
+    from tidelog.broker.turns import Turns
     from tidelog.broker.wakes import Wakes
     from tidelog.protocol.hot import Buffer
 
-# A receive buffer as it begins, and again when it was idle: most connections of many say little. What fills it gets
-# the usual one; beyond the last size it is a map, whose pages cost nothing until bytes arrive in them.
-BUFFER_SMALLEST_BYTES = 1024
-BUFFER_USUAL_BYTES = 16 * 1024
-BUFFER_ON_HEAP_MAX = 256 * 1024
 # Requests that one connection may have served before others are looked at, in small ones; one with a large answer
 # counts for several.
 TURN_REQUESTS_MAX = 16
@@ -39,6 +46,7 @@ CORKED_BYTES_MAX = 256 * 1024
 IN_FLIGHT_MAX = 1024
 
 _FRAME_SIZE = Struct(">i")
+_FRAME_HEAD = Struct(">ih")  # size and API key
 
 
 class ConnectionOwner(Protocol):
@@ -46,43 +54,14 @@ class ConnectionOwner(Protocol):
 
     frame_bytes_max: int
     wakes: Wakes
+    turns: Turns
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
     def connected(self, connection: KafkaConnection) -> bool: ...
     def disconnected(self, connection: KafkaConnection) -> None: ...
     def reserve_buffer(self, extra_bytes: int) -> bool: ...
     def not_read(self, connection: KafkaConnection) -> None: ...
-    def soon(self, callback: Callable[[], None]) -> None: ...
     def warn(self, kind: str, text: str) -> None: ...
-
-
-class _Slot:
-    """The place of one answer in the connection's order."""
-
-    __slots__ = ("connection", "deferred", "done", "frames", "size_bytes")
-
-    def __init__(self, connection: KafkaConnection, deferred: Deferred | None = None) -> None:
-        self.connection = connection
-        self.deferred = deferred
-        self.done = False
-        self.frames: Any = None
-        self.size_bytes = 0
-
-    def fill(self, frames: Any) -> int:
-        self.done, self.frames = True, frames
-        self.size_bytes = sum(map(len, frames)) if type(frames) is list else len(frames)
-        return self.size_bytes
-
-    def completed(self, frames: Any) -> None:
-        """The parked request has its answer."""
-        connection = self.connection
-        if connection.answer_head(self, frames):
-            return
-        connection.hold(self.fill(frames))
-
-    def completed_exclusively(self, frames: Any) -> None:
-        self.connection.end_exclusive()
-        self.connection.hold(self.fill(frames))
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
@@ -102,7 +81,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._capacity_bytes = 0  # what is reserved; the view of a map is longer
         self._start = self._end = 0
-        self._pending: deque[_Slot] = deque()
+        self._pending: deque[AnswerSlot] = deque()
         self._out: list[Buffer] = []
         self._corked = False
         self._corked_bytes = 0
@@ -147,11 +126,20 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._on_close.append(callback)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._end : self._capacity_bytes]
+        end, capacity = self._end, self._capacity_bytes
+        if capacity > READ_LARGE_BYTES:
+            capacity = min(capacity, end + (READ_LARGE_BYTES if self._owner.turns.late else READ_BYTES_MAX))
+        return self._view[end:capacity]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self.active = True
+        turns = self._owner.turns
+        if nbytes >= READ_LARGE_BYTES:
+            turns.took(nbytes * READ_S_PER_BYTE)
+        if turns.late:
+            self._wait_in_line(is_first=True)
+            return
         if self._end == self._capacity_bytes < BUFFER_USUAL_BYTES:
             self._resize(BUFFER_USUAL_BYTES)
             if self._closed:
@@ -179,12 +167,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------------------------------------------- frames
 
-    def _process(self) -> None:
-        """Take every whole frame out of the buffer, then write all answers that are due with one call."""
+    def _process(self, turns: int = TURN_REQUESTS_MAX) -> None:
+        """Take whole frames out of the buffer, up to `turns`, then write all answers that are due with one call."""
         view, start, end = self._view, self._start, self._end
         dispatch, pending = self._owner.dispatch, self._pending
         size = 0
-        turns = TURN_REQUESTS_MAX
+        has_more = False
         self._corked = True
         try:
             while end - start >= 4:
@@ -195,8 +183,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 if stop > end or (pending and not self._ready()) or not self._writable:
                     break
                 if turns <= 0:
-                    self._resting = True
-                    self._owner.soon(self.wake)
+                    has_more = True
                     break
                 turns -= 1
                 frame = view[start + 4 : stop]
@@ -209,7 +196,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     self._answer(answer)
                     if self._closed:
                         break
-                    if type(answer) is list and len(answer) > 1:
+                    if self._owner.turns.late:
+                        turns = 0
+                    elif type(answer) is list and len(answer) > 1:
                         turns -= LARGE_ANSWER_COST
         except MalformedMessage as error:
             self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
@@ -224,7 +213,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._make_room(size)
         if self._out:
             self._flush()
-        if self._paused_reading or not self._ready():
+        if has_more:
+            self._wait_in_line(is_first=False)
+        elif self._paused_reading or not self._ready():
             self._update_reading()
 
     def _ready(self) -> bool:
@@ -268,11 +259,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         kept = self._end - self._start
         if not self._reserve(capacity_bytes):
             return
-        if capacity_bytes <= BUFFER_ON_HEAP_MAX:
-            buffer: bytearray | mmap.mmap = bytearray(capacity_bytes)
-        else:
-            size_bytes = max(capacity_bytes, 1 << (wanted_bytes - 1).bit_length())
-            buffer = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer = new_buffer(capacity_bytes, wanted_bytes)
         view = memoryview(buffer)
         view[:kept] = self._view[self._start : self._end]
         self._buffer, self._view = buffer, view
@@ -294,7 +281,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 return
             answer = answer.response
         if self._pending:
-            slot = _Slot(self)
+            slot = AnswerSlot(self)
             self._held_bytes += slot.fill(answer)
             self._pending.append(slot)
             if self._held_bytes > CORKED_BYTES_MAX:
@@ -313,7 +300,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._flush()
 
     def _park(self, answer: Deferred) -> None:
-        slot = _Slot(self, answer)
+        slot = AnswerSlot(self, answer)
         self._pending.append(slot)
         if answer.exclusive:
             self._exclusive = True
@@ -321,7 +308,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         else:
             answer.on_complete(slot.completed)
 
-    def answer_head(self, slot: _Slot, frames: Any) -> bool:
+    def answer_head(self, slot: AnswerSlot, frames: Any) -> bool:
         """Write what was completed if it is next in order and nothing else is under way: the common case, in short."""
         pending = self._pending
         if self._corked or self._paused_reading or not pending or pending[0] is not slot or type(frames) is list:
@@ -403,15 +390,29 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._resting = True
         self._update_reading()
 
-    def wake(self) -> None:
+    def wake(self, turns: int = TURN_REQUESTS_MAX) -> None:
         self._resting = False
-        self._resume()
+        if self._paused_reading and self._ready() and self._transport is not None:
+            self._process(turns)
+
+    def _wake_for_one(self) -> None:
+        self.wake(1)
 
     # ------------------------------------------------------------------------------------------------ back pressure
 
+    def _wait_in_line(self, *, is_first: bool) -> None:
+        self.rest()
+        view, start = self._view, self._start
+        for_records = self._end - start >= _FRAME_HEAD.size and _FRAME_HEAD.unpack_from(view, start)[1] <= ApiKey.FETCH
+        wake = self._wake_for_one if is_first else self.wake
+        self._owner.turns.wait(wake, is_first=is_first, for_records=for_records)
+
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:
-            self._process()
+            if self._owner.turns.late:
+                self._wait_in_line(is_first=True)
+            else:
+                self._process()
 
     def _update_reading(self) -> None:
         transport = self._transport

@@ -45,6 +45,7 @@ class Dispatcher:
     def __init__(self, services: Services, apis: Iterable[ModuleType], forwarded: Collection[int] = ()) -> None:
         self._services = services
         self._produces = services.requests.produce
+        self._turns = services.turns
         self._stopwatch = services.requests.stopwatch
         self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
         self._forwarded = frozenset(forwarded)
@@ -89,6 +90,7 @@ class Dispatcher:
             durations.total += elapsed
         else:
             counters.durations.observe(elapsed)
+            self._turns.took(elapsed)
         return answer
 
     def dispatch_cold(self, frame: memoryview, connection: Peer) -> Answer:
@@ -112,7 +114,9 @@ class Dispatcher:
         context = RequestContext(
             key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
         )
-        return _timed(self._answer(frame, api, context, request), api.counters, began)
+        answer = self._answer(frame, api, context, request)
+        self._turns.took(self._stopwatch() - began)
+        return _timed(answer, api.counters, began)
 
     def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
         if api.is_forwarded and not self._services.controller_channel.is_local():

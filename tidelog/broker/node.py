@@ -31,6 +31,7 @@ from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.server import Server
 from tidelog.broker.server_limits import LIMIT_KEYS, server_limits
 from tidelog.broker.services import Services
+from tidelog.broker.turns import Turns
 from tidelog.broker.wakes import Wakes
 from tidelog.storage.disk import is_exhaustion
 
@@ -204,6 +205,7 @@ class Node:
             rng=ports.rng,
             broker_epoch=lambda: broker.lifecycle.epoch if broker else -1,
             requests=RequestCounters(ports.stopwatch or loop.time),
+            turns=(turns := Turns(loop.call_soon, ports.stopwatch)),
             **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
         wakes = broker.partitions.wakes if broker else Wakes(loop)
@@ -212,14 +214,14 @@ class Node:
             services.embedded = dispatcher.embedded
             self._dispatchers.append(dispatcher)
             limits = server_limits(self.settings, ports.files_max)
-            self._controller_server = Server(limits, dispatcher.dispatch_cold, loop.time, wakes)
+            self._controller_server = Server(limits, dispatcher.dispatch_cold, loop.time, wakes, turns)
         if config.is_broker:
             dispatcher = Dispatcher(services, BROKER_APIS, FORWARDED)
             self._dispatchers.append(dispatcher)
             limits = server_limits(self.settings, ports.files_max)
             own = [listener for listener in config.listeners if listener.name not in config.controller_listener_names]
             protected = config.inter_broker_listener if len(own) > 1 else None
-            self._broker_server = Server(limits, dispatcher.dispatch, loop.time, wakes, protected)
+            self._broker_server = Server(limits, dispatcher.dispatch, loop.time, wakes, turns, protected)
         self.settings.subscribe(LIMIT_KEYS, self._limit_servers)
 
     def _limit_servers(self) -> None:

@@ -22,6 +22,7 @@ from tidelog.broker.repeated_warnings import RepeatedWarnings
 
 if TYPE_CHECKING:
     from tidelog.broker.request import Answer
+    from tidelog.broker.turns import Turns
     from tidelog.broker.wakes import Wakes
 
 log = logging.getLogger("tidelog.server")
@@ -84,10 +85,12 @@ class Server:
         dispatch: Callable[[memoryview, KafkaConnection], Answer],
         loop_time: Callable[[], float],
         wakes: Wakes,
+        turns: Turns,
         protected_listener: str | None = None,
     ) -> None:
         self.dispatch = dispatch
         self.wakes = wakes
+        self.turns = turns
         self.frame_bytes_max = limits.frame_bytes_max
         self.connections: dict[KafkaConnection, None] = {}
         self.receive_bytes = 0
@@ -192,10 +195,6 @@ class Server:
             return False
         self.receive_bytes = wanted
         return True
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        """On the loop's next turn, when others have had theirs."""
-        asyncio.get_running_loop().call_soon(callback)
 
     def warn(self, kind: str, text: str) -> None:
         """Something that clients can do again and again, for which they are cut off."""

@@ -6,6 +6,7 @@ A handler in `broker/apis/` is called as `handle(services, context, request)` an
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +17,7 @@ from tidelog.broker.metrics_counters import RequestCounters
 from tidelog.broker.producer_ids import ProducerIds
 from tidelog.broker.telemetry import ClientTelemetry
 from tidelog.broker.topic_creation import TopicCreation
+from tidelog.broker.turns import Turns
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from tidelog.replication.controller.state import ProducerIdBlock
@@ -57,6 +59,7 @@ class Services:
     moves: ReplicaMoves = field(default=cast(Any, None))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
+    turns: Turns = field(default_factory=lambda: Turns(asyncio.get_running_loop().call_soon))
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)

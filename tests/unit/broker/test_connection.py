@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.broker.connection import (
-    BUFFER_SMALLEST_BYTES,
-    BUFFER_USUAL_BYTES,
     CORKED_BYTES_MAX,
     IN_FLIGHT_MAX,
     TURN_REQUESTS_MAX,
     WRITE_HIGH_WATER_BYTES,
     KafkaConnection,
 )
+from tidelog.broker.receive_buffers import BUFFER_SMALLEST_BYTES, BUFFER_USUAL_BYTES
 from tidelog.broker.request import Deferred
+from tidelog.broker.turns import Turns
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import MalformedMessage
 
@@ -78,6 +78,7 @@ class Owner:
         self.parked: dict[bytes, Deferred] = {}
         self.reserved_bytes = 0
         self.wakes = Wakes(cast(Any, None))
+        self.turns = Turns(self.due.append)
         self.receive_bytes_max = receive_bytes_max
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
@@ -105,9 +106,6 @@ class Owner:
 
     def not_read(self, connection: KafkaConnection) -> None:
         pass
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        self.due.append(callback)
 
     def turn(self) -> None:
         """The loop's next turns, as long as somebody wants one."""

@@ -1,0 +1,220 @@
+"""Who comes with one request waits a few milliseconds, however many others want however much.
+
+Time is counted, not taken. The machine here charges for what is read and for what is served, and reads as libuv does:
+a connection whose buffer was filled to the brim is read again, up to 32 times, before anybody else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.broker.test_connection import Owner, Transport, connect
+from tidelog.broker.connection import TURN_REQUESTS_MAX, KafkaConnection
+from tidelog.broker.receive_buffers import READ_S_PER_BYTE
+from tidelog.broker.turns import LINE_S, READS_S, Turns
+
+PRODUCE, METADATA = 0, 3
+COST_S = {PRODUCE: 10e-6, METADATA: 150e-6}
+READS_IN_A_ROW = 32
+# All lines and what is read, each with as much as goes over its time at the most.
+PATIENCE_S = 4 * (LINE_S + 500e-6) + READS_S
+
+
+class Machine(Owner):
+    """An owner whose clock moves by what is done, and the loop around it."""
+
+    frame_bytes_max = 100_000_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.turns = Turns(self.due.append, lambda: self.now)
+        self.clients: list[Client] = []
+        self.served: list[KafkaConnection] = []
+        self.served_at: dict[KafkaConnection, float] = {}
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
+        key = struct.unpack_from(">h", frame)[0]
+        self.now += COST_S[key]
+        self.served.append(connection)
+        self.served_at[connection] = self.now
+        if key == METADATA:
+            self.turns.took(COST_S[key])  # as dispatch does
+            return bytearray(b"answered")
+        return b"answered"
+
+    def turn(self) -> None:
+        due, self.due[:] = self.due[:], []
+        for callback in due:
+            callback()
+        for client in self.clients:
+            client.read()
+
+
+class Client:
+    """`unsent` goes out as fast as the machine takes it; `flood` again and again."""
+
+    def __init__(self, machine: Machine, unsent: bytes = b"", flood: bytes = b"") -> None:
+        self.machine = machine
+        self.flood = memoryview(flood)
+        self.connection, self.transport = connect(machine)
+        self.unsent = memoryview(unsent)
+        machine.clients.append(self)
+
+    def read(self) -> None:
+        for _ in range(READS_IN_A_ROW):
+            self.unsent = self.unsent or self.flood
+            if not (self.unsent and self.transport.reading):
+                break
+            buffer = self.connection.get_buffer(-1)
+            size = min(len(buffer), len(self.unsent))
+            buffer[:size] = self.unsent[:size]
+            self.unsent = self.unsent[size:]
+            self.machine.now += size * READ_S_PER_BYTE
+            self.connection.buffer_updated(size)
+            if size < len(buffer):
+                break
+
+    @property
+    def answers(self) -> int:
+        return len(self.transport.written) // len(b"answered")
+
+
+def request(key: int, size_bytes: int = 20) -> bytes:
+    return struct.pack(">ih", size_bytes, key) + bytes(size_bytes - 2)
+
+
+def longest_wait(machine: Machine, arrivals: int = 40, key: int = PRODUCE) -> float:
+    """Of a client that asks again and again, one request at a time, while the others do what they do."""
+    victim = Client(machine)
+    longest = 0.0
+    for number in range(arrivals):
+        began = machine.now
+        victim.unsent = memoryview(request(key))
+        while victim.answers <= number:
+            machine.turn()
+            assert machine.now - began < 1, "never served"
+        longest = max(longest, machine.served_at[victim.connection] - began)
+        machine.now += 100e-6
+    return longest
+
+
+@pytest.mark.parametrize("flood", [[PRODUCE], [METADATA], [PRODUCE, METADATA, METADATA]])
+def test_one_request_is_served_soon_while_hundreds_send_as_many_as_they_can(flood: list[int]) -> None:
+    machine = Machine()
+    for number in range(300):
+        Client(machine, flood=request(flood[number % len(flood)]) * 1000)
+    for _ in range(20):
+        machine.turn()  # all of them have come, and stand in line
+    assert longest_wait(machine) < PATIENCE_S
+
+
+def test_a_produce_does_not_wait_for_a_thousand_who_ask_at_the_same_moment() -> None:
+    machine = Machine()
+    for _ in range(1000):
+        Client(machine, request(METADATA))
+    assert longest_wait(machine) < PATIENCE_S
+    for _ in range(400):
+        machine.turn()
+    assert all(client.answers for client in machine.clients)
+
+
+def test_one_request_is_served_soon_while_many_send_large_ones() -> None:
+    machine = Machine()
+    half = request(PRODUCE, 64_000_000)[:20_000_000]
+    for _ in range(20):
+        Client(machine, half)
+    assert longest_wait(machine, 400) < PATIENCE_S
+    assert not any(client.unsent for client in machine.clients[:20])
+
+
+def test_who_stands_in_line_is_served_in_order() -> None:
+    machine = Machine()
+    clients = [Client(machine, request(PRODUCE) * 400) for _ in range(50)]
+    for client in clients:
+        client.connection._resize(16 * 1024)
+    for _ in range(400):
+        machine.turn()
+        counts = [machine.served.count(client.connection) for client in clients]
+        assert max(counts) - min(counts) <= 2 * TURN_REQUESTS_MAX, counts
+    assert counts == [400] * 50
+
+
+def test_who_stands_in_line_is_served_though_others_come_without_end() -> None:
+    machine = Machine()
+    early = [Client(machine, request(METADATA) * 100) for _ in range(30)]
+    for _ in range(1000):
+        for client in [Client(machine, request(METADATA)) for _ in range(6)]:
+            client.read()
+        machine.clients[30:] = []
+        machine.turn()
+    assert [client.answers for client in early] == [100] * 30
+
+
+def test_a_turn_ends_when_it_has_become_long() -> None:
+    machine = Machine()
+    client = Client(machine, request(METADATA) * TURN_REQUESTS_MAX)
+    client.transport.reading = False
+    client.connection._resize(16 * 1024)
+    client.transport.reading = True
+    machine.turn()
+    assert 0 < client.answers < TURN_REQUESTS_MAX
+    machine.turn()
+    assert client.answers == TURN_REQUESTS_MAX
+
+
+def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None:
+    due: list[Callable[[], None]] = []
+    turns = Turns(due.append)
+    served: list[int] = []
+    for number in range(500):
+        turns.wait(partial(served.append, number), is_first=number % 5 == 0, for_records=bool(number % 2))
+    assert len(turns) == 500
+    assert len(due) == 1
+    due.pop()()
+    assert served == sorted(range(500), key=lambda number: (number % 5 > 0, number % 2 == 0, number))
+    assert not turns.late
+    assert not due
+
+
+def test_who_fails_does_not_hold_up_the_line() -> None:
+    due: list[Callable[[], None]] = []
+    turns = Turns(due.append)
+    served: list[str] = []
+
+    def fails() -> None:
+        raise ValueError("a bug of ours")
+
+    turns.wait(fails, is_first=True, for_records=True)
+    turns.wait(lambda: served.append("behind it"), is_first=True, for_records=True)
+    turns.wait(lambda: served.append("beside it"), is_first=False, for_records=False)
+    with pytest.raises(ValueError, match="a bug"):
+        due.pop(0)()
+    due.pop(0)()
+    assert served == ["behind it", "beside it"]
+
+
+def test_a_closed_connection_leaves_the_line_in_its_turn() -> None:
+    machine = Machine()
+    client = Client(machine, request(PRODUCE) * (TURN_REQUESTS_MAX + 5))
+    client.connection._resize(16 * 1024)
+    machine.turn()
+    assert len(machine.turns) == 1
+    client.connection.connection_lost(None)
+    machine.turn()
+    assert len(machine.turns) == 0
+    assert len(machine.served) == TURN_REQUESTS_MAX
+
+
+def test_a_stand_in_for_the_loop_is_no_more_than_that() -> None:
+    """The tests above would say nothing if the machine's clock stood still."""
+    machine = Machine()
+    Client(machine, request(PRODUCE) * 10)
+    machine.turn()
+    assert machine.now == pytest.approx(10 * COST_S[PRODUCE] + 240 * READ_S_PER_BYTE)
+    assert isinstance(cast(Any, machine.clients[0].transport), Transport)
