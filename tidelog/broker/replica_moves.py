@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -135,6 +136,7 @@ class ReplicaMoves:
         log.info("%s-%d moves from %s to %s", partition.topic, partition.index, source.path, directory.path)
         partition.log.keep_uncleaned()
         self._moves[partition] = replica, directory
+        partition.future_log = future
         if self._task is None and not self._closed:
             self._task = self._loop.create_task(self._run(), name="replica moves")
 
@@ -160,6 +162,7 @@ class ReplicaMoves:
     def forget(self, partition: Partition) -> None:
         """The replica cannot be read any more. What was copied stays, as it may be all that is left."""
         under_way = self._moves.pop(partition, None)
+        self._is_over(partition)
         if under_way is not None and under_way[0].state is not MoveState.COPYING:
             # Else the controller would go on believing in a replica that lies, whole, where it never came to lie.
             self._assignments.lies_in(partition.topic_id, partition.index, under_way[0].source_id)
@@ -172,10 +175,16 @@ class ReplicaMoves:
     def _cancel(self, partition: Partition) -> None:
         """The replica stays where it is, for now."""
         replica, directory = self._moves.pop(partition)
+        self._is_over(partition)
         partition.log.may_be_cleaned = True
         if replica.state is not MoveState.COPYING:
             self._assignments.lies_in(partition.topic_id, partition.index, replica.source_id)
         self._discard((partition.topic, partition.index), directory)
+
+    def _is_over(self, partition: Partition) -> None:
+        """Its deletions wait for no other log any more."""
+        partition.future_log = None
+        self._partitions.deletions.look(partition)
 
     def _discard(self, key: tuple[str, int], directory: LogDirectory) -> None:
         if self._directories.is_usable(directory) and key in directory.futures:
@@ -238,7 +247,7 @@ class ReplicaMoves:
 
     def _copy(self, replica: FutureReplica, directory: LogDirectory) -> int:
         """The next batches, in one turn of the loop; their size. Raises what writing them does, and ColdRead."""
-        replica.align()
+        self._align(replica)
         try:
             batches = replica.read_next(STEP_BYTES)
         except (KafkaError, CorruptLog, OSError) as error:
@@ -255,12 +264,21 @@ class ReplicaMoves:
         replica.append(batches, self._clock_ms())
         return len(batches)
 
+    def _align(self, replica: FutureReplica) -> None:
+        log_start_offset = replica.log.log_start_offset
+        replica.align()
+        if replica.log.log_start_offset > log_start_offset:
+            self._partitions.deletions.look(replica.partition)
+
     async def _hold_back(self, size_bytes: int) -> None:
         throttle, now_ms = self._throttle, self._loop.time() * 1000
         throttle.bytes_per_s = self._settings.integer(RATE)
         throttle.record(size_bytes, now_ms)
         while pause_ms := throttle.pause_ms(self._loop.time() * 1000):
             await asyncio.sleep(min(pause_ms / 1000, PAUSE_S_MAX))
+            for replica, _ in list(self._moves.values()):  # deletions wait for it, and it costs nothing of the rate
+                with suppress(CorruptLog, OSError, KafkaError):  # which its own turn is to meet
+                    self._align(replica)
             if self._settings.integer(RATE) != throttle.bytes_per_s:
                 self._throttle = Throttle()
                 return
@@ -317,6 +335,7 @@ class ReplicaMoves:
         directory.promote_future(partition.topic, partition.index)
         del self._moves[partition]
         replica.take_over()
+        self._is_over(partition)
         log.info("%s-%d lies in %s now", partition.topic, partition.index, directory.path)
         self.on_promoted(partition, directory)
         self._partitions.flushes.flush_if_due(partition)

@@ -71,8 +71,8 @@ class ReplicaPorts:
 
 class Partition:
     __slots__ = (
-        "_on_advance", "_ports", "awaits_followers", "in_sync", "index", "is_internal", "leader_epoch", "leader_id",
-        "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "throttled_as_follower",
+        "_on_advance", "_ports", "awaits_followers", "future_log", "in_sync", "index", "is_internal", "leader_epoch",
+        "leader_id", "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "throttled_as_follower",
         "throttled_as_leader", "topic", "topic_id", "watch",
     )  # fmt: skip
 
@@ -89,6 +89,8 @@ class Partition:
         self.index = index
         self.topic_id = topic_id
         self.log = log
+        self.future_log: PartitionLog | None = None
+        """On its way to another log directory, to take the place of `log`."""
         self.is_internal = topic in INTERNAL_TOPICS
         self.leads = False
         self.offline = False
@@ -273,8 +275,13 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """The offset at which every living replica's log starts, or an earlier one; -1 while one has not said so."""
+        """The offset at which every living replica's log starts, or an earlier one; -1 while one has not said so.
+
+        The log that is to take this one's place counts, too (Partition.lowWatermarkIfLeader).
+        """
         lowest = self.log.log_start_offset
+        if self.future_log is not None and self.future_log.log_start_offset < lowest:
+            lowest = self.future_log.log_start_offset
         for follower in self.in_sync.followers.values():
             if follower.log_start_offset < lowest:
                 broker = self._ports.broker(follower.broker_id)

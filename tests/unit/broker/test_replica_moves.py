@@ -28,6 +28,12 @@ from tidelog.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirsResponse,
     AlterReplicaLogDirTopic,
 )
+from tidelog.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from tidelog.protocol.messages.fetch import FetchResponse
@@ -212,6 +218,49 @@ async def test_how_far_it_is_can_be_told_and_it_may_be_held_back(
     assert list(await moving.described()) == [(source.name, False)]
     assert not list(target.glob("t-0.*-future"))
     assert moving.told() == moving.id_of(source)
+
+
+@pytest.mark.parametrize("offset", [1, 9])
+async def test_records_are_deleted_once_they_are_from_the_copy_too(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """Of the copied ones and of those that were not copied yet; however slowly it is copied."""
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 200)
+    for number in range(10):
+        await send(moving.wire, "t", make_batch(b"%d" % number))
+    await moving.hold_back(1)
+    assert await moving.order(moving.other) == 0
+    ((replica, _),) = moving.moves._moves.values()
+    await until(lambda: 1 < replica.log.log_end_offset < 9)
+    asked = [DeleteRecordsPartition(partition_index=0, offset=offset)]
+    request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="t", partitions=asked)], timeout_ms=60_000)
+    moving.wire.send(request, 2)
+    answer = await asyncio.wait_for(moving.wire.receive(DeleteRecordsResponse, 2), PATIENCE_S)
+    assert replica.log.log_start_offset == offset
+    (found,) = answer.topics[0].partitions
+    assert (found.error_code, found.low_watermark) == (0, offset)
+    await moving.hold_back(None)
+    await moving.arrived(moving.other)
+    assert (moving.partition.log.log_start_offset, moving.partition.future_log) == (offset, None)
+
+
+async def test_deletions_do_not_wait_for_a_copy_that_is_given_up(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(moving.wire, "t", make_batch(b"a", b"b"))
+    monkeypatch.setattr(replica_moves.ReplicaMoves, "_align", lambda moves, replica: None)
+    monkeypatch.setattr(FutureReplica, "read_next", lambda *_: None)
+    assert await moving.order(moving.other) == 0
+    asked = [DeleteRecordsPartition(partition_index=0, offset=1)]
+    request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="t", partitions=asked)], timeout_ms=60_000)
+    moving.wire.send(request, 2)
+    deletions = moving.running.node._broker.partitions.deletions  # type: ignore[union-attr]
+    await until(lambda: len(deletions) == 1)
+    other = await moving.running.connect()
+    order = AlterReplicaLogDir(path=str(moving.home), topics=[AlterReplicaLogDirTopic(name="t", partitions=[0])])
+    await other.call(AlterReplicaLogDirsRequest(dirs=[order]), 2, AlterReplicaLogDirsResponse)
+    answer = await asyncio.wait_for(moving.wire.receive(DeleteRecordsResponse, 2), PATIENCE_S)
+    assert answer.topics[0].partitions[0].low_watermark == 1
 
 
 async def test_a_move_goes_on_after_a_restart(
