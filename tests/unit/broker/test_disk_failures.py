@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
@@ -43,7 +44,6 @@ from tidelog.storage.log_directory import LogDirectory
 
 MakeBatch = Callable[..., bytes]
 Start = Callable[..., Coroutine[Any, Any, RunningNode]]
-PATIENCE_S = 60  # for what must come: only a failure ever waits so long
 STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
 
 
@@ -83,12 +83,6 @@ async def start(disk: FaultyDisk, tmp_path: Path, homes: list[Path]) -> AsyncIte
     yield start
     for each in running:
         await each.stop()
-
-
-async def until(done: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not done():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 async def error_of_fetch(wire: Any, topic: str, offset: int = 0) -> int:
