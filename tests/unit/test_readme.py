@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
 from tidelog.broker.config import NodeConfig
 
@@ -34,7 +35,7 @@ def test_the_python_of_the_quick_start_runs(bootstrap: str):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=True,
     )
     sent, read = done.stdout.splitlines()
@@ -45,7 +46,7 @@ def test_the_python_of_the_quick_start_runs(bootstrap: str):
 def test_the_embedded_broker_of_the_quick_start_runs():
     (code,) = [block for block in blocks("python") if "EmbeddedBroker" in block]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout)
 
@@ -60,7 +61,7 @@ def test_the_commands_of_the_quick_start_run(bootstrap: str, tmp_path: Path):
         env={"TIDELOG_BOOTSTRAP_SERVER": bootstrap, "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

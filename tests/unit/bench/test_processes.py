@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.bench import peers
 from tidelog.bench.processes import ServerFailed, ServerProcess, answers_metadata, free_port
 from tidelog.bench.usage import cpu_ns, rss_bytes, usage, warm_pages
@@ -101,7 +102,7 @@ def test_a_server_ends_with_its_owner_even_when_that_is_killed(tmp_path: Path) -
     assert answers_metadata(port)
     owner.kill()
     owner.communicate()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while answers_metadata(port):
         assert time.monotonic() < deadline
 

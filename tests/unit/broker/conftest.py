@@ -74,7 +74,7 @@ class Wire:
                     ],
                 )
             ],
-            timeout_ms=5000,
+            timeout_ms=60_000,
         )
         answer = await self.call(request, 7, CreateTopicsResponse)
         assert answer.topics[0].error_code == 0, answer

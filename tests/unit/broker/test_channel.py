@@ -139,7 +139,7 @@ async def test_an_answer_out_of_order_breaks_the_connection() -> None:
     async with peer(wrong) as endpoint:
         channels = Channels(asyncio.get_running_loop(), "tidelog-1")
         with pytest.raises(PeerUnreachable, match="out of order"):
-            await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=5000)
+            await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=60_000)
         await channels.close()
 
 
@@ -147,8 +147,8 @@ async def test_an_exchange_gives_the_message_of_the_answer() -> None:
     async with peer(heartbeats) as endpoint:
         channels = Channels(asyncio.get_running_loop(), "tidelog-1")
         first, second = await asyncio.gather(
-            channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=7), 1, timeout_ms=5000),
-            channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=8), 1, timeout_ms=5000),
+            channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=7), 1, timeout_ms=60_000),
+            channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=8), 1, timeout_ms=60_000),
         )
         assert (first.is_caught_up, second.is_caught_up) == (True, False)
         await channels.close()
@@ -162,7 +162,7 @@ async def test_nobody_listening_is_told_from_one_who_does_not_answer() -> None:
         assert not hung.value.refused
         assert not await channels.refuses(endpoint)
     with pytest.raises(PeerUnreachable) as gone:
-        await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=5000)
+        await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=60_000)
     assert gone.value.refused
     assert await channels.refuses(endpoint)
     await channels.close()
@@ -180,9 +180,11 @@ async def test_a_lane_that_timed_out_is_connected_anew_and_others_are_not_touche
         channels = Channels(asyncio.get_running_loop(), "tidelog-1")
         with pytest.raises(PeerUnreachable):
             await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=50, lane="a")
-        response = await channels.exchange(endpoint, BrokerHeartbeatRequest(broker_id=7), 1, timeout_ms=5000, lane="a")
+        response = await channels.exchange(
+            endpoint, BrokerHeartbeatRequest(broker_id=7), 1, timeout_ms=60_000, lane="a"
+        )
         assert response.is_caught_up
-        await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=5000, lane="b")
+        await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=60_000, lane="b")
         assert connections == 3
         await channels.close()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
 from tidelog.broker.main import main
 
@@ -161,7 +162,9 @@ def test_standard_streams_that_are_closed(bootstrap: str):
         (f"{words} topics list -b {bootstrap} >&-", ""),
         (f"{words} produce closed -b {bootstrap} <&-", "0 records\n"),
     ):
-        done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", expected)
 
 
@@ -175,7 +178,7 @@ def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
         while cli("consume", "typed", "-o", "earliest", "-e")[1] != b"one\ntwo\n":
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 1
+        assert process.wait(PATIENCE_S) == 1
         assert process.stderr is not None
         assert process.stderr.read() == b"tidelog: interrupted\n"
     finally:

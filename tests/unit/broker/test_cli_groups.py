@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
 from tidelog.broker.main import main
 from tidelog.client import NewTopic, TopicPartition, sync
@@ -67,7 +68,7 @@ def group(admin: sync.Admin, topic: str) -> str:
 def member(bootstrap: str, topic: str, group: str) -> Iterator[sync.Consumer]:
     options: dict[str, Any] = {"group_id": group, "client_id": "reader", "group_instance_id": "one"}
     with sync.Consumer(topic, bootstrap_servers=bootstrap, enable_auto_commit=False, **options) as consumer:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not consumer.assignment() and time.monotonic() < deadline:
             consumer.poll(50)
         yield consumer

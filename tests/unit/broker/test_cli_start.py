@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -39,7 +41,7 @@ def answers(port: int) -> bool:
 def refused(*words: str | Path, cwd: Path) -> str:
     """The one line of a start that fails."""
     done = subprocess.run(
-        command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=30, check=False
+        command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 1, done
     assert done.stdout == ""
@@ -72,7 +74,7 @@ def test_it_says_its_address_first_and_ends_cleanly(
     assert "ready: PLAINTEXT://127.0.0.1:" in first
     assert str(tmp_path / "data") in first
     node.send_signal(number)
-    out, err = node.communicate(timeout=20)
+    out, err = node.communicate(timeout=PATIENCE_S)
     assert (node.returncode, out, "Traceback" in err) == (0, "", False)
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
 
@@ -85,11 +87,11 @@ def test_it_lives_and_ends_well_when_nobody_reads_its_output(tmp_path: Path):
     process = subprocess.Popen(command(*words), env=environment(), stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not answers(port) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.terminate()
-        assert process.communicate(timeout=20)[1] == ""
+        assert process.communicate(timeout=PATIENCE_S)[1] == ""
         assert process.returncode == 0
     finally:
         process.kill()
@@ -156,7 +158,7 @@ def test_a_directory_of_another_node_is_refused(node: subprocess.Popen[str], tmp
     assert node.stdout is not None
     node.stdout.readline()
     node.terminate()
-    node.communicate(timeout=20)
+    node.communicate(timeout=PATIENCE_S)
     words = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{free_port()}", "-o", f"log.dirs={tmp_path / 'data'}"]
     line = refused("-o", "node.id=7", *words, cwd=tmp_path)
     assert str(tmp_path / "data") in line

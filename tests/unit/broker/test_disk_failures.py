@@ -226,7 +226,7 @@ async def test_what_cannot_be_read_takes_its_directory_offline(
     if waits:
         cast(Any, partition).log.segments.active.warm_from = 1 << 40
     disk.fail(placed.home("one"), errno.EIO, "read")
-    assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
+    assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), PATIENCE_S) == STORAGE_ERROR
     await placed.require_one_gone()
 
 
@@ -242,8 +242,8 @@ async def test_what_cannot_be_read_for_want_of_memory_is_read_again(
         topics=[ListOffsetsTopic(name="one", partitions=[ListOffsetsPartition(partition_index=0, timestamp=0)])]
     )
     for _ in range(2):
-        assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
-        found = await asyncio.wait_for(placed.wire.call(by_time, 7, ListOffsetsResponse), 5)
+        assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), PATIENCE_S) == STORAGE_ERROR
+        found = await asyncio.wait_for(placed.wire.call(by_time, 7, ListOffsetsResponse), PATIENCE_S)
         assert found.topics[0].partitions[0].error_code == STORAGE_ERROR
     disk.faults.clear()
     assert fetched(await placed.wire.call(fetch("one"), 11, FetchResponse))[0] == b"x"
@@ -266,7 +266,7 @@ async def test_a_failed_read_is_told_to_whoever_asks_next(
     await until(lambda: partition.log.segments.active.unread or partition.offline)
     disk.faults.clear()
     disk.fail(placed.home("one"), errno.ENOMEM, "read")
-    assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), 5) == STORAGE_ERROR
+    assert await asyncio.wait_for(error_of_fetch(placed.wire, "one"), PATIENCE_S) == STORAGE_ERROR
     await placed.require_one_gone()
 
 
@@ -386,7 +386,7 @@ async def test_topics_of_a_bad_directory_can_be_deleted_and_made_again(
     bad = placed.home("one")
     disk.fail(bad, errno.EIO)
     await send(placed.wire, "one", placed.batch)
-    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="one")], timeout_ms=5000)
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="one")], timeout_ms=60_000)
     assert (await placed.wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
     await placed.wire.create_topic("one")
     assert await send(placed.wire, "one", make_batch(b"new")) == (0, 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 
@@ -23,7 +24,9 @@ async def fill(wire: Any, make_batch: Any, count: int, *, partitions: int = 1) -
     """`count` batches of some 20 KB each to every partition of topic t."""
     for _ in range(count):
         data = [PartitionProduceData(index=index, records=make_batch(b"x" * 20_000)) for index in range(partitions)]
-        request = ProduceRequest(acks=1, timeout_ms=5000, topic_data=[TopicProduceData(name="t", partition_data=data)])
+        request = ProduceRequest(
+            acks=1, timeout_ms=60_000, topic_data=[TopicProduceData(name="t", partition_data=data)]
+        )
         answer = await wire.call(request, 9, ProduceResponse)
         assert not any(each.error_code for topic in answer.responses for each in topic.partition_responses), answer
 
@@ -42,7 +45,7 @@ def fetch(
 
 
 async def sizes(wire: Any, request: FetchRequest) -> list[int]:
-    answer = await asyncio.wait_for(wire.call(request, 12, FetchResponse), 20)
+    answer = await asyncio.wait_for(wire.call(request, 12, FetchResponse), PATIENCE_S)
     return [len(each.records or b"") for topic in answer.responses for each in topic.partitions]
 
 

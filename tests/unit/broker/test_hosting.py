@@ -74,7 +74,7 @@ async def test_a_log_that_cannot_be_opened_is_offline_and_the_node_lives_on(
     assert produced(answer) == [(ErrorCode.KAFKA_STORAGE_ERROR, -1)]
     assert sum(len(list(each.glob("bad-0"))) for each in directories) == 1, "an empty log must not take its place"
 
-    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="bad")], timeout_ms=5000)
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="bad")], timeout_ms=60_000)
     assert (await wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
     await wire.create_topic("bad")
     assert produced(await wire.call(produce("bad", make_batch(b"new")), 9, ProduceResponse)) == [(0, 0)]

@@ -163,7 +163,7 @@ async def test_what_is_too_large_is_counted_as_rejected(measured: RunningNode):
 
 
 async def test_a_deleted_topic_leaves_no_series(measured: RunningNode, lived: Wire):
-    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=60_000)
     await lived.call(request, 6, DeleteTopicsResponse)
     for _ in range(500):
         found = await scrape(measured)

@@ -245,7 +245,7 @@ async def test_deleting_a_topic_ends_the_fetches_that_wait_for_it(running: Any, 
     other = await running.connect()
     other.send(fetch("t", wait_ms=60_000), 11)
     await asyncio.sleep(0.05)
-    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=60_000)
     assert (await wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
     answer = await asyncio.wait_for(other.receive(FetchResponse, 11), PATIENCE_S)
     assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -357,7 +357,7 @@ async def test_the_end_of_a_leader_epoch_is_known_and_wrong_epochs_are_fenced(wi
 
 async def test_a_cold_request_holds_back_what_follows_it_on_its_connection(wire: Any) -> None:
     create = CreateTopicsRequest(
-        topics=[CreatableTopic(name="t", num_partitions=1, replication_factor=1)], timeout_ms=5000
+        topics=[CreatableTopic(name="t", num_partitions=1, replication_factor=1)], timeout_ms=60_000
     )
     wire.send(create, 7)
     wire.send(MetadataRequest(topics=[MetadataRequestTopic(name="t")], allow_auto_topic_creation=False), 9)

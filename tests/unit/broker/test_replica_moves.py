@@ -405,7 +405,7 @@ async def test_a_topic_that_is_deleted_moves_no_further(
     for number in range(10):
         await send(moving.wire, "t", make_batch(b"%d" % number))
     await moving.order(moving.other)
-    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=60_000)
     assert (await moving.wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
     assert not moving.moves._moves
     assert not [path for home in moving.homes for path in home.glob("t-0*") if not path.name.endswith("-delete")]

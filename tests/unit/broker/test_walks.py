@@ -60,7 +60,7 @@ def missing(named: Called, called: Called) -> Called:
 def produce(topic: str, *batches: bytes) -> ProduceRequest:
     partitions = [PartitionProduceData(index=index, records=data) for index, data in enumerate(batches)]
     return ProduceRequest(
-        acks=-1, timeout_ms=5000, topic_data=[TopicProduceData(name=topic, partition_data=partitions)]
+        acks=-1, timeout_ms=60_000, topic_data=[TopicProduceData(name=topic, partition_data=partitions)]
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode
 from tidelog.client import Admin, NewTopic, OffsetAndMetadata, TopicPartition, sync
 from tidelog.client.cluster import Cluster
@@ -165,7 +166,7 @@ class TestBlocking:
                 producer.flush()
                 assert [future.result(0).offset for future in sent] == [n // 2 for n in range(9_000)]
                 with pytest.raises(TypeError, match="not str"):
-                    producer.send("t", "text").result(2)
+                    producer.send("t", "text").result(PATIENCE_S)
             with sync.Consumer("t", group_id="g", auto_offset_reset="earliest", **options) as consumer:
                 seen = set()
                 for record in consumer:
@@ -181,8 +182,8 @@ class TestBlocking:
             futures = [producer.send("t", value) for value in ["text"] * 20 + [b"1"]]
             assert not any(future.cancel() for future in futures)
             producer.flush()
-            assert isinstance(futures[0].exception(5), TypeError)
-            assert futures[-1].result(5).offset == 0
+            assert isinstance(futures[0].exception(PATIENCE_S), TypeError)
+            assert futures[-1].result(PATIENCE_S).offset == 0
             assert [record.message for record in caplog.records] == [
                 "a record was not sent: value must be bytes or None, not str; set value_serializer to convert"
             ]

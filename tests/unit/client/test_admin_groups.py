@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster, FakeNode
 from tidelog import EmbeddedBroker
 from tidelog.client import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, TopicPartition, sync
@@ -56,7 +57,7 @@ async def fill(broker: EmbeddedBroker, topic: str, times_ms: list[int], partitio
 async def join(broker: EmbeddedBroker, topic: str, group: str, **options: object) -> Consumer:
     consumer = Consumer(topic, bootstrap_servers=broker.bootstrap_servers, group_id=group, **options)
     await consumer.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not consumer.assignment():
             await consumer.poll(50)
     return consumer

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tidelog.client import Consumer, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -43,7 +44,7 @@ def fill(cluster: FakeCluster, topic: str, partition: int, count: int, per_batch
     cluster.appended.set()
 
 
-async def read(consuming: Consumer, count: int, timeout_s: float = 5) -> list[int]:
+async def read(consuming: Consumer, count: int, timeout_s: float = PATIENCE_S) -> list[int]:
     """The offsets of the next `count` records, in the order in which they came."""
     found: list[int] = []
     async with asyncio.timeout(timeout_s):
@@ -54,7 +55,7 @@ async def read(consuming: Consumer, count: int, timeout_s: float = 5) -> list[in
     return found
 
 
-async def until(condition: Any, consuming: Consumer | None = None, timeout_s: float = 5) -> None:
+async def until(condition: Any, consuming: Consumer | None = None, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await (asyncio.sleep(0.005) if consuming is None else consuming.poll(5))
@@ -102,10 +103,10 @@ class TestWithoutAGroup:
                 assert await consuming.position(T0) == 50
 
     async def test_an_empty_poll_returns_when_its_time_is_over(self):
-        async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as consuming:
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t", fetch_max_wait_ms=120_000) as consuming:
             began = asyncio.get_running_loop().time()
             assert await consuming.poll(60) == {}
-            assert 0.05 < asyncio.get_running_loop().time() - began < 1
+            assert 0.05 < asyncio.get_running_loop().time() - began < PATIENCE_S
 
     async def test_partitions_that_come_later_are_read_too(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", metadata_max_age_ms=20) as consuming:
@@ -336,7 +337,7 @@ class TestTrouble:
             async with consumer(cluster, value_deserializer=only_others) as consuming:
                 consuming.assign([T0, T1])
                 found: dict[TopicPartition, list[int]] = {T0: [], T1: []}
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     while sum(map(len, found.values())) < 8:
                         try:
                             polled = await consuming.poll(1000)
@@ -384,14 +385,10 @@ class TestTrouble:
                 assert await read(consuming, 329) == list(range(1, 330))
 
     async def test_a_quiet_partition_does_not_hold_up_a_busy_one(self):
-        async with FakeCluster(t=2) as cluster, consumer(cluster, "t", fetch_max_wait_ms=2_000) as consuming:
-            fill(cluster, "t", 0, 3)
-            await read(consuming, 3)
-            began = asyncio.get_running_loop().time()
+        async with FakeCluster(t=2) as cluster, consumer(cluster, "t", fetch_max_wait_ms=120_000) as consuming:
             for _ in range(5):
                 fill(cluster, "t", 0, 3)
                 await read(consuming, 3)
-            assert asyncio.get_running_loop().time() - began < 1
 
     async def test_old_brokers_are_read_by_topic_name(self):
         async with FakeCluster(t=1) as cluster:
@@ -420,17 +417,19 @@ class TestInAGroup:
     async def test_positions_are_committed_by_themselves_and_at_the_end(self):
         async with FakeCluster(t=1) as cluster:
             fill(cluster, "t", 0, 5)
+            offsets = cluster.groups.group("g").offsets
+            async with consumer(cluster, "t", group_id="g", auto_commit_interval_ms=600_000) as consuming:
+                await read(consuming, 1)
+                assert not offsets
+            assert offsets["t", 0][0] == 1
             async with consumer(cluster, "t", group_id="g", auto_commit_interval_ms=20) as consuming:
-                await read(consuming, 3)
-                assert not cluster.groups.group("g").offsets
+                await read(consuming, 2)
                 await asyncio.sleep(0.03)
                 await consuming.poll(0, max_records=1)
-                await until(lambda: ("t", 0) in cluster.groups.group("g").offsets)
-                assert cluster.groups.group("g").offsets["t", 0][0] == 3, (
-                    "what the last poll returned is not consumed yet"
-                )
+                await until(lambda: offsets["t", 0][0] > 2)
+                assert offsets["t", 0][0] == 3, "what the last poll returned is not consumed yet"
                 await read(consuming, 1)
-            assert cluster.groups.group("g").offsets["t", 0][0] == 5
+            assert offsets["t", 0][0] == 5
 
     @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
     async def test_two_members_share_and_the_second_leaves_all_to_the_first(self, strategy):
@@ -441,7 +440,7 @@ class TestInAGroup:
                 first.subscribe(["t"], listener=told)
                 await until(lambda: len(first.assignment()) == 4, first)
                 async with consumer(cluster, "t", **options) as second:
-                    await asyncio.wait_for(self._both(first, second), 5)
+                    await asyncio.wait_for(self._both(first, second), PATIENCE_S)
                     assert not first.assignment() & second.assignment()
                     assert first.assignment() | second.assignment() == {TopicPartition("t", n) for n in range(4)}
                 await until(lambda: len(first.assignment()) == 4, first)
@@ -473,7 +472,7 @@ class TestInAGroup:
                 await work(first, 15)
                 async with consumer(cluster, "t", group_id="g") as second:
                     await asyncio.gather(work(first, 25), work(second, 15))
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE_S):
                     while len(set(seen)) < 800:
                         await work(first, 1)
             assert len(seen) == len(set(seen))
@@ -517,11 +516,11 @@ class TestInAGroup:
 
     async def test_a_consumer_that_does_not_poll_leaves_its_group(self):
         async with FakeCluster(t=1) as cluster:
-            consuming = consumer(cluster, "t", group_id="g", max_poll_interval_ms=60)
+            consuming = consumer(cluster, "t", group_id="g", max_poll_interval_ms=300)
             async with consuming:
                 await until(lambda: consuming.assignment(), consuming)
                 await until(lambda: cluster.sent(LeaveGroupRequest))
-                assert not cluster.groups.group("g").members
+                await until(lambda: not cluster.groups.group("g").members)
                 await until(lambda: cluster.groups.group("g").members and consuming.assignment(), consuming)
 
     async def test_a_static_member_does_not_leave_and_keeps_its_partitions(self):
@@ -583,11 +582,11 @@ class TestInAGroup:
     async def test_heartbeats_go_on_while_the_application_works(self):
         async with FakeCluster(t=1) as cluster:
             fill(cluster, "t", 0, 1)
-            async with consumer(cluster, "t", group_id="g", fetch_max_wait_ms=5_000) as consuming:
+            async with consumer(cluster, "t", group_id="g", fetch_max_wait_ms=120_000) as consuming:
                 await read(consuming, 1)
                 before = len(cluster.sent(HeartbeatRequest))
                 # Long before the fetch that waits for data is answered.
-                await until(lambda: len(cluster.sent(HeartbeatRequest)) >= before + 4, timeout_s=3)
+                await until(lambda: len(cluster.sent(HeartbeatRequest)) >= before + 4)
 
     async def test_unsubscribing_leaves_the_group(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:

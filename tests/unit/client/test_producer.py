@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode, refuse_produce, then
 from tidelog.client import Producer, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -75,19 +76,21 @@ async def test_a_custom_partitioner_decides_and_its_nonsense_is_refused():
 
 
 async def test_records_are_batched_and_one_request_serves_many_partitions():
-    async with FakeCluster(t=4) as cluster, producer(cluster, linger_ms=20) as sending:
-        await asyncio.gather(*[await sending.send("t", b"x", partition=number % 4) for number in range(40)])
+    async with FakeCluster(t=4) as cluster, producer(cluster, linger_ms=600_000) as sending:
+        sent = [await sending.send("t", b"x", partition=number % 4) for number in range(40)]
+        await sending.flush()
+        await asyncio.gather(*sent)
         [request] = cluster.sent(ProduceRequest)
         assert [len(topic.partition_data) for topic in request.topic_data] == [4]
 
 
 async def test_linger_waits_for_more_and_a_full_batch_does_not():
-    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=10_000, batch_size=1_000) as sending:
+    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=600_000, batch_size=1_000) as sending:
         waiting = await sending.send("t", b"small")
         await asyncio.sleep(0.02)
         assert not cluster.sent(ProduceRequest)
         filled = [await sending.send("t", b"x" * 300) for _ in range(4)]
-        await asyncio.wait_for(waiting, 2)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         assert not filled[-1].done()
         await sending.flush()
         assert filled[-1].done()
@@ -165,13 +168,13 @@ async def test_a_duplicate_is_a_success_without_an_offset():
 
 async def test_the_delivery_timeout_ends_retries(caplog):
     async with FakeCluster(t=1) as cluster:
-        sending = producer(cluster, delivery_timeout_ms=150, request_timeout_ms=50)
+        sending = producer(cluster, delivery_timeout_ms=1500, request_timeout_ms=500)
         cluster.script(ProduceRequest, *[refuse_produce(ErrorCode.NOT_ENOUGH_REPLICAS)] * 1000)
         async with sending:
             with pytest.raises(KafkaError) as caught:
                 await sending.send_and_wait("t", b"0")
             assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
-            assert "delivery_timeout_ms=150" in str(caught.value)
+            assert "delivery_timeout_ms=1500" in str(caught.value)
             assert "1 record was not delivered" in caplog.text
             await asyncio.sleep(0.02)  # a request may still be on its way, and would then be served
             cluster.scripts.clear()
@@ -204,7 +207,7 @@ async def test_a_dead_leader_is_waited_for():
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await cluster.nodes[1].start()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         assert values(cluster) == [b"0", b"1"]
 
 
@@ -217,7 +220,7 @@ async def test_acks_0_is_not_answered_and_has_no_offset():
 
 async def test_a_full_buffer_blocks_and_then_says_so():
     async with FakeCluster(t=1) as cluster:
-        sending = producer(cluster, buffer_memory=2_000, max_block_ms=50, batch_size=200, request_timeout_ms=200)
+        sending = producer(cluster, buffer_memory=2_000, max_block_ms=500, batch_size=200, request_timeout_ms=2000)
         async with sending:
             await sending.send_and_wait("t", b"x")
             cluster.script(ProduceRequest, *[lambda request, node: SILENCE] * 5)
@@ -269,7 +272,7 @@ async def test_what_is_not_bytes_is_a_type_error_and_a_serializer_cures_it():
 
 
 async def test_a_missing_topic_is_created_or_times_out():
-    async with FakeCluster() as cluster, producer(cluster, max_block_ms=100) as sending:
+    async with FakeCluster() as cluster, producer(cluster, max_block_ms=1000) as sending:
         assert (await sending.send_and_wait("new", b"x")).topic == "new"
         cluster.auto_create_partitions = 0
         with pytest.raises(KafkaError) as caught:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from tests.unit.replication.controller_harness import Broker
 from tidelog.protocol.errors import KafkaError
 from tidelog.replication.controller.activation import ControllerIdentity
@@ -109,7 +110,7 @@ class Node:
     async def start(self, *, previous_epoch: int | None = None) -> MetadataImage:
         """Active, its broker unfenced. `previous_epoch`: the broker's before a clean stop; -1 for an unclean one."""
         await self.raft.start()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.controller.is_active:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         if previous_epoch is None:

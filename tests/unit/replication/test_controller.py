@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.replication.nodes import Node
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
@@ -157,7 +158,7 @@ async def test_a_newer_metadata_version_stops_the_node_from_following(tmp_path):
     await node.stop()
     again = Node(tmp_path)
     await again.raft.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while again.tracker.failure is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert "31" in str(again.tracker.failure)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
@@ -238,7 +239,7 @@ class Quorum:
         return [one for one in self.up.values() if one.raft.is_leader]
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+async def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     async with asyncio.timeout(timeout_s):
         while not (found := condition()):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
