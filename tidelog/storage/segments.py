@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tidelog.storage.disk import Disk
 from tidelog.storage.segment import Segment
 
 
 class Segments:
-    __slots__ = ("_bases", "_disk", "_list", "active", "condemned", "directory", "doomed")
+    __slots__ = ("_bases", "_disk", "_list", "active", "condemned", "directory", "doomed", "found_by_time")
 
     active: Segment
 
@@ -30,6 +31,8 @@ class Segments:
         """Out of the log, their files still under their names."""
         self.doomed: list[tuple[int, str]] = []
         """(time at which to remove, path) of renamed files."""
+        self.found_by_time: dict[tuple[str | int, ...], Any] = {}
+        """What threads have found for `lookup`: of a few batches that take long to look at."""
 
     def __len__(self) -> int:
         return len(self._list)

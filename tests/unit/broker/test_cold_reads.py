@@ -27,6 +27,7 @@ from tidelog.protocol.messages.offset_commit import (
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.disk import OsFile
+from tidelog.storage.lookup import SlowLookup
 from tidelog.storage.reader import ColdRead
 
 MakeBatch = Callable[..., bytes]
@@ -70,6 +71,29 @@ async def test_offsets_are_found_by_time(
     assert found == [(0, 0, 0), (1, 0, 0), (9, 3, -1)]
     assert cold
     assert threading.current_thread() not in cold
+
+
+async def test_many_records_are_looked_at_beside_the_loop(
+    wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small batch can stand for a hundred thousand of them, and be asked about again and again."""
+    threads: list[threading.Thread] = []
+    look = SlowLookup.warm
+
+    def noted(slow: SlowLookup) -> None:
+        threads.append(threading.current_thread())
+        look(slow)
+
+    monkeypatch.setattr(SlowLookup, "warm", noted)
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(*[b"x"] * 5000, compression=4)), 9, ProduceResponse)
+    asked = [ListOffsetsPartition(partition_index=0, timestamp=when) for when in (5, -3)]
+    for partition in asked:
+        request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=[partition])])
+        answer = await wire.call(request, 7, ListOffsetsResponse)
+        assert [(each.error_code, each.offset) for each in answer.topics[0].partitions] == [(0, 0)]
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 async def test_committed_offsets_are_loaded(start_node: Any, cold: list[threading.Thread]) -> None:

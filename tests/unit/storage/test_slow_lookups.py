@@ -1,0 +1,109 @@
+"""Offsets by time where a batch holds much to look at: beside whoever else is served, and not without end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import HEADER, HEADER_SIZE, BatchHeader, read_header, write_crc
+from tidelog.storage.append import INSPECTED_RECORDS_MAX
+from tidelog.storage.log_config import INT64_MAX, LogConfig
+from tidelog.storage.lookup import RECORDS_AT_ONCE_MAX, UNTRUE_HEADERS_MAX, SlowLookup, TimestampOffset
+
+Ask = Callable[[], TimestampOffset | None]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path / "logs", LogConfig(message_timestamp_after_max_ms=INT64_MAX))
+
+
+def untrue(data: memoryview, max_timestamp: int, count: int | None = None) -> memoryview:
+    """The batch with a header that says so, whatever its records are."""
+    header = read_header(data)
+    count = header.record_count if count is None else count
+    header = header._replace(max_timestamp=max_timestamp, record_count=count, last_offset_delta=count - 1)
+    changed = bytearray(HEADER.pack(*BatchHeader._make(header))) + data[HEADER_SIZE:]
+    write_crc(changed, 0, len(changed))
+    return memoryview(changed)
+
+
+def asked(ask: Ask) -> tuple[TimestampOffset | None, int]:
+    """The answer of somebody who does not wait, and how often a thread had to look for it."""
+    for times in range(200):
+        try:
+            return ask(), times
+        except SlowLookup as slow:
+            slow.warm()
+    raise AssertionError("there is no end of it")
+
+
+def test_few_records_are_looked_at_at_once(logs: Logs) -> None:
+    for start in range(5):
+        logs.log.append_as_leader(batch(RECORDS_AT_ONCE_MAX // 2, timestamp=NOW + 1000 * start), 0, NOW)
+    assert asked(lambda: logs.log.offset_for_timestamp(NOW + 3100, wait=False))[1] == 0
+    assert asked(lambda: logs.log.max_timestamp_offset(wait=False))[1] == 0
+
+
+def test_many_are_looked_at_beside_the_others(logs: Logs) -> None:
+    log = logs.log
+    count = RECORDS_AT_ONCE_MAX + 1
+    for start in range(3):
+        log.append_as_leader(batch(count, timestamp=NOW + count * start, compression=start), 0, NOW)
+    for timestamp in (0, NOW + 1, NOW + count, NOW + 2 * count + 77, NOW + 3 * count):
+        found, times = asked(lambda: log.offset_for_timestamp(timestamp, wait=False))  # noqa: B023
+        assert found == log.offset_for_timestamp(timestamp)
+        assert times == (found is not None)
+    assert asked(lambda: log.max_timestamp_offset(wait=False)) == (log.max_timestamp_offset(), 1)
+
+
+def test_so_is_a_record_that_is_large_once_decompressed(logs: Logs) -> None:
+    logs.log.append_as_leader(batch(1, value=bytes(4 << 20), compression=4), 0, NOW)
+    assert asked(lambda: logs.log.offset_for_timestamp(NOW, wait=False)) == ((NOW, 0, 0), 1)
+
+
+def test_a_batch_of_more_than_anybody_sends_is_not_looked_at(logs: Logs) -> None:
+    """Ten thousand bytes that stand for fifteen million records would keep a processor busy for ten seconds."""
+    data = untrue(batch(2, value=random.Random(1).randbytes(10_000), compression=4), NOW + 5, INSPECTED_RECORDS_MAX + 1)
+    logs.log.append_as_leader(data, 0, NOW)
+    for ask in (lambda: logs.log.offset_for_timestamp(NOW, wait=False), lambda: logs.log.max_timestamp_offset()):
+        with pytest.raises(KafkaError) as refused:
+            asked(ask)
+        assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_headers_that_are_untrue_do_not_make_it_go_on_for_ever(logs: Logs) -> None:
+    log = logs.log
+    for _ in range(5):
+        log.append_as_leader(untrue(batch(RECORDS_AT_ONCE_MAX + 1, timestamp=NOW), NOW + 10_000), 0, NOW)
+    log.append_as_leader(batch(1, timestamp=NOW + 10_000), 0, NOW)
+    found, times = asked(lambda: log.offset_for_timestamp(NOW + 9_000, wait=False))
+    assert (found, times) == ((NOW + 10_000, 5 * (RECORDS_AT_ONCE_MAX + 1), 0), 5)
+    for _ in range(UNTRUE_HEADERS_MAX):
+        log.append_as_leader(untrue(batch(1, timestamp=NOW), NOW + 20_000), 0, NOW)
+    assert log.offset_for_timestamp(NOW + 15_000) is None
+    log.append_as_leader(untrue(batch(1, timestamp=NOW), NOW + 20_000), 0, NOW)
+    with pytest.raises(KafkaError) as refused:
+        log.offset_for_timestamp(NOW + 15_000)
+    assert refused.value.code is ErrorCode.INVALID_RECORD
+
+
+def test_a_failure_is_told_once_and_tried_again(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logs.log
+    log.append_as_leader(batch(RECORDS_AT_ONCE_MAX + 1), 0, NOW)
+
+    def ask() -> TimestampOffset | None:
+        return log.offset_for_timestamp(NOW + 7, wait=False)
+
+    with pytest.raises(SlowLookup) as slow:
+        ask()
+    monkeypatch.setattr(slow.value, "_look", lambda data: 1 // 0)
+    slow.value.warm()
+    with pytest.raises(ZeroDivisionError):
+        ask()
+    assert asked(ask) == ((NOW + 7, 7, 0), 1)
