@@ -76,7 +76,7 @@ async def test_a_custom_partitioner_decides_and_its_nonsense_is_refused():
 
 
 async def test_records_are_batched_and_one_request_serves_many_partitions():
-    async with FakeCluster(t=4) as cluster, producer(cluster, linger_ms=600_000) as sending:
+    async with FakeCluster(t=4) as cluster, producer(cluster, linger_ms=80_000) as sending:
         sent = [await sending.send("t", b"x", partition=number % 4) for number in range(40)]
         await sending.flush()
         await asyncio.gather(*sent)
@@ -85,7 +85,7 @@ async def test_records_are_batched_and_one_request_serves_many_partitions():
 
 
 async def test_linger_waits_for_more_and_a_full_batch_does_not():
-    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=600_000, batch_size=1_000) as sending:
+    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=80_000, batch_size=1_000) as sending:
         waiting = await sending.send("t", b"small")
         await asyncio.sleep(0.02)
         assert not cluster.sent(ProduceRequest)
