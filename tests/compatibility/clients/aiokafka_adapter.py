@@ -98,9 +98,9 @@ class Adapter:
         finally:
             await producer.stop()
 
-    def _consumer(self, **more: Any) -> Any:
+    def _consumer(self, *topics: str, **more: Any) -> Any:
         settings = {"enable_auto_commit": False, "auto_offset_reset": "earliest", **self.common, **more}
-        return aiokafka.AIOKafkaConsumer(**settings)
+        return aiokafka.AIOKafkaConsumer(*topics, **settings)
 
     def read(self, topic: str, partitions: int, count: int) -> list[dict[str, Any]]:
         return list(self.wait(self._read(topic, partitions, count)))
@@ -127,6 +127,7 @@ class Adapter:
         async def join() -> Member:
             return Member(
                 self._consumer(
+                    topic,  # not by `subscribe` later, which is for the loop's own thread
                     group_id=group,
                     session_timeout_ms=10_000,
                     heartbeat_interval_ms=200,
@@ -135,7 +136,6 @@ class Adapter:
             )
 
         self.members[member] = self.wait(join())
-        self.members[member].consumer.subscribe([topic])
 
     def member(self, member: str) -> dict[str, Any]:
         one = self.members[member]
