@@ -5,6 +5,7 @@ import pytest
 from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
 from tidelog.broker.apis import describe_configs, list_config_resources
 from tidelog.broker.config_definitions import BROKER, TOPIC
+from tidelog.broker.repeats import REPEATS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tidelog.protocol.messages.list_config_resources import ListConfigResourcesRequest
@@ -199,9 +200,9 @@ def test_a_refusal_names_every_resource(version):
 
 
 async def test_a_resource_named_many_times_is_described_once(services):
-    resources = [DescribeConfigsResource(resource_type=BROKER_TYPE, resource_name="1")] * 500
+    resources = [DescribeConfigsResource(resource_type=BROKER_TYPE, resource_name="1")] * REPEATS_MAX
     answer = at_once(describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=resources)))
-    assert len(answer.results) == 500
+    assert len(answer.results) == REPEATS_MAX
     assert all(result is answer.results[0] for result in answer.results)
 
 

@@ -20,6 +20,7 @@ from tidelog.broker.config_entries import (
     group_entries,
     topic_entries,
 )
+from tidelog.broker.repeats import check_repeats
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -46,12 +47,19 @@ REQUEST = DescribeConfigsRequest
 # Resources described in one turn of the loop, each some tenths of a millisecond.
 DESCRIBED_IN_TURN_MAX = 30
 
+_OF_THIS_BROKER = (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE)
+
 Resource = tuple[int, str, frozenset[str] | None]
 
 
 async def handle(
     services: Services, context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
+    # All names of a broker, 1 and 01 say, are those of this one.
+    check_repeats(
+        (each.resource_type, each.resource_name if each.resource_type not in _OF_THIS_BROKER else "")
+        for each in request.resources
+    )
     results: list[DescribeConfigsResult] = []
     described: dict[Resource, DescribeConfigsResult] = {}
     for resource in request.resources:

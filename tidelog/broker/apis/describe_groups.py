@@ -7,6 +7,7 @@ members. A group nobody knows is Dead; version 6 says GROUP_ID_NOT_FOUND too.
 from __future__ import annotations
 
 from tidelog.broker import authorized_operations
+from tidelog.broker.repeats import check_repeats
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -16,6 +17,7 @@ REQUEST = DescribeGroupsRequest
 
 
 def handle(services: Services, context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    check_repeats(request.groups)
     groups = services.groups.describe_groups(request.groups, context.api_version)
     if request.include_authorized_operations:
         for group in groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidelog.broker.cluster_view import NO_SUCH_TOPIC
+from tidelog.broker.repeats import check_repeats
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -19,6 +20,7 @@ REQUEST = DescribeProducersRequest
 
 
 def handle(services: Services, context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    check_repeats((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
     image = services.image()
     topics = []
     for topic in request.topics:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedOffset, FetchedTopics
+from tidelog.broker.repeats import check_repeats
 from tidelog.broker.request import Deferred, RequestContext, gather
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -37,6 +38,7 @@ Found = FetchedTopics | KafkaError
 
 def handle(services: Services, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse | Deferred:
     answer = _Answer(services.image(), context.api_version, request)
+    check_repeats(group.group_id for group in answer.groups)
     fetch = services.groups.fetch_offsets
     return gather(
         [partial(fetch, group.group_id, answer.known_topics(group), request.require_stable) for group in answer.groups],
