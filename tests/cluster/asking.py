@@ -37,7 +37,7 @@ def create_topic(
     """A topic with these replicas for each of its partitions; returns when all are led and in sync."""
     topic = admin.NewTopic(name, len(assignment), replica_assignment=list(map(list, assignment)), config=configs or {})
     client = admin_client(cluster)
-    client.create_topics([topic])[name].result(20)
+    client.create_topics([topic])[name].result(60)
     port = cluster.nodes[assignment[0][0]].port
     await_leaders(port, name, len(assignment), len(assignment[0]))
 
@@ -84,7 +84,7 @@ def await_partition(
     what: str,
     *,
     partition: int = 0,
-    timeout_s: float = 20.0,
+    timeout_s: float = 90.0,
 ) -> PartitionState:
     """Until the broker on this port says of the partition what `reached` wants."""
 
@@ -98,7 +98,7 @@ def await_partition(
 
 
 def await_in_sync(
-    port: int, topic: str, members: Iterable[int], *, partition: int = 0, timeout_s: float = 20.0
+    port: int, topic: str, members: Iterable[int], *, partition: int = 0, timeout_s: float = 90.0
 ) -> None:
     """Until exactly these are in the ISR."""
     wanted = set(members)
@@ -112,7 +112,7 @@ def await_in_sync(
     )
 
 
-def await_leader(port: int, topic: str, leader: int, *, partition: int = 0, timeout_s: float = 20.0) -> None:
+def await_leader(port: int, topic: str, leader: int, *, partition: int = 0, timeout_s: float = 90.0) -> None:
     await_partition(
         port,
         topic,
@@ -123,7 +123,7 @@ def await_leader(port: int, topic: str, leader: int, *, partition: int = 0, time
     )
 
 
-def await_healthy(cluster: TidelogCluster, topics: Iterable[str], timeout_s: float = 60.0) -> None:
+def await_healthy(cluster: TidelogCluster, topics: Iterable[str], timeout_s: float = 120.0) -> None:
     """Until every broker sees every partition of the topics led and in sync with all its replicas."""
     names = list(topics)
 
@@ -180,13 +180,13 @@ def end_offset(cluster: TidelogCluster, topic: str, partition: int = 0) -> int:
     """The end that consumers see: the high watermark."""
     consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "ends", **QUIET})
     try:
-        _, high = consumer.get_watermark_offsets(confluent.TopicPartition(topic, partition), timeout=10)
+        _, high = consumer.get_watermark_offsets(confluent.TopicPartition(topic, partition), timeout=60)
         return int(high)
     finally:
         consumer.close()
 
 
-def read(cluster: TidelogCluster, topic: str, count: int, partition: int = 0, timeout_s: float = 20.0) -> list[bytes]:
+def read(cluster: TidelogCluster, topic: str, count: int, partition: int = 0, timeout_s: float = 90.0) -> list[bytes]:
     """The first `count` values of a partition."""
     consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", **QUIET})
     found: list[bytes] = []
@@ -210,7 +210,7 @@ def replica_bytes(cluster: TidelogCluster, node: int, topic: str, partition: int
 
 
 def await_equal_replicas(
-    cluster: TidelogCluster, topic: str, partition: int, replicas: Iterable[int], timeout_s: float = 20.0
+    cluster: TidelogCluster, topic: str, partition: int, replicas: Iterable[int], timeout_s: float = 90.0
 ) -> None:
     """Until the logs of all replicas are the same, byte for byte. Nobody may be writing."""
     deadline = time.monotonic() + timeout_s

@@ -68,7 +68,7 @@ class Sending:
         with self.lock:
             self.sent[partition].acknowledged[number] = offset
 
-    def settle(self, timeout_s: float = 60.0) -> None:
+    def settle(self, timeout_s: float = 120.0) -> None:
         """Pause, and wait until everything sent is acknowledged."""
         self._idle.clear()
         self._pause.set()
@@ -197,7 +197,7 @@ def encode_value(number: int, choice: random.Random) -> bytes:
     return struct.pack(">q", number) + choice.randbytes(choice.randrange(400))
 
 
-def scan(bootstrap: str, topic: str, partition: int, end_offset: int, timeout_s: float = 60.0) -> list[Scanned]:
+def scan(bootstrap: str, topic: str, partition: int, end_offset: int, timeout_s: float = 120.0) -> list[Scanned]:
     """A whole partition up to `end_offset`, by a consumer that starts at 0."""
     consumer = confluent.Consumer({"bootstrap.servers": bootstrap, "group.id": "scan", "log_level": 0})
     found: list[Scanned] = []

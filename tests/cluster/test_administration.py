@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 STILL = {"auto.leader.rebalance.enable": "false"}
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class HasBootstrap(Protocol):
@@ -37,7 +37,7 @@ class Cli:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tidelog", *words]
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
         )
         assert "Traceback" not in done.stderr, done.stderr
         return done
@@ -142,19 +142,19 @@ def test_a_move_that_cannot_end_is_cancelled(new_cluster: NewCluster, tmp_path: 
 
 
 def test_a_throttle_holds_a_move_back(new_cluster: NewCluster, tmp_path: Path) -> None:
-    """Ten megabytes at one a second take their time, until the throttle is raised."""
+    """Ten megabytes at a tenth of one a second take their time, until the throttle is raised."""
     cluster = new_cluster(options=STILL)
     cli = Cli(cluster)
     one, two, three = cluster.nodes
     create_topic(cluster, "heavy", [[one, two]])
     lines = ("x" * 999 + "\n") * 10_000
     command = [sys.executable, "-m", "tidelog", "produce", "heavy", "-X", "acks=all"]
-    subprocess.run(command, env=cli.environment, input=lines, text=True, check=True, timeout=60, cwd=ROOT)
+    subprocess.run(command, env=cli.environment, input=lines, text=True, check=True, timeout=240, cwd=ROOT)
     plan = tmp_path / "plan.json"
     moves = [{"topic": "heavy", "partition": 0, "replicas": [one, three]}]
     plan.write_text(json.dumps({"version": 1, "partitions": moves}))
     began = time.monotonic()
-    cli("reassign", "--json", str(plan), "--execute", "--throttle", "1000000")
+    cli("reassign", "--json", str(plan), "--execute", "--throttle", "100000")
     while time.monotonic() < began + 4:
         assert cli.run("reassign", "--json", str(plan), "--verify").returncode == 1, "too fast"
     cli("reassign", "--json", str(plan), "--execute", "--additional", "--throttle", "1000000000")

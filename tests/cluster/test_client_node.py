@@ -65,7 +65,7 @@ async def make_topic(node: ServerProcess, partitions: int = 1, **configs: str) -
 async def read_all(node: ServerProcess, topic: str, count: int, **options: Any) -> list[Any]:
     found: list[Any] = []
     options = {"auto_offset_reset": "earliest", **options}
-    async with Consumer(topic, bootstrap_servers=node.bootstrap, **options) as consumer, asyncio.timeout(30):
+    async with Consumer(topic, bootstrap_servers=node.bootstrap, **options) as consumer, asyncio.timeout(120):
         while len(found) < count:
             for records in (await consumer.poll(1000)).values():
                 found.extend(records)
@@ -161,7 +161,7 @@ async def test_a_group_shares_the_work_and_commits_it(node, strategy):
         for records in (await consumer.poll(100)).values():
             seen.update(record.value or b"" for record in records)
 
-    async with asyncio.timeout(60), Consumer(topic, **options) as first:
+    async with asyncio.timeout(120), Consumer(topic, **options) as first:
         while not seen:
             await work(first)
         assert len(first.assignment()) == 4
@@ -193,7 +193,7 @@ async def test_a_group_goes_on_after_a_hard_kill_of_its_node(node):
             for number in range(first, first + 500):
                 await producer.send(topic, b"%d" % number, partition=number % 2)
             await producer.flush()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while len(seen) < first + 500:
                     for records in (await consumer.poll(200)).values():
                         seen.update(record.value or b"" for record in records)
@@ -294,7 +294,7 @@ async def test_one_group_with_librdkafka(node, strategy):
         heartbeat_interval_ms=100,
     )
     try:
-        async with asyncio.timeout(60), ours:
+        async with asyncio.timeout(120), ours:
             while len(ours.assignment()) != 2 or len(theirs.assignment()) != 2:
                 await asyncio.gather(asyncio.to_thread(work_theirs), ours.poll(50))
             assert {part.partition for part in theirs.assignment()} | {
@@ -307,7 +307,7 @@ async def test_one_group_with_librdkafka(node, strategy):
                 _, records = await asyncio.gather(asyncio.to_thread(work_theirs), ours.poll(20))
                 for batch in records.values():
                     seen.update(record.value or b"" for record in batch)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(theirs.assignment()) != 4:
                 await asyncio.to_thread(work_theirs)
     finally:

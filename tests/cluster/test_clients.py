@@ -66,7 +66,7 @@ def coordinator(cluster: TidelogCluster, group: str) -> int:
     """Which broker coordinates a group."""
     from tests.compatibility.wire import Wire
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while True:
         with Wire(cluster.nodes[cluster.broker_ids[-1]].port) as wire:
             answer = wire.ask("find_coordinator", 4, key_type=0, coordinator_keys=[group]).coordinators[0]
@@ -127,7 +127,7 @@ def is_serious(error: Any) -> bool:
     )
 
 
-def await_seen(readers: list[Reader], wanted: set[bytes], timeout_s: float = 60) -> None:
+def await_seen(readers: list[Reader], wanted: set[bytes], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         missing = wanted - set().union(*(reader.seen for reader in readers))

@@ -35,7 +35,7 @@ class Terminal:
 
     def __call__(self, *words: str, expected: int = 0) -> str:
         done = subprocess.run(
-            self.words(*words), capture_output=True, text=True, timeout=120, check=False, env=self.environment()
+            self.words(*words), capture_output=True, text=True, timeout=240, check=False, env=self.environment()
         )
         assert done.returncode == expected, done
         return done.stderr if expected else done.stdout
@@ -174,7 +174,7 @@ def test_the_terminal_that_shows_the_cluster_ends_it(terminal: Terminal, number:
     pids = [each["pid"] for each in terminal.nodes().values()]
     assert all(map(is_alive, pids))
     shown.send_signal(number)
-    out, _ = shown.communicate(timeout=60)
+    out, _ = shown.communicate(timeout=120)
     assert "Traceback" not in out
     assert not any(map(is_alive, pids)), "also the one that another terminal started"
     assert set(terminal.states().values()) == {"stopped"}
@@ -209,6 +209,6 @@ def test_what_cannot_be_is_said_in_one_line(terminal: Terminal) -> None:
     assert "cannot listen on" in other("start", "--brokers", "1", "--port", str(other.port), "--detach", expected=1)
     pid = terminal.nodes()[1]["pid"]
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while terminal.states() != {1: "died"}:
         assert time.monotonic() < deadline

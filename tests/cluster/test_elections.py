@@ -49,7 +49,7 @@ def displaced(new_cluster: NewCluster, **options: str) -> tuple[TidelogCluster, 
     return cluster, before
 
 
-def await_table(cluster: TidelogCluster, wanted: dict[int, int], timeout_s: float = 10) -> None:
+def await_table(cluster: TidelogCluster, wanted: dict[int, int], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while table(cluster) != wanted:
         assert time.monotonic() < deadline, table(cluster)
@@ -64,14 +64,14 @@ def test_preferred_leaders_by_hand(new_cluster: NewCluster, how: str):
     partitions = [confluent.TopicPartition(TOPIC, index) for index in (0, 3)] if how == "list" else None
     election: Any = confluent.ElectionType.PREFERRED
     client = admin_client(cluster)
-    client.elect_leaders(election, partitions).result(20)
+    client.elect_leaders(election, partitions).result(60)
     await_table(cluster, before)
 
 
 def test_preferred_leaders_by_itself(new_cluster: NewCluster):
     swift = {"auto.leader.rebalance.enable": "true", "leader.imbalance.check.interval.seconds": "1"}
     cluster, before = displaced(new_cluster, **swift)
-    await_table(cluster, before, timeout_s=20)
+    await_table(cluster, before, timeout_s=60)
 
 
 def reassign(cluster: TidelogCluster, replicas: list[int] | None) -> None:

@@ -86,7 +86,7 @@ def check_what_was_acknowledged(
 def node(tmp_path: Path) -> Iterator[TidelogProcess]:
     with TidelogProcess(tmp_path, options=OPTIONS) as running:
         client = admin.AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
-        client.create_topics([admin.NewTopic(TOPIC, PARTITIONS, 1, config=TOPIC_CONFIG)])[TOPIC].result(10)
+        client.create_topics([admin.NewTopic(TOPIC, PARTITIONS, 1, config=TOPIC_CONFIG)])[TOPIC].result(60)
         yield running
 
 
@@ -132,7 +132,7 @@ def test_a_record_cut_off_behind_the_nodes_back_is_noticed(
     node: TidelogProcess, sending: Sending, choice: random.Random
 ) -> None:
     """Plants a loss: the last batch of a partition is cut from its file, and the check must say so."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not all(sending.acknowledged()) and time.monotonic() < deadline:
         time.sleep(0.05)
     sending.settle()

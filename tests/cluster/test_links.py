@@ -164,7 +164,7 @@ def test_the_end_of_a_connection_is_news_too(links: Links) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(1)
         links.heal()
-        deadline = time.monotonic() + 2
-        connection.settimeout(2)
+        deadline = time.monotonic() + 30
+        connection.settimeout(30)
         assert connection.recv(1) == b""
         assert time.monotonic() < deadline

@@ -37,7 +37,7 @@ def cluster(tmp_path: Path, ports: dict[int, int]) -> Iterator[TidelogCluster]:
 
 
 def page(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -50,7 +50,7 @@ def total(found: dict[int, Scrape], metric: str, **labels: str) -> float:
 
 
 def await_all(ask: Callable[[], dict[int, Scrape]], holds: Callable[[dict[int, Scrape]], bool]) -> dict[int, Scrape]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         found = ask()
         if holds(found):

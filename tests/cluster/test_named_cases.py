@@ -208,7 +208,7 @@ def test_a_follower_that_falls_behind_leaves_the_isr_and_returns_when_it_has_cau
     began = time.monotonic()
     # With acks=all this waits for 3, until that is no longer waited for.
     send(cluster, TOPIC, numbers(5, 10))
-    assert time.monotonic() - began < 3 * LAG_S + 1
+    assert time.monotonic() - began < 3 * LAG_S + 20, "a machine may be slow, but the client would go on for minutes"
     await_in_sync(cluster.nodes[1].port, TOPIC, [1, 2])
     assert partition_state(cluster.nodes[2].port, TOPIC).leader == 1
     cluster.links.heal()
@@ -228,7 +228,7 @@ def test_the_high_watermark_waits_for_every_member_of_the_isr(new_cluster: NewCl
     time.sleep(0.5)
     assert end_offset(cluster, TOPIC) == 5, "2 has them, 3 has not"
     cluster.links.heal()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while end_offset(cluster, TOPIC) != 8:
         assert time.monotonic() < deadline
         time.sleep(0.05)

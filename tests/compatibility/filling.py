@@ -35,7 +35,7 @@ def fill(bootstrap: str, *, records_per_topic: int = 800) -> Filling:
     topics = [NewTopic(name, 2, 1, config={"segment.bytes": str(1 << 20)}) for name in names[:-1]]
     topics.append(NewTopic(names[-1], 2, 1, config={"cleanup.policy": "compact"}))
     for future in admin.create_topics(topics).values():
-        future.result(20)
+        future.result(60)
     choice = random.Random(3)
     for name, codec in zip(names, [*CODECS, "none"], strict=True):
         _produce(bootstrap, name, codec, records_per_topic, choice, filling)
@@ -94,13 +94,13 @@ def _commit(bootstrap: str, filling: Filling) -> None:
     patiently(lambda: consumer.commit(offsets=offsets, asynchronous=False))
     # A member that joins and leaves puts group metadata into the log beside the offsets.
     consumer.subscribe(["filled-none"])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not consumer.assignment() and time.monotonic() < deadline:
         consumer.poll(0.1)
     consumer.close()
 
 
-def patiently(call: Any, timeout_s: float = 20.0) -> Any:
+def patiently(call: Any, timeout_s: float = 90.0) -> Any:
     """Call until it does not fail with a retriable error: a coordinator that has just moved in must load first."""
     deadline = time.monotonic() + timeout_s
     while True:

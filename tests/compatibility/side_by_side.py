@@ -69,7 +69,7 @@ class Brokers:
     def reconnect(self) -> None:
         self.close()
         self.ignored = frozenset()
-        self._wires = [Wire(port, timeout_s=15) for port in self.ports]
+        self._wires = [Wire(port, timeout_s=60) for port in self.ports]
 
     def close(self) -> None:
         for wire in self._wires:

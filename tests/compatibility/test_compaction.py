@@ -45,7 +45,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 def make_topic(node: ServerProcess, name: str, **settings: str) -> None:
     admin = AdminClient({"bootstrap.servers": node.bootstrap})
-    admin.create_topics([NewTopic(name, 1, 1, config={**SETTINGS, **settings})])[name].result(20)
+    admin.create_topics([NewTopic(name, 1, 1, config={**SETTINGS, **settings})])[name].result(60)
 
 
 def set_policy(node: ServerProcess, name: str, policy: str) -> None:
@@ -53,7 +53,7 @@ def set_policy(node: ServerProcess, name: str, policy: str) -> None:
     entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
     for done in admin.incremental_alter_configs([resource]).values():
-        done.result(20)
+        done.result(60)
 
 
 def write(node: ServerProcess, name: str, size_bytes: int, **options: Any) -> dict[bytes, bytes | None]:
@@ -96,7 +96,7 @@ def await_cleaned(node: ServerProcess, name: str) -> None:
     folder = node.data_directory / f"{name}-0"
     active = max(int(path.stem) for path in folder.glob("*.log"))
     checkpoint = node.data_directory / "cleaner-offset-checkpoint"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         lines = checkpoint.read_text().splitlines() if checkpoint.exists() else []
         if any(line.startswith(f"{name} 0 ") and int(line.split()[2]) >= active for line in lines):

@@ -26,7 +26,7 @@ _numbers = itertools.count(1)
 
 def ours(server: ServerProcess, *words: str, status: int = 0) -> str:
     command = [sys.executable, "-m", "tidelog", "groups", *words, "-b", server.bootstrap]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
@@ -100,7 +100,7 @@ def test_both_tools_describe_the_same(server: ServerProcess, topic: str, group: 
 
     options: dict[str, Any] = {"group_id": group, "client_id": "reader", "enable_auto_commit": False}
     with sync.Consumer(topic, bootstrap_servers=server.bootstrap, **options) as consumer:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not consumer.assignment() and time.monotonic() < deadline:
             consumer.poll(100)
         described = rows(theirs(server, "--describe", "--group", group), group)

@@ -21,7 +21,7 @@ NewTopic = Callable[..., str]
 def run(*arguments: str, feed: str = "") -> str:
     """Standard output of a tool of Kafka's that must succeed."""
     done = subprocess.run(
-        peers.java_command(*arguments), input=feed, check=False, capture_output=True, text=True, timeout=90
+        peers.java_command(*arguments), input=feed, check=False, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

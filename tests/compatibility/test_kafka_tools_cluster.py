@@ -32,7 +32,7 @@ OPTIONS = {
     "auto.leader.rebalance.enable": "false",
     "metadata.log.max.record.bytes.between.snapshots": "3000",
 }
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"

@@ -20,7 +20,7 @@ from tidelog.protocol.errors import ErrorCode
 
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Disks:

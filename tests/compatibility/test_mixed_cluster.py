@@ -27,7 +27,7 @@ from tidelog.protocol.uuids import uuid_from_text
 pytestmark = pytest.mark.usefixtures("need_java")
 
 CLUSTER = "AQEBAQEBQEGBAQEBAQEBAQ"
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 COUNT = 500
 
 
@@ -146,7 +146,7 @@ def send(cluster: MixedCluster, topic: str, partition: int, label: str) -> None:
     with Producer(bootstrap_servers=cluster.bootstrap, acks="all") as producer:
         futures = [producer.send(topic, f"{label}-{number}".encode(), partition=partition) for number in range(COUNT)]
         for future in futures:
-            future.result(60)
+            future.result(120)
 
 
 def read(cluster: MixedCluster, topic: str, partition: int, count: int) -> list[str]:

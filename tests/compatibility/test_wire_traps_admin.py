@@ -118,7 +118,7 @@ class Member:
 
     def live(self, together: list[Member]) -> None:
         """Beat, and rejoin when told to, until all are in one generation."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         self.settle()
         while (code := self.beat()) != NONE or len({member.generation for member in together}) > 1:
             assert time.monotonic() < deadline, self.codes

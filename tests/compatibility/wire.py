@@ -27,7 +27,7 @@ class Closed(Exception):
 class Wire:
     """One blocking connection; requests may be pipelined with `send` and their answers taken with `receive`."""
 
-    def __init__(self, port: int, timeout_s: float = 20.0) -> None:
+    def __init__(self, port: int, timeout_s: float = 60.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._correlation_id = 0
         self._sent: list[tuple[int, type]] = []

@@ -49,7 +49,7 @@ def processes_of(temporary: Path) -> list[str]:
 @pytest.mark.parametrize("brokers", ["1", "3"])
 def test_it_finishes_and_leaves_only_the_chart(tmp_path: Path, brokers: str):
     run = demo(tmp_path, "--brokers", brokers)
-    out, _ = run.communicate(timeout=180)
+    out, _ = run.communicate(timeout=420)
     assert run.returncode == 0, out
     assert "Demo finished in" in out
     assert out.count("✓") >= 6
@@ -62,12 +62,12 @@ def test_it_finishes_and_leaves_only_the_chart(tmp_path: Path, brokers: str):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_it_leaves_nothing(tmp_path: Path, number: signal.Signals):
     run = demo(tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(processes_of(tmp_path)) < 2 and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(processes_of(tmp_path)) >= 2, "the node and the Spark job are running"
     run.send_signal(number)
-    out, _ = run.communicate(timeout=60)
+    out, _ = run.communicate(timeout=180)
     assert run.returncode == 1
     assert "demo: stopped" in out
     assert "Traceback" not in out
@@ -77,7 +77,7 @@ def test_stopping_it_leaves_nothing(tmp_path: Path, number: signal.Signals):
 
 def test_a_node_that_dies_fails_the_demo_in_words(tmp_path: Path):
     run = demo(tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     node: list[int] = []
     while not node and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -87,7 +87,7 @@ def test_a_node_that_dies_fails_the_demo_in_words(tmp_path: Path):
             if f"log.dirs={tmp_path}/tidelog-demo-" in _text(file)
         ]
     os.kill(node[0], signal.SIGKILL)
-    out, _ = run.communicate(timeout=180)
+    out, _ = run.communicate(timeout=420)
     assert run.returncode == 1
     assert "demo failed: " in out
     assert not processes_of(tmp_path)

@@ -20,7 +20,7 @@ from aiokafka.structs import TopicPartition
 from tests.compatibility.clients.speaking import Offsets, headers_in, record_out, serve, to_bytes
 
 STRATEGIES = {"range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor}
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Member:

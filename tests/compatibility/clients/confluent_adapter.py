@@ -16,7 +16,7 @@ from tests.compatibility.clients.speaking import Offsets, headers_in, record_out
 confluent: Any = confluent_kafka
 admin: Any = confluent_kafka.admin
 STRATEGIES = {"range": "range", "roundrobin": "roundrobin", "cooperative": "cooperative-sticky"}
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Member:

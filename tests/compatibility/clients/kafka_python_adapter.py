@@ -29,7 +29,7 @@ STRATEGIES = {
     "roundrobin": RoundRobinPartitionAssignor,
     "cooperative": CooperativeStickyAssignor,
 }
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Member:

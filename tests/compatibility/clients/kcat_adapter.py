@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.compatibility.clients.speaking import headers_in, record_out, serve, to_bytes
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 # Its own words for what a record has; key and value come as they are, behind their sizes. A size of -1 is null.
 FORMAT = "%p %o %T %K %S %h\\n%k%s"
 DELIMITER = "|"

@@ -20,7 +20,7 @@ from tests.compatibility.wire import Wire
 from tidelog.bench.metadata import await_brokers
 from tidelog.bench.processes import ServerProcess, TidelogCluster
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _numbers = itertools.count(1)
 Start = Callable[..., ServerProcess]
 
