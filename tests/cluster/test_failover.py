@@ -40,8 +40,8 @@ TOPIC = "failover"
 EVERY_S = 0.004
 SERVED = b"a record of another producer"
 _TOPIC_ALREADY_EXISTS = 36
-# For a machine that does nothing else, and many failovers (`make cluster-test`). Among all tests, on whatever machine, a
-# few failovers show that nobody waits until the session is over.
+# For a machine that does nothing else, and many failovers (`make cluster-test`). Among all tests, on any machine, a few
+# failovers show that nobody waits until the session is over.
 ROOM = 1 if "TIDELOG_FAILOVERS" in os.environ else 2
 # Kafka itself is tried with these tests too, and takes its session timeout.
 MEDIAN_MS_MAX, WORST_MS_MAX = (300.0 * ROOM, 1500.0 * ROOM) if PEER == "tidelog" else (15_000.0, 20_000.0)

@@ -235,7 +235,7 @@ class KafkaCluster:
             node.await_ready(timeout_s)
         return time.monotonic() - began
 
-    def stop(self, timeout_s: float = 20.0) -> None:
+    def stop(self, timeout_s: float = 60.0) -> None:
         """All at once: the last ones could not hand their leaders over and would wait for a quorum that is gone."""
         for node in self.nodes.values():
             if node.alive:

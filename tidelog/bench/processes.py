@@ -180,7 +180,7 @@ class ServerProcess:
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def stop(self, timeout_s: float = 20.0) -> int | None:
+    def stop(self, timeout_s: float = 60.0) -> int | None:
         """SIGTERM, then SIGKILL after `timeout_s`; returns the exit status."""
         process = self._process
         if process is None or process.poll() is not None:
@@ -338,7 +338,7 @@ class TidelogCluster:
         self.nodes[node].await_ready(timeout_s)
         return time.monotonic() - began
 
-    def stop(self, timeout_s: float = 20.0) -> None:
+    def stop(self, timeout_s: float = 60.0) -> None:
         """SIGTERM to all at once: the last ones could not hand over to anybody; then SIGKILL."""
         for server in self.nodes.values():
             if server.alive:
