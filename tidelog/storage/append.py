@@ -13,6 +13,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final
 
+from tidelog.protocol.compression import compress
 from tidelog.protocol.crc import crc32c
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import (
@@ -36,6 +37,7 @@ from tidelog.protocol.record_batch import (
     stamp,
     stamp_create_time,
     stamp_log_append_time,
+    write_crc,
 )
 from tidelog.protocol.record_walk import check_plausible, check_records, scan_records
 from tidelog.protocol.records import decode_section, encode_batch, record_section
@@ -325,20 +327,22 @@ def _decompressed(batches: memoryview, position: int, header: BatchHeader, bytes
         raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from None
 
 
-def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> bool:
-    """Whether the records' offsets follow each other. Refuses the batch if any may not enter, and names those:
+def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> tuple[bool, int]:
+    """Whether the records' offsets follow each other, and the largest timestamp.
 
-    without a key, or of another time.
+    Refuses the batch if any may not enter, and names those: without a key, or of another time.
     """
     oldest, newest = now_ms - rules.before_max_ms, now_ms + rules.after_max_ms
     checks_times = not rules.stamps_append_time
     code = ErrorCode.INVALID_RECORD
     blamed: list[tuple[int, str]] = []
-    consecutive = True
+    consecutive, largest = True, NO_TIMESTAMP
     for index, (offset_delta, time_delta, has_key) in enumerate(scan_records(section, header.record_count)):
         if offset_delta != index:
             consecutive = False
         timestamp = header.base_timestamp + time_delta
+        if timestamp > largest:
+            largest = timestamp
         if not -INT64_MAX <= timestamp <= INT64_MAX:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"timestamp {timestamp} needs more than 64 bits")
         if rules.checks_keys and not has_key:
@@ -352,7 +356,7 @@ def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRule
             blamed.append((index, reason))
     if blamed:
         raise KafkaError(code, "One or more records have been rejected", tuple(blamed))
-    return consecutive
+    return consecutive, largest
 
 
 def _look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
@@ -360,26 +364,38 @@ def _look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: A
     if header.size_bytes != len(batches):
         batches = _without_fragment(batches, header.size_bytes)
     section = _section(batches, 0, header, rules)
-    consecutive = _inspect(section, header, now_ms, rules)
+    consecutive, largest = _inspect(section, header, now_ms, rules)
     codec = header.compression if rules.codec == _AS_PRODUCED else rules.codec
     # Kafka gives compressed records new offsets where theirs leave some out, and takes others as they are.
     if codec == header.compression and (consecutive or not codec):
         return batches
-    rebuilt = encode_batch(
-        decode_section(section, header),
-        compression=codec,
-        level=rules.level,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        transactional=bool(header.attributes & TRANSACTIONAL_FLAG),
-    )
+    if consecutive:
+        rebuilt = _under_another_codec(section, header._replace(max_timestamp=largest), codec, rules.level)
+    else:
+        rebuilt = encode_batch(
+            decode_section(section, header),
+            compression=codec,
+            level=rules.level,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+            transactional=bool(header.attributes & TRANSACTIONAL_FLAG),
+        )
     if len(rebuilt) > rules.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"a batch of {len(rebuilt)} bytes, recompressed, is above max.message.bytes, {rules.max_message_bytes}",
         )
     return memoryview(rebuilt)
+
+
+def _under_another_codec(section: bytes, header: BatchHeader, codec: int, level: int | None) -> bytearray:
+    """The batch with its records as they are: to decode and encode each would cost three times the rest."""
+    batch = bytearray(HEADER_SIZE) + compress(codec, section, level)
+    attributes = header.attributes & (TRANSACTIONAL_FLAG | LOG_APPEND_TIME_FLAG) | codec
+    HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD, attributes=attributes))
+    write_crc(batch, 0, len(batch))
+    return batch
 
 
 def _admit_rewritten(

@@ -181,6 +181,20 @@ def test_a_topic_with_a_compression_of_its_own_recompresses(codec: str):
     assert [record.value for record in decode_batch(written)] == [b"abc" * 50] * 3
 
 
+def test_recompression_leaves_the_records_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    """Byte for byte, and none is decoded for it; only the header is put right, where it gave another latest time."""
+    monkeypatch.setattr("tidelog.storage.append.decode_section", lambda *_: pytest.fail("records are decoded"))
+    data = idempotent(4, 3, compression=4, key=b"k", transactional=True)
+    section = record_section(data, 0, read_header(data), 1000)
+    patched(data, 35, ">q", NOW + 700)
+    written, [entry] = admitted(data, compression_type="gzip")
+    header = read_header(written)
+    assert record_section(written, 0, header, 1000) == section
+    assert (header.base_timestamp, header.max_timestamp, entry[4]) == (NOW, NOW + 2, NOW + 2)
+    assert (header.is_transactional, header.producer_epoch, header.record_count) == (True, 0, 3)
+    assert check_crc(written, 0, header)
+
+
 def test_a_batch_that_grows_by_recompression_may_become_too_large():
     data = batch(1, value=b"a" * 5000, compression=1)
     assert refused(data, compression_type="uncompressed", max_message_bytes=1000) == ErrorCode.MESSAGE_TOO_LARGE
