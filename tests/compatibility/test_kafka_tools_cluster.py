@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -214,6 +216,26 @@ def test_partitions_move_under_a_throttle_that_goes_again(tool: Tool, cluster: C
     )
     assert sum(int(line.rsplit(":", 1)[1]) for line in offsets.stdout.split()) == 2000
     assert "No partition reassignments found." in tool(REASSIGN, "--list")
+
+
+def test_a_plan_is_proposed_as_by_our_own_command(tool: Tool, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "topics.json"
+    file.write_text(json.dumps({"version": 1, "topics": [{"topic": topic}]}))
+    brokers = ",".join(map(str, cluster.nodes))
+    theirs = tool(REASSIGN, "--generate", "--topics-to-move-json-file", str(file), "--broker-list", brokers)
+    words = ("reassign", "--generate", "--topics-to-move-json", str(file), "--broker-list", brokers)
+    where = ("--bootstrap-server", cluster.bootstrap)
+    done = subprocess.run([sys.executable, "-m", "tidelog", *words, *where], capture_output=True, text=True, check=True)
+    proposed = []
+    for lines in (theirs.splitlines(), done.stdout.splitlines()):
+        assert lines[:4] == theirs.splitlines()[:4]
+        plan = json.loads(lines[4])
+        assert plan.keys() == {"version", "partitions"}
+        proposed.append(sorted(tuple(entry) for entry in plan["partitions"]))
+        for field in ("replicas", "log_dirs"):
+            assert [len(entry[field]) for entry in plan["partitions"]] == [3, 3, 3]
+        assert sorted(entry["replicas"][0] for entry in plan["partitions"]) == sorted(cluster.nodes)
+    assert proposed[0] == proposed[1]
 
 
 def test_a_broker_that_is_not_there_is_no_place_to_move_to(tool: Tool, topic: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tidelog.client.admin_base import check
 from tidelog.client.admin_cluster import ClusterAdmin
 from tidelog.client.admin_configs import ConfigAdmin
 from tidelog.client.admin_groups import GroupAdmin
+from tidelog.client.admin_log_dirs import LogDirsAdmin
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -47,7 +48,7 @@ from tidelog.protocol.messages.metadata import MetadataResponse, MetadataRespons
 _SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
-class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin):
+class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin, LogDirsAdmin):
     """Manages a cluster. Options are Kafka's admin configuration with underscores.
 
     async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:

@@ -149,6 +149,21 @@ class PartitionReassignment:
         return tuple(replica for replica in self.replicas if replica not in self.removing)
 
 
+class Replica(NamedTuple):
+    """Of one partition on one broker."""
+
+    topic: str
+    partition: int
+    broker_id: int
+
+
+class ReplicaLogDirs(NamedTuple):
+    """The log directory a replica lies in, and the one it is on its way to."""
+
+    current: str | None = None
+    future: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class QuorumReplica:
     """A voter or observer of the metadata quorum as its leader sees it; timestamps in ms, -1 where not known."""

@@ -17,6 +17,8 @@ from tidelog.client.model import (
     OffsetAndTimestamp,
     PartitionReassignment,
     QuorumDescription,
+    Replica,
+    ReplicaLogDirs,
     TopicDescription,
     TopicPartition,
 )
@@ -61,6 +63,12 @@ class Admin(Twin):
         self, partitions: Iterable[TopicPartition] | None = None, **how: Any
     ) -> dict[TopicPartition, KafkaError | None]:
         return self._run(lambda: self._admin.elect_leaders(partitions, **how))
+
+    def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
+        return self._run(lambda: self._admin.describe_replica_log_dirs(replicas))
+
+    def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
+        return self._run(lambda: self._admin.alter_replica_log_dirs(paths))
 
     def alter_partition_reassignments(
         self, targets: Mapping[TopicPartition, Sequence[int] | None], **how: Any

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-from tidelog.broker.cli import elect_leaders, quorum, reassign, topics
+from tidelog.broker.cli import elect_leaders, quorum, reassign, reassign_directories, topics
 from tidelog.broker.main import main
 from tidelog.client import TopicPartition
 from tidelog.client.model import (
@@ -20,6 +20,8 @@ from tidelog.client.model import (
     PartitionReassignment,
     QuorumDescription,
     QuorumReplica,
+    Replica,
+    ReplicaLogDirs,
     TopicDescription,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -39,6 +41,9 @@ class StandIn:
         self.moves: dict[TopicPartition, PartitionReassignment] = {}
         self.outcomes: dict[TopicPartition, KafkaError | None] = {}
         self.configs: dict[str, str] = {}
+        self.homes: dict[Replica, str] = {}
+        self.futures: dict[Replica, str] = {}
+        self.refusals: dict[Replica, KafkaError | None] = {}
 
     def __call__(self, **options: Any) -> Self:
         return self
@@ -71,6 +76,18 @@ class StandIn:
     ) -> dict[TopicPartition, KafkaError | None]:
         self.asked.append(("move", targets))
         return {partition: self.outcomes.get(partition) for partition in targets}
+
+    async def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
+        held = {Replica(*partition, broker) for partition, brokers in self.placed.items() for broker in brokers}
+        return {
+            replica: ReplicaLogDirs(self.homes.get(replica, "/a"), self.futures.get(replica))
+            for replica in replicas
+            if replica in held
+        }
+
+    async def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
+        self.asked.append(("directories", dict(paths)))
+        return {replica: self.refusals.pop(replica, None) for replica in paths}
 
     async def incremental_alter_configs(self, *, topics: Any = None, brokers: Any = None, **how: Any) -> None:
         self.asked.append(("configs", topics or brokers))
@@ -204,11 +221,82 @@ def test_moves_are_cancelled_where_there_are_some(cluster: StandIn, cli: Cli, tm
     assert cli("reassign", "--json", file, "--cancel")[0] == 1
 
 
+def with_directories(path: Path, *directories: str) -> str:
+    entry = {"topic": "flights", "partition": 0, "replicas": [1, 2], "log_dirs": list(directories)}
+    return written(path, json.dumps({"version": 1, "partitions": [entry]}))
+
+
+def test_replicas_are_sent_to_the_directories_of_the_plan(
+    cluster: StandIn, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reassign_directories, "PAUSE_S", 0)
+    one, two = Replica("flights", 0, 1), Replica("flights", 0, 2)
+    cluster.homes = {one: "/b"}
+    status, out, err = cli("reassign", "--json", with_directories(tmp_path, "any", "/b"), "--execute")
+    assert (status, err) == (0, "started 1 of 1 move\nmoving 1 replica between directories\n")
+    assert json.loads(out)["partitions"][0]["log_dirs"] == ["/b", "/a"], "the way back"
+    assert cluster.asked == [("move", {F0: [1, 2]}), ("directories", {two: "/b"})]
+    cluster.asked.clear()
+    cluster.refusals = {
+        one: KafkaError(ErrorCode.REPLICA_NOT_AVAILABLE, "not yet"),
+        two: KafkaError(ErrorCode.LOG_DIR_NOT_FOUND, "no"),
+    }
+    status, _, err = cli("reassign", "--json", with_directories(tmp_path, "/b", "/c"), "--execute")
+    told = "tidelog: cannot move flights-0 on broker 2 to /c: LOG_DIR_NOT_FOUND: no"
+    assert (status, err.splitlines()[1]) == (1, told)
+    assert cluster.asked[1:] == [("directories", {one: "/b", two: "/c"}), ("directories", {one: "/b"})]
+    monkeypatch.setattr(reassign_directories, "START_S", 0)
+    cluster.refusals = {one: KafkaError(ErrorCode.REPLICA_NOT_AVAILABLE, "not yet")}
+    status, _, err = cli("reassign", "--json", with_directories(tmp_path, "/b", "any"), "--execute")
+    assert status == 1
+    assert "flights-0 on broker 1 is not there yet" in err
+
+
+def test_moves_between_directories_are_followed_and_stopped(cluster: StandIn, cli: Cli, tmp_path: Path):
+    one, two = Replica("flights", 0, 1), Replica("flights", 0, 2)
+    file = with_directories(tmp_path, "/b", "/c")
+    cluster.futures = {one: "/b"}
+    status, out, _ = cli("reassign", "--json", file, "--verify")
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert (status, rows[-2:]) == (1, ["flights 0 1 in progress /b", "flights 0 2 in another directory /c"])
+    cluster.moves = {F0: PartitionReassignment((1, 2, 3), (3,), (1,))}
+    assert "stopped 1 move between directories" in cli("reassign", "--json", file, "--cancel")[2]
+    assert cluster.asked[-1] == ("directories", {one: "/a"})
+    cluster.moves, cluster.futures, cluster.homes = {}, {}, {one: "/b", two: "/c"}
+    status, out, _ = cli("reassign", "--json", file, "--verify", "--output-json")
+    assert (status, [each["state"] for each in json.loads(out)]) == (0, ["complete"] * 3)
+    said = {"topic": "flights", "partition": 0, "broker_id": 1, "log_dir": "/b", "state": "complete"}
+    assert json.loads(out)[1] == said
+    status, _, err = cli("reassign", "--json", with_directories(tmp_path, "/b"), "--verify")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "there are 2 replicas, and 1 log_dirs" in err
+
+
 def test_moves_are_listed(cluster: StandIn, cli: Cli):
     cluster.moves = {F0: PartitionReassignment((1, 2, 3), (3,), (1,))}
     assert cli("reassign", "--list")[1].splitlines()[1].split() == ["flights", "0", "1,2,3", "3", "1"]
     (move,) = json.loads(cli("reassign", "--list", "--output-json")[1])
     assert move == {"topic": "flights", "partition": 0, "replicas": [1, 2, 3], "adding": [3], "removing": [1]}
+
+
+def test_a_plan_is_proposed_in_the_words_of_kafkas_tool(cluster: StandIn, cli: Cli, tmp_path: Path):
+    topics_file = written(tmp_path, '{"version":1,"topics":[{"topic":"flights"}]}')
+    words = ("reassign", "--generate", "--topics-to-move-json", topics_file, "--broker-list")
+    status, out, err = cli(*words, "3,4")
+    assert (status, err, cluster.asked) == (0, "", [])
+    head, now, blank, title, proposed = out.splitlines()
+    assert (head, blank) == ("Current partition replica assignment", "")
+    assert now.startswith(
+        '{"version":1,"partitions":[{"topic":"flights","partition":0,"replicas":[1,2],"log_dirs":["/a","/a"]'
+    )
+    assert title == "Proposed partition reassignment configuration"
+    assert sorted(each["replicas"] for each in json.loads(proposed)["partitions"]) == [[3, 4], [4, 3]]
+    assert cli("reassign", "--json", written(tmp_path, proposed), "--execute")[0] == 0
+    topics_file = written(tmp_path, '{"version":1,"topics":[{"topic":"flights"}]}')
+    assert cli(*words, "3,9,8")[2] == "tidelog: no such brokers: 8, 9\n"
+    assert cli(*words, "3,3")[2] == "tidelog: a broker is named twice in 3,3\n"
+    assert cli(*words, "3,x")[2] == "tidelog: expected a broker's id, not 'x'\n"
+    assert "so many brokers are wanted, not 1" in cli(*words, "3")[2]
 
 
 # ------------------------------------------------------------------------------------------------------------- topics
@@ -268,6 +356,10 @@ def test_voters_come_and_go(cluster: StandIn, cli: Cli):
         ["reassign"],
         ["reassign", "--execute"],
         ["reassign", "--list", "--json", __file__],
+        ["reassign", "--generate"],
+        ["reassign", "--generate", "--broker-list", "1"],
+        ["reassign", "--generate", "--json", __file__, "--topics-to-move-json", __file__, "--broker-list", "1"],
+        ["reassign", "--list", "--broker-list", "1"],
         ["topics", "alter", "t"],
         ["quorum", "add-voter", "4", "short", "C://h:1"],
         ["quorum", "add-voter", "4", "AQEBAQEBAQEBAQEBAQEBAQ", "h:1"],

@@ -14,13 +14,14 @@ from tidelog.broker.cli.partition_lists import (
     MOVING,
     ListError,
     as_plan,
+    directories_in,
     partitions_in,
     plan_in,
     progress,
     throttles,
 )
 from tidelog.client import TopicPartition
-from tidelog.client.model import PartitionReassignment
+from tidelog.client.model import PartitionReassignment, Replica
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
@@ -38,6 +39,9 @@ def test_lists_and_plans_are_read():
     text = document(entry(A0, replicas=[3, 1], log_dirs=["any", "any"]), entry(B0, replicas=[2]), version=1)
     assert plan_in(text) == {A0: [3, 1], B0: [2]}
     assert plan_in(as_plan({B0: (2,), A0: (3, 1)})) == {A0: [3, 1], B0: [2]}
+    assert directories_in(text) == {}
+    placed = {Replica("a", 0, 1): "/x", Replica("b", 0, 2): "/y"}
+    assert directories_in(as_plan({B0: (2,), A0: (3, 1)}, placed)) == placed
 
 
 @pytest.mark.parametrize(
@@ -54,13 +58,15 @@ def test_lists_and_plans_are_read():
         (document(entry(A0, replicas=[])), "a-0: replicas must be"),
         (document(entry(A0, replicas=["1"])), "a-0: replicas must be"),
         (document(entry(A0, replicas=[1, 1])), "a-0: a broker is named twice"),
-        (document(entry(A0, replicas=[1], log_dirs=["/disk2"])), "log_dirs other than any"),
+        (document(entry(A0, replicas=[1], log_dirs=["/a", "/b"])), "a-0: there are 1 replicas, and 2 log_dirs"),
+        (document(entry(A0, replicas=[1], log_dirs="/a")), "a-0: log_dirs must be a list"),
+        (document(entry(A0, replicas=[1], log_dirs=[5])), "a-0: log_dirs must be a list"),
         (document(entry(A0, replicas=[1]), version=2), "version 2 is not known"),
     ],
 )
 def test_what_is_no_plan_is_said(text: str, problem: str):
     with pytest.raises(ListError) as caught:
-        plan_in(text)
+        directories_in(text)
     assert problem in str(caught.value)
 
 

@@ -21,6 +21,8 @@ from tidelog.broker import replica_moves
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
+from tidelog.client import Admin
+from tidelog.client.model import Replica, ReplicaLogDirs
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -418,6 +420,29 @@ async def test_what_cannot_be_moved_is_refused_as_by_kafka(moving: Moving, tmp_p
     assert await moving.order(moving.other, "l" * 240) == ErrorCode.INVALID_TOPIC_EXCEPTION
     assert await moving.order(moving.home) == 0
     assert not moving.moves._moves
+
+
+async def test_our_own_admin_client_moves_replicas_too(moving: Moving, make_batch: MakeBatch) -> None:
+    await send(moving.wire, "t", make_batch(b"a"))
+    source, target = moving.home, moving.other
+    ours, nobodys = Replica("t", 0, moving.running.node.config.node_id), Replica("no-such", 0, 1)
+    async with Admin(bootstrap_servers=f"127.0.0.1:{moving.running.port}") as admin:
+        assert await admin.describe_replica_log_dirs([ours, nobodys]) == {ours: ReplicaLogDirs(str(source))}
+        await moving.hold_back(1)
+        outcomes = await admin.alter_replica_log_dirs({ours: str(target), nobodys: str(target)})
+        assert outcomes[ours] is None
+        refused = outcomes[nobodys]
+        assert refused is not None
+        assert refused.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        found = (await admin.describe_replica_log_dirs([ours]))[ours]
+        assert found in (ReplicaLogDirs(str(source), str(target)), ReplicaLogDirs(str(target)))
+        await moving.hold_back(None)
+        await moving.arrived(target)
+        assert await admin.describe_replica_log_dirs([ours]) == {ours: ReplicaLogDirs(str(target))}
+        outcomes = await admin.alter_replica_log_dirs({ours: "/nowhere"})
+        refused = outcomes[ours]
+        assert refused is not None
+        assert refused.code is ErrorCode.LOG_DIR_NOT_FOUND
 
 
 async def test_a_replica_that_comes_later_is_made_where_it_is_wanted(moving: Moving) -> None:

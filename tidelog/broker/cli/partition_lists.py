@@ -1,8 +1,8 @@
 """The JSON files of Kafka's partition tools: lists of partitions, and plans that give each its replicas. Pure.
 
 `{"partitions": [{"topic": "t", "partition": 0}]}` is an election's (kafka-leader-election), the same with `"replicas":
-[1, 2]` in each and `"version": 1` a plan (kafka-reassign-partitions). Which log directory a replica goes to is not
-chosen here: `log_dirs` may only say "any". Also here: what a plan means for throttles, and how far it has come.
+[1, 2]` in each and `"version": 1` a plan (kafka-reassign-partitions), whose `"log_dirs"` say for each replica in which
+directory of its broker it is to lie, or "any". Also here: what a plan means for throttles, and how far it has come.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tidelog.client.model import PartitionReassignment, TopicDescription, TopicPartition
+from tidelog.client.model import PartitionReassignment, Replica, TopicDescription, TopicPartition
 
 LEADER_THROTTLE = "leader.replication.throttled.replicas"
 FOLLOWER_THROTTLE = "follower.replication.throttled.replicas"
@@ -22,8 +22,12 @@ COMPLETE = "complete"
 MOVING = "in progress"
 MISSING = "no such partition"
 ELSEWHERE = "not on these replicas"
+IN_ANOTHER = "in another directory"
+
+ANY_DIRECTORY = "any"
 
 Plan = dict[TopicPartition, list[int]]
+Directories = dict[Replica, str]
 
 
 class ListError(ValueError):
@@ -44,11 +48,24 @@ def plan_in(text: str) -> Plan:
             raise ListError(f"{partition}: replicas must be a list of broker ids")
         if len(set(replicas)) < len(replicas):
             raise ListError(f"{partition}: a broker is named twice in replicas")
-        directories = entry.get("log_dirs", [])
-        if not isinstance(directories, list) or any(each != "any" for each in directories):
-            raise ListError(f"{partition}: log_dirs other than any cannot be chosen")
         plan[partition] = replicas
     return plan
+
+
+def directories_in(text: str) -> Directories:
+    """The directories wanted by replica, those apart that may lie in any. Raises ListError."""
+    plan = plan_in(text)
+    found: Directories = {}
+    for partition, entry in _entries(text).items():
+        paths = entry.get("log_dirs", [ANY_DIRECTORY] * len(plan[partition]))
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise ListError(f"{partition}: log_dirs must be a list of directories")
+        if len(paths) != len(plan[partition]):
+            raise ListError(f"{partition}: there are {len(plan[partition])} replicas, and {len(paths)} log_dirs")
+        for broker, path in zip(plan[partition], paths):
+            if path != ANY_DIRECTORY:
+                found[Replica(*partition, broker)] = path
+    return found
 
 
 def _entries(text: str) -> dict[TopicPartition, dict[str, Any]]:
@@ -73,10 +90,16 @@ def _entries(text: str) -> dict[TopicPartition, dict[str, Any]]:
     return found
 
 
-def as_plan(replicas: Mapping[TopicPartition, Sequence[int]]) -> str:
+def as_plan(replicas: Mapping[TopicPartition, Sequence[int]], directories: Directories | None = None) -> str:
     """The plan that puts partitions where they are given to be, on one line, to be kept for the way back."""
+    known = directories or {}
     entries = [
-        {"topic": topic, "partition": number, "replicas": list(brokers), "log_dirs": ["any"] * len(brokers)}
+        {
+            "topic": topic,
+            "partition": number,
+            "replicas": list(brokers),
+            "log_dirs": [known.get(Replica(topic, number, broker), ANY_DIRECTORY) for broker in brokers],
+        }
         for (topic, number), brokers in sorted(replicas.items())
     ]
     return json.dumps({"version": 1, "partitions": entries}, separators=(",", ":"))
