@@ -170,7 +170,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _process(self, turns: int = TURN_REQUESTS_MAX) -> None:
         """Take whole frames out of the buffer, up to `turns`, then write all answers that are due with one call."""
         view, start, end = self._view, self._start, self._end
-        dispatch, pending = self._owner.dispatch, self._pending
+        dispatch, pending, wakes = self._owner.dispatch, self._pending, self._owner.wakes
         size = 0
         has_more = False
         self._corked = True
@@ -189,6 +189,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 frame = view[start + 4 : stop]
                 start = stop
                 size = 0
+                wakes.is_last = stop == end and wakes.collecting
                 answer = dispatch(frame, self)
                 if type(answer) is bytes and not pending:
                     self._out.append(answer)
@@ -205,7 +206,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self.close()
             return
         finally:
-            self._corked = False
+            self._corked = wakes.is_last = False
             self._start = start
         if start == end:
             self._start = self._end = 0

@@ -77,13 +77,12 @@ class Deferred:
     def complete(self, response: Any) -> None:
         assert self.response is None, "a request is answered once"
         self.response = response
-        timing = self.timing
-        if timing is not None:
-            timing[0].answered(timing[1])
-        callback = self._on_complete
+        timing, callback = self.timing, self._on_complete
         if callback is not None:
             self._on_complete = None  # it holds the connection's place for this answer, which holds this
             callback(response)
+        if timing is not None:  # counted when it has left: somebody waits for it
+            timing[0].answered(timing[1])
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Called by dispatch, once; runs the callback at once if the answer is there already."""

@@ -24,10 +24,12 @@ class DeadlineTimer:
 
     def add(self, delay_ms: int, on_expiry: Expiry) -> int:
         """Returns what `discard` wants back."""
-        bucket = self._deadlines.add(int(self._loop.time() * 1000) + delay_ms, on_expiry)
-        due_ms = self._deadlines.next_due_ms()
-        if due_ms is not None and (self._timer is None or due_ms < self._armed_for_ms):
-            self._arm(due_ms)
+        due_ms = int(self._loop.time() * 1000) + delay_ms
+        bucket = self._deadlines.add(due_ms, on_expiry)
+        if self._timer is None or due_ms < self._armed_for_ms:
+            first_due_ms = self._deadlines.next_due_ms()
+            if first_due_ms is not None and (self._timer is None or first_due_ms < self._armed_for_ms):
+                self._arm(first_due_ms)
         return bucket
 
     def discard(self, bucket: int, on_expiry: Expiry) -> None:

@@ -94,6 +94,8 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     to = _Asker(services, connection.listener_name, version, correlation_id)
     if not waiting:
         return to.encode(topics)
+    if partitions.wakes.is_last:
+        partitions.wakes.run()
     return _Parked(to, topics, waiting, request.timeout_ms, acks)
 
 
@@ -131,8 +133,11 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
         to = _Asker(services, connection.listener_name, version, correlation_id)
         return to.encode([(topic, [_refused(services, index, error, version)])])
     if not partition.may_answer(info.last_offset, acks):
-        to = _Asker(services, connection.listener_name, version, correlation_id)
-        return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
+        if partitions.wakes.is_last:
+            partitions.wakes.run()  # followers are told before this request's place is made: they are waited for
+        return _ParkedOne(
+            (services, connection.listener_name, version, correlation_id), partition, info, topic, timeout_ms, acks
+        )
     return encode_one_produced(
         correlation_id, topic, index, info.first_offset, info.log_append_time_ms, info.log_start_offset
     )
@@ -144,41 +149,50 @@ class _ParkedOne(Deferred):
     __slots__ = ("_bucket", "_index", "_info", "_to", "_topic")
 
     def __init__(
-        self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
-    ) -> None:
+        self, to: tuple[Services, str, int, int], partition: Partition, info: AppendInfo, topic: str, timeout_ms: int,
+        acks: int,
+    ) -> None:  # fmt: skip
+        """`to`: what makes an `_Asker`, which only a refusal needs."""
         self.exclusive = False
         self.response = self.on_abandon = self.timing = self._on_complete = None
         self._to = to
         self._topic = topic
         self._index = partition.index
         self._info = info
-        partitions = to.services.partitions
+        partitions = to[0].partitions
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
+        if (
+            acks == ACKS_ALL
+            and partition.log.high_watermark <= info.last_offset
+            and partition.leads
+            and not partition.offline
+        ):  # as `when_acknowledged` does, at which nearly all end up
+            partition.watch.produces.add(info.last_offset + 1, self._settled)
+        else:
+            partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
 
     def _settled(self, error: Exception | None) -> None:
         if self.response is not None:
             return  # it had timed out
-        self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
+        to, info = self._to, self._info
         if error is not None:
             self._refuse(error)
-            return
-        info = self._info
-        self.complete(
-            encode_one_produced(
-                self._to.correlation_id, self._topic, self._index, info.first_offset, info.log_append_time_ms,
-                info.log_start_offset,
-            )
-        )  # fmt: skip
+        else:
+            self.complete(
+                encode_one_produced(
+                    to[3], self._topic, self._index, info.first_offset, info.log_append_time_ms,
+                    info.log_start_offset,
+                )
+            )  # fmt: skip
+        to[0].partitions.deadlines.discard(self._bucket, self._expired)
 
     def _expired(self) -> None:
         self._refuse(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
 
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
-        self.complete(
-            self._to.encode([(self._topic, [_refused(self._to.services, self._index, error, self._to.version)])])
-        )
+        to = _Asker(*self._to)
+        self.complete(to.encode([(self._topic, [_refused(to.services, self._index, error, to.version)])]))
 
 
 class _Parked(Deferred):
