@@ -138,7 +138,7 @@ class Channel(asyncio.BufferedProtocol):
             if stop > end:
                 break
             try:
-                self._answer(buffer[start + 4 : stop])
+                self._answer(buffer, start + 4, stop)
             except (MalformedMessage, IndexError) as error:
                 self._break(f"an answer that cannot be read: {error}")
                 return
@@ -163,17 +163,20 @@ class Channel(asyncio.BufferedProtocol):
         self._buffer = target
         self._start, self._end = 0, end - start
 
-    def _answer(self, frame: memoryview) -> None:
+    def _answer(self, buffer: memoryview, start: int, stop: int) -> None:
+        """The frame between these positions, without the size before it."""
         if not self._open:
             raise MalformedMessage("nothing was asked")
-        correlation_id, header_version, on_response = self._open.popleft()
-        if _FRAME_SIZE.unpack_from(frame, 0)[0] != correlation_id:
-            self._open.appendleft((correlation_id, header_version, on_response))
+        correlation_id, header_version, on_response = self._open[0]
+        if _FRAME_SIZE.unpack_from(buffer, start)[0] != correlation_id:
             raise MalformedMessage("it is out of order")
-        if header_version == 0:
-            on_response(frame[4:])
-        else:
-            on_response(frame[5:] if frame[4] == 0 else frame[_after_tags(frame) :])
+        body = start + 4
+        if header_version:
+            if body == stop:
+                raise MalformedMessage("it ends in its header")
+            body = body + 1 if buffer[body] == 0 else start + _after_tags(buffer[start:stop])
+        self._open.popleft()
+        on_response(buffer[body:stop])
 
     def _break(self, reason: str) -> None:
         if self.broken:

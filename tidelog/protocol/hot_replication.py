@@ -35,7 +35,9 @@ _ONE_FIXED = (0, 0, 1, 1, 1, 1, 13)
 _RESPONSE_HEAD = Struct(">ihi")
 # index, error, high watermark, last stable offset, log start, aborted transactions, preferred replica
 _FETCHED = Struct(">ihqqqBi")
-_ONE_RESPONSE = Struct(">ihi B16sB ihqqqBi".replace(" ", ""))
+# with the first byte of the records' length behind it
+_ONE_RESPONSE = Struct(">ihi B16sB ihqqqBi B".replace(" ", ""))
+_ONE_RESPONSE_BYTES_MIN = _ONE_RESPONSE.size + 3
 _ONE_RESPONSE_FRAME = Struct(">iiB ihi B16sB ihqqqBi".replace(" ", ""))
 _EMPTY_RESPONSE_FRAME = Struct(">iiBihiBB")
 _INT32 = Struct(">i")
@@ -219,27 +221,21 @@ def decode_one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, mem
 
     None for any other answer: no partition or several, an error, tags, or bytes that are none.
     """
-    try:
-        return _one_fetched(body)
-    except (IndexError, MalformedMessage):
-        return None
-
-
-def _one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, memoryview] | None:
     size = len(body)
-    if size < _ONE_RESPONSE.size + 4:
+    if size < _ONE_RESPONSE_BYTES_MIN:
         return None
     (
         _, error, session_id, topics, topic_id, partitions, index, partition_error, high_watermark, _, log_start,
-        aborted, _,
+        aborted, _, length,
     ) = _ONE_RESPONSE.unpack_from(body)  # fmt: skip
     if error or topics != 2 or partitions != 2 or partition_error or aborted > 1:
         return None
     position = _ONE_RESPONSE.size
-    length = body[position]
-    position += 1
     if length >= 0x80:
-        length, position = continue_uvarint(body, position, length)
+        try:
+            length, position = continue_uvarint(body, position, length)
+        except (IndexError, MalformedMessage):
+            return None
     end = position + length - 1
     if end < position or end + 3 != size or body[end] or body[end + 1] or body[end + 2]:
         return None

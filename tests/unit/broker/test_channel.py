@@ -143,6 +143,22 @@ async def test_an_answer_out_of_order_breaks_the_connection() -> None:
         await channels.close()
 
 
+async def test_an_answer_that_ends_in_its_header_is_one_that_never_came() -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        correlation_id, _ = await read_request(reader)
+        writer.write((4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big"))
+        await reader.read()
+
+    async with peer(cut) as endpoint:
+        channel = Channel(asyncio.get_running_loop(), endpoint, "tidelog-1")
+        answers: list[bytes | None] = []
+        channel.request(HEARTBEAT, 1, b"", kept(answers))
+        await settled(answers, 1)
+        assert answers == [None]
+        assert channel.broken
+        await channel.closed()
+
+
 async def test_an_exchange_gives_the_message_of_the_answer() -> None:
     async with peer(heartbeats) as endpoint:
         channels = Channels(asyncio.get_running_loop(), "tidelog-1")
