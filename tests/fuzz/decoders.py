@@ -7,6 +7,7 @@ first bytes of an input choose between the cases of its target, the rest is the 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from random import Random
 from struct import Struct
@@ -105,6 +106,9 @@ class _Owner:
 
     def disconnected(self, connection: KafkaConnection) -> None:
         pass
+
+    def widen(self, sock: socket.socket) -> None:
+        raise AssertionError("nobody follows")
 
     def not_read(self, connection: KafkaConnection) -> None:
         pass

@@ -28,6 +28,7 @@ from tidelog.protocol.errors import MalformedMessage
 
 if TYPE_CHECKING:
     import mmap
+    import socket
 
     from tidelog.broker.turns import Turns
     from tidelog.broker.wakes import Wakes
@@ -61,6 +62,7 @@ class ConnectionOwner(Protocol):
     def disconnected(self, connection: KafkaConnection) -> None: ...
     def reserve_buffer(self, extra_bytes: int) -> bool: ...
     def not_read(self, connection: KafkaConnection) -> None: ...
+    def widen(self, sock: socket.socket) -> None: ...
     def warn(self, kind: str, text: str) -> None: ...
 
 
@@ -369,6 +371,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """Of the socket; the lowest that was free, so that it tells how many are in use. -1 where there is none."""
         found = self._transport.get_extra_info("socket") if self._transport is not None else None
         return -1 if found is None else int(found.fileno())
+
+    def send_much(self) -> None:
+        found = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if found is not None:
+            self._owner.widen(found)
 
     @property
     def is_closing(self) -> bool:

@@ -24,7 +24,7 @@ from tidelog.broker.follower_sessions import (
     as_follower_request,
     nothing,
 )
-from tidelog.broker.request import Answer
+from tidelog.broker.request import Answer, Peer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import TOPIC_ID_FROM, encode_fetch_response
 from tidelog.protocol.hot_replication import (
@@ -107,7 +107,7 @@ class FollowerFetches:
             self._let_in(session, now_ms)
         return self._answer_or_park(session, correlation_id, VERSION)
 
-    def serve(self, request: FetchRequest, version: int, correlation_id: int) -> Answer:
+    def serve(self, request: FetchRequest, version: int, correlation_id: int, connection: Peer) -> Answer:
         """Any follower's fetch, of any version."""
         asked = as_follower_request(request, version)
         uses_topic_ids = version >= TOPIC_ID_FROM
@@ -116,7 +116,10 @@ class FollowerFetches:
         except KafkaError as error:
             self.answers.told(error.code)
             return encode_fetch_response(correlation_id, version, error.code, 0, [])
-        return self._take(session, asked, forgotten_in(request, uses_topic_ids), correlation_id, version)
+        answer = self._take(session, asked, forgotten_in(request, uses_topic_ids), correlation_id, version)
+        if asked.session_epoch == EPOCH_INITIAL and any(entry.follower for entry in session.entries.values()):
+            connection.send_much()
+        return answer
 
     def serve_many(self, body: memoryview, correlation_id: int) -> Answer:
         """The same for the shape that our own followers send; None for any other."""

@@ -26,6 +26,10 @@ class Peer(Protocol):
 
     def close(self) -> None: ...
 
+    def send_much(self) -> None:
+        """Most of what is answered is large: let more of it be on its way at once."""
+        ...
+
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call back once the other end is gone."""
         ...

@@ -35,6 +35,8 @@ ACCEPT_TURNS = 5
 # A request that arrives more slowly than this is as good as none.
 TRICKLE_BYTES_PER_S = 64
 UNREAD_CHECK_S = 1.0
+# At least this much of an answer to a follower is on its way at once: with less, both sides wake for every piece.
+FOLLOWER_SEND_BYTES = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,11 @@ class Server:
             return False
         self.receive_bytes = wanted
         return True
+
+    def widen(self, sock: socket.socket) -> None:
+        """The send buffer of a connection to a follower; one that the system sizes stays as it is."""
+        if 0 < self._limits.send_buffer_bytes < FOLLOWER_SEND_BYTES:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FOLLOWER_SEND_BYTES)
 
     def warn(self, kind: str, text: str) -> None:
         """Something that clients can do again and again, for which they are cut off."""

@@ -34,6 +34,9 @@ class Peer:
     def close(self) -> None:
         raise AssertionError("the produce failed")
 
+    def send_much(self) -> None:
+        raise AssertionError("nobody follows")
+
     def on_close(self, callback: Callable[[], None]) -> None:
         pass
 

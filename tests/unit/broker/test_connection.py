@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any, cast
@@ -106,6 +107,9 @@ class Owner:
 
     def not_read(self, connection: KafkaConnection) -> None:
         pass
+
+    def widen(self, sock: socket.socket) -> None:
+        raise AssertionError("nobody follows")
 
     def turn(self) -> None:
         """The loop's next turns, as long as somebody wants one."""

@@ -37,6 +37,9 @@ class Connection:
         for notice in self.notices:
             notice()
 
+    def send_much(self) -> None:
+        raise AssertionError("nobody follows")
+
 
 class World:
     def __init__(self, **subscriptions: dict[str, str]) -> None:

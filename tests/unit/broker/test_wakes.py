@@ -1,14 +1,20 @@
-"""When followers that wait are told of what was appended."""
+"""When followers that wait are told of what was appended, and how much of an answer may be on its way to them."""
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.unit.broker.test_connection import Owner, connect
-from tests.unit.replication.replicas import Replicas
+from tests.unit.replication.replicas import TOPIC_ID, Replicas
+from tidelog.broker.apis import fetch
 from tidelog.broker.connection import KafkaConnection
+from tidelog.broker.server import FOLLOWER_SEND_BYTES, Server, ServerLimits
+from tidelog.broker.wakes import Wakes
+from tidelog.protocol.hot_replication import RequestTemplate
 
 
 def framed(*frames: bytes) -> bytes:
@@ -89,3 +95,28 @@ def test_a_log_that_cannot_be_read_for_the_followers_refuses_the_produce_that_to
     cluster.loop.settle()
     assert leader.partition.offline
     assert sent.code == 56, "KAFKA_STORAGE_ERROR, and not never"
+
+
+@pytest.mark.parametrize(("configured_bytes", "is_widened"), [(102_400, True), (1_000_000, False), (-1, False)])
+def test_more_may_be_on_its_way_to_a_follower(configured_bytes: int, is_widened: bool) -> None:
+    limits = ServerLimits(1000, 1000, 1 << 20, send_buffer_bytes=configured_bytes)
+    server = Server(limits, cast(Any, None), lambda: 0.0, Wakes(cast(Any, None)), cast(Any, None))
+    with socket.socket() as sock:
+        before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        server.widen(sock)
+        after = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert (after != before) is is_widened
+    assert after >= FOLLOWER_SEND_BYTES or not is_widened
+
+
+@pytest.mark.parametrize(("replica_id", "is_widened"), [(2, True), (9, False)])
+def test_more_is_on_its_way_only_to_who_is_a_replica(replica_id: int, is_widened: bool) -> None:
+    cluster = Replicas(2)
+    cluster.loop.run_for(1)
+    leader = cluster.nodes[1]
+    template = RequestTemplate(replica_id, cluster.image.brokers[2].epoch, 0, 1, 1 << 20, 1 << 20)
+    body = template.many(0, 0, [(TOPIC_ID, 0, leader.partition.leader_epoch, 0, -1, 0)])
+    told: list[bool] = []
+    peer: Any = SimpleNamespace(listener_name="PLAINTEXT", send_much=lambda: told.append(True))
+    fetch.serve(leader.services, memoryview(body), 18, 1, peer)
+    assert told == [True] * is_widened

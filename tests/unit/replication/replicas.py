@@ -279,7 +279,7 @@ class ReplicaNode:
         self.hosting.apply(self.cluster.image, delta)
 
     def serve(self, api_key: int, version: int, body: memoryview) -> Any:
-        peer: Any = SimpleNamespace(host="test", listener_name="PLAINTEXT", close=lambda: None)
+        peer: Any = SimpleNamespace(host="test", listener_name="PLAINTEXT", close=lambda: None, send_much=lambda: None)
         if api_key == fetch.API_KEY:
             return fetch.serve(self.services, body, version, 1, peer)[0]
         if api_key == produce.API_KEY:

@@ -59,7 +59,7 @@ def serve(
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     if replica_id >= 0:
-        return followers.serve(request, version, correlation_id), counters
+        return followers.serve(request, version, correlation_id, connection), counters
     counters = services.requests.fetch_consumer
     try:
         session, answer_all = services.partitions.fetch_sessions.resolve(
