@@ -14,6 +14,8 @@ from tidelog.protocol.java_text import parse_double, parse_integer, split_list, 
 
 INT64_MAX: Final = 2**63 - 1
 DAY_MS: Final = 24 * 60 * 60 * 1000
+# Who looks for an offset walks over the batches since the last row, while others wait; a row costs next to nothing.
+INDEX_INTERVAL_BYTES_MAX: Final = 256 * 1024
 
 _INTEGERS: Final = {
     "segment.bytes": "segment_bytes",
@@ -98,6 +100,8 @@ class LogConfig:
         if "min.cleanable.dirty.ratio" in values:
             found["min_cleanable_dirty_ratio"] = parse_double(values["min.cleanable.dirty.ratio"])
         config = cls(**found)  # type: ignore[arg-type]
+        if config.index_interval_bytes > INDEX_INTERVAL_BYTES_MAX:
+            config = replace(config, index_interval_bytes=INDEX_INTERVAL_BYTES_MAX)
         if config.is_compacted and config.max_compaction_lag_ms < config.segment_ms:
             # Only a closed segment can be cleaned in time (LogConfig.maxSegmentMs).
             return replace(config, segment_ms=config.max_compaction_lag_ms)

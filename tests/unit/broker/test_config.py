@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tidelog.broker.config import ConfigError, Listener, NodeConfig, nearest_keys
+from tidelog.storage.log_config import INDEX_INTERVAL_BYTES_MAX
 
 
 def test_nothing_given_is_one_node_on_loopback():
@@ -197,6 +198,8 @@ def test_a_topics_own_configs_win_in_storage():
     config = NodeConfig.load(None, {"log.segment.bytes": "2000000"})
     storage = config.log_config({"retention.ms": "5"}, [{"log.index.interval.bytes": "11"}])
     assert (storage.segment_bytes, storage.retention_ms, storage.index_interval_bytes) == (2_000_000, 5, 11)
+    sparse = config.log_config({"index.interval.bytes": "2147483647"})
+    assert sparse.index_interval_bytes == INDEX_INTERVAL_BYTES_MAX, "nobody walks over a whole segment for an offset"
 
 
 def test_importing_it_is_cheap():
