@@ -61,7 +61,7 @@ def test_a_seed_is_the_same_history_in_another_process():
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
