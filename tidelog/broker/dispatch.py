@@ -119,8 +119,8 @@ class Dispatcher:
         return _timed(answer, api.counters, began)
 
     def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
-        if api.is_forwarded and not self._services.controller_channel.is_local():
-            return self._run(self._forward(bytes(frame), context, request), api, context, request)
+        if api.is_forwarded:
+            return self._run(self._by_controller(bytes(frame), api, context, request), api, context, request)
         try:
             result = api.handle(self._services, context, request)
             if inspect.iscoroutine(result):
@@ -160,8 +160,14 @@ class Dispatcher:
         task.add_done_callback(ended)
         return answer
 
-    async def _forward(self, frame: bytes, context: RequestContext, request: Any) -> bytes:
-        response: bytes = await self._services.controller_channel.forward(frame, context.client_host)
+    async def _by_controller(self, frame: bytes, api: _Api, context: RequestContext, request: Any) -> Any:
+        """The active controller's answer: this node's message, unless it loses the lead over it, or another's frame."""
+        channel = self._services.controller_channel
+        if channel.is_local():
+            here = await self._outcome(api, context, request)
+            if not _lost_the_lead(here):
+                return here
+        response = await channel.forward(frame, context.client_host)
         return len(response).to_bytes(4, "big") + response
 
     # -------------------------------------------------------------------------------------- requests from within
@@ -172,7 +178,11 @@ class Dispatcher:
         return await self._outcome(api, RequestContext(request.API_KEY, version, 0, None, "127.0.0.1", ""), request)
 
     async def embedded(self, frame: bytes, client_host: str) -> bytes:
-        """The response, header included, to a request that came in an envelope. Raises KafkaError, MalformedMessage."""
+        """The response, header included, to a request that came in an envelope. Raises KafkaError, MalformedMessage.
+
+        NOT_CONTROLLER, too, where it was under way when this node lost the lead: whoever forwarded it asks the next
+        one, as in Kafka. Inside the response it would be the client's, and few clients try again then.
+        """
         view = memoryview(frame)
         key, version, correlation_id, client_id_bytes = _head(view)
         api = self._apis.get(key)
@@ -182,6 +192,8 @@ class Dispatcher:
         client_id, request = api.parse(view, version, client_id_bytes)
         context = RequestContext(key, version, correlation_id, client_id, client_host, "")
         response = await self._outcome(api, context, request)
+        if _lost_the_lead(response):
+            raise KafkaError(ErrorCode.NOT_CONTROLLER)
         framed = api.framed(response, context, request)
         api.counters.answered(began)
         return bytes(memoryview(framed)[4:])
@@ -219,6 +231,12 @@ async def _completed(answer: Deferred) -> Any:
     if isinstance(response, KafkaError):
         raise response
     return response
+
+
+def _lost_the_lead(response: Any) -> bool:
+    errors: dict[int, int] = {}
+    count_errors(response, errors)
+    return ErrorCode.NOT_CONTROLLER in errors
 
 
 class _Api:

@@ -1,0 +1,71 @@
+"""A command that was under way when its controller lost the lead is the next controller's, not the client's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.broker.metadata_services import running_services
+from tidelog.broker.apis import envelope
+from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.served import CONTROLLER_APIS, FORWARDED
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.protocol.messages.envelope import EnvelopeRequest
+
+CREATE = CreateTopicsRequest(
+    topics=[CreatableTopic(name="t", num_partitions=1, replication_factor=1)], timeout_ms=10_000
+)
+FRAME = b"\0\x13\0\x07\0\0\0\x2a\xff\xff\0" + CREATE.encode(7)
+"""CreateTopics, version 7, correlation id 42, no client id, no tagged fields."""
+
+
+class Client:
+    host = "127.0.0.1"
+    listener_name = "PLAINTEXT"
+
+
+def losing_once(controller: Any) -> None:
+    """What is under way is refused once, as it is when another node begins to lead."""
+    create_topics = controller.create_topics
+
+    async def lost(*arguments: Any, **options: Any) -> Any:
+        controller.create_topics = create_topics
+        raise KafkaError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
+
+    controller.create_topics = lost
+
+
+async def test_whoever_forwarded_it_is_told_and_not_the_client(tmp_path: Path) -> None:
+    async with running_services(tmp_path) as services:
+        services.embedded = Dispatcher(services, CONTROLLER_APIS, FORWARDED).embedded
+        losing_once(services.controller)
+        sent = EnvelopeRequest(request_data=FRAME, request_principal=b"", client_host_address=bytes([127, 0, 0, 1]))
+        context = RequestContext(58, 0, 1, "broker", "127.0.0.1", "CONTROLLER")
+        with pytest.raises(KafkaError) as refused:
+            await envelope.handle(services, context, sent)
+        assert refused.value.code == ErrorCode.NOT_CONTROLLER
+        answer = await envelope.handle(services, context, sent)
+        inner = CreateTopicsResponse.decode(bytes(answer.response_data or b"")[5:], 7)
+        assert (answer.error_code, inner.topics[0].error_code) == (0, 0)
+
+
+async def test_a_node_that_led_itself_asks_the_next_controller(tmp_path: Path) -> None:
+    async with running_services(tmp_path) as services:
+        dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
+        services.embedded = dispatcher.embedded
+        losing_once(services.controller)
+        answer = dispatcher.dispatch_cold(memoryview(FRAME), cast(Any, Client()))
+        assert isinstance(answer, Deferred)
+        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.on_complete(told.set_result)
+        frame = bytes(await asyncio.wait_for(told, 30))
+        assert (int.from_bytes(frame[:4], "big"), frame[4:9]) == (len(frame) - 4, b"\0\0\0\x2a\0")
+        response = CreateTopicsResponse.decode(frame[9:], 7)
+        assert [(topic.name, topic.error_code) for topic in response.topics] == [("t", 0)]
+        assert "t" in services.image().topics_by_name
+        await dispatcher.close()
