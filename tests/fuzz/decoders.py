@@ -29,6 +29,7 @@ from tidelog.protocol.record_batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader
 from tidelog.protocol.record_walk import CHECKED_RECORDS
 from tidelog.protocol.records import decode_batch, decode_section, iter_records
 from tidelog.storage.append import AppendRules, admit, admit_replicated
+from tidelog.storage.inspection import Unseen
 from tidelog.storage.log_config import LogConfig
 
 NOW_MS = 1_700_000_000_000
@@ -285,9 +286,21 @@ def batches(data: bytes) -> None:
         return
     rules = _RULES[(choice >> 3) % len(_RULES)]
     try:
-        written, admitted = admit(memoryview(given), 1000, 7, NOW_MS, rules, True)
+        try:
+            written, admitted = admit(memoryview(given), 1000, 7, NOW_MS, rules, True)
+        except Unseen as unseen:
+            unseen.decompress()
+            for _ in unseen.look():
+                pass
+            unseen.rebuild()
+            rules.seen = unseen.batches
+            written, admitted = admit(unseen.batches, 1000, 7, NOW_MS, rules, True)
     except KafkaError:
         return
+    except Unseen:
+        raise AssertionError("looked at, and not known again") from None
+    finally:
+        rules.seen = None
     assert len(admitted) == 1, "clients write one batch"
     position, size_bytes, base_offset, last_offset, *_ = admitted[0]
     assert (position, size_bytes, base_offset) == (0, len(written), 1000)

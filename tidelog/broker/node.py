@@ -22,6 +22,7 @@ from tidelog.broker.config import ConfigError
 from tidelog.broker.controller_channel import ControllerChannel
 from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.dynamic_config import DynamicConfig
+from tidelog.broker.inspections import Inspections
 from tidelog.broker.lifecycle import RegistrationRefused
 from tidelog.broker.log_directories import LogDirectories
 from tidelog.broker.metadata_side import MetadataSide
@@ -187,6 +188,8 @@ class Node:
                 self._on_failure,
             )  # fmt: skip
         broker: Any = self._broker
+        turns = Turns(loop.call_soon, ports.stopwatch)
+        inspections = Inspections(loop, ports.inspector, turns)
         services = self._services = Services(
             config=config,
             settings=self.settings,
@@ -205,7 +208,8 @@ class Node:
             rng=ports.rng,
             broker_epoch=lambda: broker.lifecycle.epoch if broker else -1,
             requests=RequestCounters(ports.stopwatch or loop.time),
-            turns=(turns := Turns(loop.call_soon, ports.stopwatch)),
+            turns=turns,
+            inspections=inspections,
             **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
         wakes = broker.partitions.wakes if broker else Wakes(loop)
@@ -287,15 +291,17 @@ class Node:
         if self._broker is not None and not self._failure.done():
             await self._leave(self._broker)
         creation = self._services.topic_creation if self._services is not None else None
+        inspections = self._services.inspections if self._services is not None else None
         parts: tuple[Any, ...] = (
-            self._broker_server, *reversed(self._dispatchers), creation, self._broker, self._controller_server,
-            self._metadata, self._channels, self._metrics,
+            self._broker_server, *reversed(self._dispatchers), inspections, creation, self._broker,
+            self._controller_server, self._metadata, self._channels, self._metrics,
         )  # fmt: skip
         for part in parts:
             if part is not None:
                 await self._close(part)
-        if self._ports.executor is not None:
-            self._ports.executor.shutdown(wait=True)
+        for executor in (self._ports.executor, self._ports.inspector):
+            if executor is not None:
+                executor.shutdown(wait=True)
         epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
         self._directories.close(epoch)
         for _, sock in self._sockets:

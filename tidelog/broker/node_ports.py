@@ -29,7 +29,8 @@ class NodePorts:
     `bind(host, port)` gives a bound socket that the loop can listen on; OSError when it cannot. `boot_id` is another
     one after each start of the machine: while it is the same, nothing that was written is lost; empty if unknown.
     `stopwatch`: seconds, for durations shorter than a turn of the loop; None takes the loop's time. `files_max`: how
-    many files and sockets the process may have open, 0 if nobody counts.
+    many files and sockets the process may have open, 0 if nobody counts. `inspector`: one thread, as `executor`, for
+    batches that take much memory to look at, of which each thread would keep some.
     """
 
     disk: Disk
@@ -40,6 +41,7 @@ class NodePorts:
     boot_id: str = ""
     stopwatch: Callable[[], float] | None = None
     files_max: int = 0
+    inspector: Executor | None = None
 
 
 def wall_clock_ms() -> int:
@@ -58,6 +60,7 @@ def os_ports() -> NodePorts:
         boot_id=_boot_id(),
         stopwatch=time.perf_counter,
         files_max=_files_max(),
+        inspector=ThreadPoolExecutor(1, thread_name_prefix="tidelog-inspector"),
     )
 
 

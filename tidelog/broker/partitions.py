@@ -25,6 +25,7 @@ from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
 from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
+from tidelog.storage.inspection import Unseen
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -145,11 +146,16 @@ class Partitions:
     def append(
         self, partition: Partition, batches: memoryview, now_ms: int, required_acks: int, from_client: bool = True
     ) -> AppendInfo:
-        """Append as leader; raises KafkaError. A log that cannot be written takes its partition offline."""
+        """Append as leader; raises KafkaError, or Unseen for a batch to be looked at first.
+
+        A log that cannot be written takes its partition offline.
+        """
         try:
             info = partition.append_as_leader(batches, now_ms, required_acks, from_client)
         except KafkaError as error:
             partition.watch.traffic.refused(error.code, len(batches))
+            raise
+        except Unseen:
             raise
         except Exception as error:
             refusal = self.refusal(partition, error)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
     from tidelog.broker.dynamic_config import DynamicConfig
+    from tidelog.broker.inspections import Inspections
     from tidelog.broker.log_directories import LogDirectories
     from tidelog.broker.partitions import Partitions
     from tidelog.broker.replica_moves import ReplicaMoves
@@ -59,6 +60,7 @@ class Services:
     moves: ReplicaMoves = field(default=cast(Any, None))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
+    inspections: Inspections = field(default=cast(Any, None))
     turns: Turns = field(default_factory=lambda: Turns(asyncio.get_running_loop().call_soon))
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     producer_ids: ProducerIds = field(init=False)

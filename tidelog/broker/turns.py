@@ -12,6 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Of one turn of the loop: for each line, and for what takes long and is read in it.
 LINE_S = 0.0005
@@ -49,6 +53,12 @@ class Turns:
         self._lines[(0 if is_first else 2) + (0 if for_records else 1)].append(wake)
         self._arm()
         self.took(0.0)
+
+    async def pause(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Of a coroutine that has more to do: wait in line with what takes long."""
+        turn = loop.create_future()
+        self.wait(lambda: None if turn.done() else turn.set_result(None), is_first=False, for_records=False)
+        await turn
 
     def took(self, seconds: float) -> None:
         """So long did it take what was done just now, which was not a small Produce or Fetch.

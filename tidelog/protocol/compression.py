@@ -39,6 +39,8 @@ DEFAULT_MAX_BYTES: Final = 128 * 1024 * 1024
 _GZIP_WINDOW_BITS: Final = 31
 """Gzip framing around the widest window, in zlib's terms."""
 
+_GZIP_PIECE_BYTES: Final = 1024 * 1024
+
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01" * 2
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
@@ -135,18 +137,23 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
-    out = b""
+    pieces: list[bytes] = []
+    left = max_bytes
     while True:
         member = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        # One more than allowed, as zlib's bound of 0 would mean none.
-        out += member.decompress(data, max_bytes - len(out) + 1)
-        if len(out) > max_bytes:
-            raise _too_large(GZIP, max_bytes)
-        if not member.eof:
-            raise _corrupt(GZIP, "truncated stream")
+        while not member.eof:
+            # In pieces, so that what is too large is never put together. One more than allowed, as 0 would be no bound.
+            piece = member.decompress(data, min(_GZIP_PIECE_BYTES, left + 1))
+            data = member.unconsumed_tail
+            left -= len(piece)
+            if left < 0:
+                raise _too_large(GZIP, max_bytes)
+            if not piece and not member.eof:
+                raise _corrupt(GZIP, "truncated stream")
+            pieces.append(piece)
         data = member.unused_data
         if data[:2] != b"\x1f\x8b":  # what follows is another member or, as in Java, nothing
-            return out
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:

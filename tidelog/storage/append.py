@@ -13,7 +13,6 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final
 
-from tidelog.protocol.compression import compress
 from tidelog.protocol.crc import crc32c
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import (
@@ -29,7 +28,6 @@ from tidelog.protocol.record_batch import (
     MAGIC_OFFSET,
     MIN_BATCH_LENGTH,
     NO_TIMESTAMP,
-    TRANSACTIONAL_FLAG,
     BatchHeader,
     CorruptRecord,
     check_magic,
@@ -37,26 +35,26 @@ from tidelog.protocol.record_batch import (
     stamp,
     stamp_create_time,
     stamp_log_append_time,
-    write_crc,
 )
-from tidelog.protocol.record_walk import check_plausible, check_records, scan_records
-from tidelog.protocol.records import decode_section, encode_batch, record_section
+from tidelog.protocol.record_walk import check_plausible, check_records
+from tidelog.storage.inspection import (
+    AS_PRODUCED,
+    BLAMED_MAX,
+    INSPECTED_BYTES_MAX,
+    decompressed,
+    look_inside,
+    refuse_times,
+)
 from tidelog.storage.log_config import INT64_MAX, LogConfig
 
 NO_APPEND_TIME: Final = -1
 _MAX_COMPRESSION: Final = 4
 _CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-_AS_PRODUCED: Final = -1
 _FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
 _MIN_MESSAGE_LENGTH: Final = 14  # of the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
-# Of a batch whose records are looked at; what is larger is MESSAGE_TOO_LARGE, and Java's producer divides it.
-INSPECTED_RECORDS_MAX: Final = 250_000
-INSPECTED_BYTES_MAX: Final = 16 * 1024 * 1024
 # A compressed batch of up to so many bytes is decompressed and walked, if it stands for no more than these.
 WALKED_COMPRESSED_MAX: Final = 2048
 WALKED_BYTES_MAX: Final = 64 * 1024
-# So many records of a refused batch are named; who sends a million bad ones gets no answer of a hundred megabytes.
-BLAMED_MAX: Final = 1000
 
 Batch = tuple[int, int, int, int, int, int, int, int, int, int]
 """An admitted batch: position in the buffer, size in bytes, base offset, last offset, maximum timestamp, attributes,
@@ -101,22 +99,24 @@ class AppendRules:
         "level",
         "looks_inside",
         "max_message_bytes",
+        "seen",
         "stamps_append_time",
     )
 
     def __init__(self, config: LogConfig) -> None:
         self.max_message_bytes = config.max_message_bytes
+        self.seen: memoryview | None = None  # has been looked at under these rules, and is appended now
         self.inspected_bytes_max = max(INSPECTED_BYTES_MAX, config.max_message_bytes)
         self.after_max_ms = config.message_timestamp_after_max_ms
         self.before_max_ms = config.message_timestamp_before_max_ms
         self.stamps_append_time = config.stamps_append_time
         self.checks_keys = config.is_compacted
-        self.codec = _CODECS.get(config.compression_type, _AS_PRODUCED)
+        self.codec = _CODECS.get(config.compression_type, AS_PRODUCED)
         gzip_level = None if config.compression_gzip_level == -1 else config.compression_gzip_level
         levels = {1: gzip_level, 3: config.compression_lz4_level, 4: config.compression_zstd_level}
         self.level = levels.get(self.codec)
         limits_age = self.before_max_ms != INT64_MAX and not self.stamps_append_time
-        self.looks_inside = self.checks_keys or limits_age or self.codec != _AS_PRODUCED
+        self.looks_inside = self.checks_keys or limits_age or self.codec != AS_PRODUCED
 
 
 _unpack = HEADER.unpack_from
@@ -130,7 +130,7 @@ def admit(
 
     Returns the bytes to write (the given ones unless the topic recompresses) and one tuple per batch. `batches` must be
     writable. Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP, MESSAGE_TOO_LARGE,
-    UNSUPPORTED_COMPRESSION_TYPE. Bytes of a refused buffer may have been stamped.
+    UNSUPPORTED_COMPRESSION_TYPE; or Unseen. Bytes of a refused buffer may have been stamped.
     """
     size = len(batches)
     position = 0
@@ -166,7 +166,10 @@ def admit(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {attributes & COMPRESSION_MASK} is unknown"
                 )
             if rules.looks_inside:
-                batches = _look_inside(batches, BatchHeader._make(fields), now_ms, rules)
+                if batches is not rules.seen:
+                    if end != size:
+                        batches = _without_fragment(batches, end)
+                    batches = look_inside(batches, BatchHeader._make(fields), now_ms, rules)
                 return _admit_rewritten(batches, next_offset, leader_epoch, now_ms, rules)
             if attributes & COMPRESSION_MASK:
                 _check_compressed(batches, position, BatchHeader._make(fields))
@@ -285,22 +288,8 @@ def _check_times(batches: memoryview, position: int, header: BatchHeader, now_ms
             raise KafkaError(ErrorCode.INVALID_TIMESTAMP, reason, blamed)
         return header.attributes
     if header.max_timestamp > now_ms + rules.after_max_ms:
-        _inspect(_section(batches, position, header, rules), header, now_ms, rules)
-        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, _outside(header.max_timestamp, now_ms, rules))
+        refuse_times(batches, position, header, now_ms, rules)
     return stamp_create_time(batches, position, header).attributes
-
-
-def _outside(timestamp: int, now_ms: int, rules: AppendRules) -> str:
-    return f"timestamp {timestamp} is outside {now_ms - rules.before_max_ms} .. {now_ms + rules.after_max_ms}"
-
-
-def _section(batches: memoryview, position: int, header: BatchHeader, rules: AppendRules) -> bytes:
-    """The batch's records, decompressed: as many as may be looked at while others wait."""
-    if header.record_count > INSPECTED_RECORDS_MAX:
-        raise KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE, f"{header.record_count} records at once, above {INSPECTED_RECORDS_MAX}"
-        )
-    return _decompressed(batches, position, header, rules.inspected_bytes_max)
 
 
 def _check_compressed(batches: memoryview, position: int, header: BatchHeader) -> None:
@@ -309,93 +298,12 @@ def _check_compressed(batches: memoryview, position: int, header: BatchHeader) -
     if payload_bytes > WALKED_COMPRESSED_MAX:
         return
     try:
-        section = _decompressed(batches, position, header, WALKED_BYTES_MAX)
+        section = decompressed(batches, position, header, WALKED_BYTES_MAX)
     except KafkaError as error:
         if error.code is ErrorCode.MESSAGE_TOO_LARGE:
             return
         raise
     check_records(section, 0, len(section), header.record_count)
-
-
-def _decompressed(batches: memoryview, position: int, header: BatchHeader, bytes_max: int) -> bytes:
-    """The batch's records. What cannot be decompressed is INVALID_RECORD: producers repeat a CORRUPT_MESSAGE."""
-    try:
-        return record_section(batches, position, header, bytes_max)
-    except KafkaError as error:
-        if error.code is not ErrorCode.CORRUPT_MESSAGE:
-            raise
-        raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from None
-
-
-def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> tuple[bool, int]:
-    """Whether the records' offsets follow each other, and the largest timestamp.
-
-    Refuses the batch if any may not enter, and names those: without a key, or of another time.
-    """
-    oldest, newest = now_ms - rules.before_max_ms, now_ms + rules.after_max_ms
-    checks_times = not rules.stamps_append_time
-    code = ErrorCode.INVALID_RECORD
-    blamed: list[tuple[int, str]] = []
-    consecutive, largest = True, NO_TIMESTAMP
-    for index, (offset_delta, time_delta, has_key) in enumerate(scan_records(section, header.record_count)):
-        if offset_delta != index:
-            consecutive = False
-        timestamp = header.base_timestamp + time_delta
-        if timestamp > largest:
-            largest = timestamp
-        if not -INT64_MAX <= timestamp <= INT64_MAX:
-            raise KafkaError(ErrorCode.INVALID_RECORD, f"timestamp {timestamp} needs more than 64 bits")
-        if rules.checks_keys and not has_key:
-            reason = "a compacted topic takes no record without a key"
-        elif checks_times and timestamp != NO_TIMESTAMP and not oldest <= timestamp <= newest:
-            reason = _outside(timestamp, now_ms, rules)
-            code = ErrorCode.INVALID_TIMESTAMP
-        else:
-            continue
-        if len(blamed) < BLAMED_MAX:
-            blamed.append((index, reason))
-    if blamed:
-        raise KafkaError(code, "One or more records have been rejected", tuple(blamed))
-    return consecutive, largest
-
-
-def _look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
-    """The checks and rewrites that need the records looked at; returns the batch to append."""
-    if header.size_bytes != len(batches):
-        batches = _without_fragment(batches, header.size_bytes)
-    section = _section(batches, 0, header, rules)
-    consecutive, largest = _inspect(section, header, now_ms, rules)
-    codec = header.compression if rules.codec == _AS_PRODUCED else rules.codec
-    # Kafka gives compressed records new offsets where theirs leave some out, and takes others as they are.
-    if codec == header.compression and (consecutive or not codec):
-        return batches
-    if consecutive:
-        rebuilt = _under_another_codec(section, header._replace(max_timestamp=largest), codec, rules.level)
-    else:
-        rebuilt = encode_batch(
-            decode_section(section, header),
-            compression=codec,
-            level=rules.level,
-            producer_id=header.producer_id,
-            producer_epoch=header.producer_epoch,
-            base_sequence=header.base_sequence,
-            transactional=bool(header.attributes & TRANSACTIONAL_FLAG),
-        )
-    if len(rebuilt) > rules.max_message_bytes:
-        raise KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"a batch of {len(rebuilt)} bytes, recompressed, is above max.message.bytes, {rules.max_message_bytes}",
-        )
-    return memoryview(rebuilt)
-
-
-def _under_another_codec(section: bytes, header: BatchHeader, codec: int, level: int | None) -> bytearray:
-    """The batch with its records as they are: to decode and encode each would cost three times the rest."""
-    batch = bytearray(HEADER_SIZE) + compress(codec, section, level)
-    attributes = header.attributes & (TRANSACTIONAL_FLAG | LOG_APPEND_TIME_FLAG) | codec
-    HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD, attributes=attributes))
-    write_crc(batch, 0, len(batch))
-    return batch
 
 
 def _admit_rewritten(

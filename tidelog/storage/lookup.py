@@ -16,7 +16,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import LOG_APPEND_TIME, BatchHeader
 from tidelog.protocol.record_walk import scan_records
 from tidelog.protocol.records import record_section
-from tidelog.storage.append import INSPECTED_RECORDS_MAX
+from tidelog.storage.inspection import INSPECTED_RECORDS_MAX
 from tidelog.storage.log_config import INT64_MAX
 from tidelog.storage.reader import ColdRead, batch_at, headers
 from tidelog.storage.segment import UNKNOWN, Segment

@@ -12,19 +12,35 @@ from tidelog.protocol.compression import compress
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import check_crc, read_header, write_crc
 from tidelog.protocol.records import decode_batch, encode_batch, record_section
-from tidelog.storage.append import (
+from tidelog.storage.append import AppendRules, admit, admit_replicated
+from tidelog.storage.inspection import (
+    AT_ONCE_BYTES_MAX,
+    AT_ONCE_RECORDS_MAX,
     BLAMED_MAX,
     INSPECTED_BYTES_MAX,
     INSPECTED_RECORDS_MAX,
-    AppendRules,
-    admit,
-    admit_replicated,
+    STEP_RECORDS,
+    Unseen,
 )
 from tidelog.storage.log_config import LogConfig
 
 
 def admitted(data: memoryview, *, next_offset: int = 100, from_client: bool = True, **settings: Any):
-    return admit(data, next_offset, 5, NOW, AppendRules(LogConfig(**settings)), from_client)
+    rules = AppendRules(LogConfig(**settings))
+    try:
+        return admit(data, next_offset, 5, NOW, rules, from_client)
+    except Unseen as unseen:
+        looked_at(unseen)
+        rules.seen = unseen.batches
+        return admit(unseen.batches, next_offset, 5, NOW, rules, from_client)
+
+
+def looked_at(unseen: Unseen) -> int:
+    """The steps it took."""
+    unseen.decompress()
+    steps = sum(1 for _ in unseen.look())
+    unseen.rebuild()
+    return steps
 
 
 def refused(data: memoryview, *, from_client: bool = True, **settings: Any) -> ErrorCode:
@@ -183,7 +199,7 @@ def test_a_topic_with_a_compression_of_its_own_recompresses(codec: str):
 
 def test_recompression_leaves_the_records_as_they_are(monkeypatch: pytest.MonkeyPatch):
     """Byte for byte, and none is decoded for it; only the header is put right, where it gave another latest time."""
-    monkeypatch.setattr("tidelog.storage.append.decode_section", lambda *_: pytest.fail("records are decoded"))
+    monkeypatch.setattr("tidelog.storage.inspection.decode_section", lambda *_: pytest.fail("records are decoded"))
     data = idempotent(4, 3, compression=4, key=b"k", transactional=True)
     section = record_section(data, 0, read_header(data), 1000)
     patched(data, 35, ">q", NOW + 700)
@@ -289,3 +305,68 @@ class TestReplicated:
         with pytest.raises(KafkaError) as caught:
             admit_replicated(data, 10)
         assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+
+
+COMPACTED: dict[str, Any] = {"cleanup_policy": frozenset({"compact"}), "max_message_bytes": 4_000_000}
+
+
+def keyed(count: int, size_bytes: int = 1, compression: int = 0) -> memoryview:
+    records = [(NOW, b"%d" % number, bytes(size_bytes), ()) for number in range(count)]
+    return memoryview(bytearray(encode_batch(records, compression=compression)))
+
+
+@pytest.mark.parametrize(
+    ("data", "is_long"),
+    [
+        (keyed(AT_ONCE_RECORDS_MAX), False),
+        (keyed(AT_ONCE_RECORDS_MAX + 1), True),
+        (keyed(10, AT_ONCE_BYTES_MAX // 11, 4), False),
+        (keyed(10, AT_ONCE_BYTES_MAX // 9, 4), True),
+        (keyed(10, AT_ONCE_BYTES_MAX // 9, 1), True),
+        (keyed(10, AT_ONCE_BYTES_MAX // 9), False),
+    ],
+)
+def test_what_takes_long_to_look_at_is_not_looked_at_at_once(data: memoryview, is_long: bool):
+    before = bytes(data)
+    rules = AppendRules(LogConfig(**COMPACTED))
+    if not is_long:
+        admit(data, 100, 5, NOW, rules, True)
+        return
+    with pytest.raises(Unseen) as caught:
+        admit(data, 100, 5, NOW, rules, True)
+    assert data == before, "it was changed"
+    data[:] = bytes(len(data))  # the buffer is used again
+    unseen = caught.value
+    assert unseen.rules is rules
+    assert looked_at(unseen) == read_header(unseen.batches).record_count // STEP_RECORDS
+    assert unseen.batches == before
+
+
+@pytest.mark.parametrize("compression_type", ["producer", "zstd"])
+def test_what_was_looked_at_is_admitted_as_if_at_once(compression_type: str, monkeypatch: pytest.MonkeyPatch):
+    data = keyed(AT_ONCE_RECORDS_MAX * 2, compression=1)
+    settings = COMPACTED | {"compression_type": compression_type}
+    later = admitted(memoryview(bytearray(data)), **settings)
+    monkeypatch.setattr("tidelog.storage.inspection.AT_ONCE_RECORDS_MAX", INSPECTED_RECORDS_MAX)
+    at_once = admit(data, 100, 5, NOW, AppendRules(LogConfig(**settings)), True)
+    assert later == at_once
+    assert read_header(later[0]).compression == {"producer": 1, "zstd": 4}[compression_type]
+
+
+def test_what_was_looked_at_under_other_rules_is_looked_at_again():
+    data = keyed(AT_ONCE_RECORDS_MAX * 2)
+    with pytest.raises(Unseen) as caught:
+        admit(data, 100, 5, NOW, AppendRules(LogConfig(**COMPACTED)), True)
+    looked_at(caught.value)
+    caught.value.rules.seen = caught.value.batches
+    with pytest.raises(Unseen):
+        admit(caught.value.batches, 100, 5, NOW, AppendRules(LogConfig(**COMPACTED)), True)
+
+
+def test_a_long_batch_of_another_time_names_its_records_in_the_end():
+    records = [(NOW + 1 + 10**9 * (number == 2500), None, b"v", ()) for number in range(3000)]
+    data = memoryview(bytearray(encode_batch(records)))
+    with pytest.raises(KafkaError) as caught:
+        admitted(data, message_timestamp_after_max_ms=10**6)
+    assert caught.value.code == ErrorCode.INVALID_TIMESTAMP
+    assert [index for index, _ in caught.value.record_errors] == [2500]

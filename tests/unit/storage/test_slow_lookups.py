@@ -11,7 +11,7 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import HEADER, HEADER_SIZE, BatchHeader, read_header, write_crc
-from tidelog.storage.append import INSPECTED_RECORDS_MAX
+from tidelog.storage.inspection import INSPECTED_RECORDS_MAX
 from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.lookup import RECORDS_AT_ONCE_MAX, UNTRUE_HEADERS_MAX, SlowLookup, TimestampOffset
 

@@ -29,6 +29,7 @@ from tidelog.protocol.hot import (
 )
 from tidelog.protocol.record_batch import ATTRIBUTES_LOW_OFFSET, HEADER_SIZE, TRANSACTIONAL_FLAG, read_header
 from tidelog.replication.partition import ACKS_ALL
+from tidelog.storage.inspection import Unseen
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
@@ -48,6 +49,8 @@ _Wanted = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
 # The partition, the offset its high watermark must reach, and where its answer stands.
 _Waiting = tuple["Partition", int, list[ProducedPartition], int]
+# Topic, partition, the batch to be looked at, and where its answer stands.
+_Looking = tuple[str | bytes, int, Unseen, list[ProducedPartition], int]
 
 
 def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
@@ -66,6 +69,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
     now_ms = services.clock_ms()
     topics: _Topics = []
     waiting: list[_Waiting] = []
+    unseen_ones: list[_Looking] = []
     failed = False
     for topic, batches in wanted.items():
         answered: list[ProducedPartition] = []
@@ -76,27 +80,48 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
                     _refuse_what_the_log_would_take(partition, records, version)
                 assert records is not None
                 info = partitions.append(partition, records, now_ms, acks)
+            except Unseen as unseen:
+                unseen_ones.append((topic, index, unseen, answered, len(answered)))
+                answered.append(ProducedPartition(index))
+                continue
             except KafkaError as error:
                 failed = True
                 answered.append(_refused(services, index, error, version))
                 continue
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
                 waiting.append((partition, info.last_offset + 1, answered, len(answered)))
-            answered.append(
-                ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)
-            )
+            answered.append(_appended(index, info))
         topics.append((topic, answered))
+    so_far = _SoFar(connection, acks, request.timeout_ms, topics, waiting, failed)
+    to = _Asker(services, connection.listener_name, version, correlation_id)
+    return _Looked(to, so_far, unseen_ones) if unseen_ones else _concluded(to, so_far)
+
+
+def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
+    """The answer to a request of which everything that may be appended is."""
+    connection, acks, timeout_ms, topics, waiting, failed = so_far
     if acks == 0:
         if failed:
             log.info("closing connection from %s: a produce with acks=0 failed", connection.host)
             connection.close()
         return None
-    to = _Asker(services, connection.listener_name, version, correlation_id)
     if not waiting:
         return to.encode(topics)
-    if partitions.wakes.is_last:
-        partitions.wakes.run()
-    return _Parked(to, topics, waiting, request.timeout_ms, acks)
+    wakes = to.services.partitions.wakes
+    if wakes.is_last:
+        wakes.run()
+    return _Parked(to, topics, waiting, timeout_ms, acks)
+
+
+class _SoFar(NamedTuple):
+    """A request whose batches have been appended, refused, or left to be looked at."""
+
+    connection: Peer
+    acks: int
+    timeout_ms: int
+    topics: _Topics
+    waiting: list[_Waiting]
+    failed: bool
 
 
 class _Asker(NamedTuple):
@@ -129,6 +154,11 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
         if partition.is_internal:
             _refuse_what_the_log_would_take(partition, records, version)
         info = partitions.append(partition, records, services.clock_ms(), acks)
+    except Unseen as unseen:
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        answered = [ProducedPartition(index)]
+        so_far = _SoFar(connection, acks, timeout_ms, [(topic, answered)], [], failed=False)
+        return _Looked(to, so_far, [(topic, index, unseen, answered, 0)])
     except KafkaError as error:
         to = _Asker(services, connection.listener_name, version, correlation_id)
         return to.encode([(topic, [_refused(services, index, error, version)])])
@@ -195,6 +225,55 @@ class _ParkedOne(Deferred):
         self.complete(to.encode([(self._topic, [_refused(to.services, self._index, error, to.version)])]))
 
 
+class _Looked(Deferred):
+    """A request with batches that take long to look at; what else it has is appended, and what is behind it waits."""
+
+    __slots__ = ("_left", "_so_far", "_to")
+
+    def __init__(self, to: _Asker, so_far: _SoFar, unseen: list[_Looking]) -> None:
+        super().__init__(exclusive=True)
+        self._to = to
+        self._so_far = so_far
+        self._left = unseen
+        self._begin()
+
+    def _begin(self) -> None:
+        self._to.services.inspections.begin(self._left[-1][2], self._seen)
+
+    def _seen(self, outcome: memoryview | KafkaError) -> None:
+        topic, index, unseen, answered, position = self._left.pop()
+        to, so_far = self._to, self._so_far
+        acks = so_far.acks
+        partitions = to.services.partitions
+        try:
+            partition = partitions.leader(topic, index)
+            if isinstance(outcome, KafkaError):
+                partition.watch.traffic.refused(outcome.code, len(unseen.batches))
+                # Raised itself, it would hold this frame, which holds it and the batch, until a collection.
+                raise KafkaError(outcome.code, outcome.message, outcome.record_errors)
+            unseen.rules.seen = outcome
+            info = partitions.append(partition, outcome, to.services.clock_ms(), acks)
+        except Unseen as again:  # under other rules than before
+            self._left.append((topic, index, again, answered, position))
+        except KafkaError as error:
+            self._so_far = so_far._replace(failed=True)
+            answered[position] = _refused(to.services, index, error, to.version)
+        else:
+            answered[position] = _appended(index, info)
+            if acks != 0 and not partition.may_answer(info.last_offset, acks):
+                so_far.waiting.append((partition, info.last_offset + 1, answered, position))
+        finally:
+            unseen.rules.seen = None
+        if self._left:
+            self._begin()
+            return
+        answer = _concluded(to, self._so_far)
+        if isinstance(answer, Deferred):
+            answer.on_complete(self.complete)
+        else:
+            self.complete([] if answer is None else answer)
+
+
 class _Parked(Deferred):
     """A request until every partition's high watermark has passed it, or its time is up."""
 
@@ -242,6 +321,10 @@ def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | 
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by its coordinator alone")
     if version < ZSTD_FROM and len(records) >= HEADER_SIZE and read_header(records).compression == ZSTD:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
+
+
+def _appended(index: int, info: AppendInfo) -> ProducedPartition:
+    return ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)
 
 
 def _refused(services: Services, index: int, error: KafkaError, version: int) -> ProducedPartition:
