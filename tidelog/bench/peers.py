@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tidelog.bench.processes import ServerProcess, free_port
@@ -70,12 +70,12 @@ def kafka_or_reason() -> str | None:
     return None
 
 
-def pom() -> str:
+def pom(artifacts: Iterable[tuple[str, str, str]] = _DEPENDENCIES) -> str:
     """The Maven project that names what we need of Kafka."""
     dependencies = "".join(
         f"    <dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
         f"<version>{version}</version></dependency>\n"
-        for group, artifact, version in _DEPENDENCIES
+        for group, artifact, version in artifacts
     )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0">\n  <modelVersion>4.0.0</modelVersion>\n'
@@ -84,9 +84,9 @@ def pom() -> str:
     )
 
 
-def jars() -> Path:
+def jars(name: str = "kafka", artifacts: Iterable[tuple[str, str, str]] = _DEPENDENCIES) -> Path:
     """The directory of Kafka's jars, brought with Maven on first use. PeerUnavailable when that cannot be done."""
-    target = cache_directory() / "kafka"
+    target = cache_directory() / name
     if target.is_dir():
         return target
     reason = why_unavailable()
@@ -95,7 +95,7 @@ def jars() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="kafka-part-") as scratch:
         project, fetched = Path(scratch, "pom.xml"), Path(scratch, "jars")
-        project.write_text(pom())
+        project.write_text(pom(artifacts))
         maven = ["mvn", "-q", "-B", "-f", str(project), "dependency:copy-dependencies"]
         maven += ["-DincludeScope=runtime", f"-DoutputDirectory={fetched}"]
         done = subprocess.run(maven, check=False, capture_output=True, text=True)
