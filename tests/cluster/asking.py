@@ -147,7 +147,7 @@ class Sender:
     def __init__(self, bootstrap: str, **settings: Any) -> None:
         given = {key.replace("_", "."): value for key, value in settings.items()}
         self._producer = confluent.Producer(
-            {"bootstrap.servers": bootstrap, "linger.ms": 0, "message.timeout.ms": 20_000, **QUIET, **given}
+            {"bootstrap.servers": bootstrap, "linger.ms": 0, "message.timeout.ms": 60_000, **QUIET, **given}
         )
 
     def send(self, topic: str, values: Iterable[bytes], partition: int = 0) -> list[int]:
@@ -157,7 +157,7 @@ class Sender:
             self._producer.produce(
                 topic, value, partition=partition, on_delivery=lambda error, message: reports.append((error, message))
             )
-        self._producer.flush(30)
+        self._producer.flush(90)
         for error, _ in reports:
             if error is not None:
                 raise confluent.KafkaException(error)
