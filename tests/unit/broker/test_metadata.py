@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 import pytest
 
 from tests.unit.broker.metadata_services import context, encoded, running_services
@@ -192,3 +195,36 @@ def test_a_refusal_can_be_said_in_every_version(version):
     request = MetadataRequest(topics=[MetadataRequestTopic(name="a")])
     response = encoded(metadata.refuse(request, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR), version), version)
     assert response.topics[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_thousands_of_topics_are_answered_in_pieces(services, by_id):
+    await create(services, "a")
+    a_id = services.image().topics_by_name["a"].topic_id
+    count = metadata.TOPICS_AT_ONCE_MAX * 4 + 1
+    asked = [MetadataRequestTopic(name=f"none-{number}") for number in range(count)]
+    asked.append(MetadataRequestTopic(name="a"))
+    if by_id:
+        asked = [MetadataRequestTopic(name=None, topic_id=number.to_bytes(16, "big")) for number in range(1, count)]
+        asked.append(MetadataRequestTopic(name=None, topic_id=a_id))
+    request = MetadataRequest(topics=asked, allow_auto_topic_creation=False)
+    answer = asyncio.ensure_future(cast(Any, metadata.handle(services, context(12), request)))
+    turns = 0
+    while not answer.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 5
+    response = encoded(answer.result(), 12)
+    assert len(response.topics) == len(asked)
+    assert [(topic.name, len(topic.partitions)) for topic in response.topics if not topic.error_code] == [("a", 2)]
+    missing = {topic.error_code for topic in response.topics} - {ErrorCode.NONE}
+    assert missing == {ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    at_once = metadata._answer(services, context(12), request)
+    assert response == encoded(at_once, 12)
+
+
+async def test_among_thousands_of_topics_too_a_version_may_be_wrong(services):
+    asked = [MetadataRequestTopic(name=f"none-{number}") for number in range(metadata.TOPICS_AT_ONCE_MAX * 2)]
+    asked.append(MetadataRequestTopic(name=None))
+    with pytest.raises(KafkaError):
+        await cast(Any, metadata.handle(services, context(10), MetadataRequest(topics=asked)))

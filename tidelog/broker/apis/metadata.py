@@ -6,7 +6,9 @@ id (versions 12 on) are never created. Order: as asked, or by name for all topic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Coroutine, Generator, Iterable, Iterator
+from typing import Any
 
 from tidelog.broker import authorized_operations
 from tidelog.broker.cluster_view import broker_endpoint, cluster_controller, offline_replicas, reachable_brokers
@@ -31,6 +33,8 @@ from tidelog.replication.controller.topic_names import topic_name_problem
 
 REQUEST = MetadataRequest
 
+# Asked for by name, between two pauses: some milliseconds.
+TOPICS_AT_ONCE_MAX = 1000
 TOPIC_IDS_FROM = 12
 LISTENER_NOT_FOUND_FROM = 6
 OPERATIONS_FROM = 8
@@ -41,10 +45,29 @@ _Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
 """Error, leader, replicas, in-sync replicas, offline replicas."""
 
 
-def handle(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse | Deferred:
+def handle(
+    services: Services, context: RequestContext, request: MetadataRequest
+) -> MetadataResponse | Deferred | Coroutine[Any, Any, MetadataResponse]:
     if services.lost_brokers and services.lost_brokers.any_of(_leaders(services.image(), request)):
         return _when_settled(services, context, request)
+    if request.topics is not None and len(request.topics) > TOPICS_AT_ONCE_MAX:
+        return _answer_in_pieces(services, context, request)
     return _answer(services, context, request)
+
+
+async def _answer_in_pieces(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    """The same with pauses, in which others are served."""
+    loop = asyncio.get_running_loop()
+    pieces = _answering(services, context, request)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            response: MetadataResponse = done.value
+            break
+        await services.turns.pause(loop)
+    await services.turns.pause(loop)
+    return response
 
 
 def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
@@ -74,13 +97,26 @@ def _when_settled(services: Services, context: RequestContext, request: Metadata
 
 
 def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    pieces = _answering(services, context, request)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            response: MetadataResponse = done.value
+            return response
+
+
+def _answering(
+    services: Services, context: RequestContext, request: MetadataRequest
+) -> Generator[None, None, MetadataResponse]:
+    """A step for each TOPICS_AT_ONCE_MAX topics asked for; what is told is the image as it was at the first."""
     version = context.api_version
     image = services.image()
     if request.topics is None or (version == 0 and not request.topics):
         view = _View(image, context)
         topics = [view.known(topic) for _, topic in sorted(image.topics_by_name.items())]
     else:
-        topics = _requested(services, context, request, image)
+        topics = yield from _requested(services, context, request, image)
     if version >= OPERATIONS_FROM and request.include_topic_authorized_operations:
         for topic in topics:
             topic.topic_authorized_operations = authorized_operations.TOPIC
@@ -102,7 +138,7 @@ def _answer(services: Services, context: RequestContext, request: MetadataReques
 
 def _requested(
     services: Services, context: RequestContext, request: MetadataRequest, image: MetadataImage
-) -> list[MetadataResponseTopic]:
+) -> Generator[None, None, list[MetadataResponseTopic]]:
     assert request.topics is not None
     if context.api_version < TOPIC_IDS_FROM:
         for asked in request.topics:
@@ -114,11 +150,17 @@ def _requested(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, message)
     view = _View(image, context)
     ids = dict.fromkeys(asked.topic_id for asked in request.topics if asked.topic_id != ZERO_UUID)
-    if ids:
-        return [view.by_id(topic_id) for topic_id in ids]
     topics: list[MetadataResponseTopic] = []
+    if ids:
+        for number, topic_id in enumerate(ids, 1):
+            if number % TOPICS_AT_ONCE_MAX == 0:
+                yield
+            topics.append(view.by_id(topic_id))
+        return topics
     missing: list[str] = []
-    for name in dict.fromkeys(asked.name for asked in request.topics if asked.name is not None):
+    for number, name in enumerate(dict.fromkeys(asked.name for asked in request.topics if asked.name is not None), 1):
+        if number % TOPICS_AT_ONCE_MAX == 0:
+            yield
         topic = image.topics_by_name.get(name)
         if topic is not None:
             topics.append(view.known(topic))
