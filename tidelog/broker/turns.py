@@ -103,7 +103,11 @@ class Turns:
     def _move(self, line: deque[Wake]) -> None:
         """Everybody in it once, or as many as there is time for."""
         stopwatch = self._stopwatch
-        began = stopwatch() if stopwatch is not None else 0.0
+        began = 0.0
+        if stopwatch is not None:
+            self._arm()
+            began = stopwatch()
+            self._began = began + LINE_S - READS_S  # late when the line's time is over
         for _ in range(len(line)):
             self.late = False
             line.popleft()()
