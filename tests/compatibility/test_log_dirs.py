@@ -20,6 +20,7 @@ from tidelog.protocol.errors import ErrorCode
 
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT = 38, 39
 PATIENCE_S = 120.0
 
 
@@ -149,6 +150,36 @@ def test_what_cannot_be_moved_is_refused(disks: Disks, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("need_java")
+def test_a_cordoned_directory_gets_no_new_replicas(disks: Disks) -> None:
+    def cordon(value: str | None, *expected: Path) -> None:
+        change = {"name": "cordoned.log.dirs", "config_operation": 0 if value else 1, "value": value}
+        resources = [{"resource_type": 4, "resource_name": "1", "configs": [change]}]
+        answer = disks.ask("incremental_alter_configs", 1, resources=resources, validate_only=False)
+        assert answer.responses[0].error_code == 0, answer.responses[0].error_message
+
+        def told() -> bool:
+            return {path for path, result in disks.described(5).items() if result.is_cordoned} == set(expected)
+
+        disks.until("the broker knows", told)
+
+    def create(name: str) -> int:
+        topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
+        answer = disks.ask("create_topics", 7, topics=[topic], timeout=10_000, validate_only=True)
+        return int(answer.topics[0].error_code)
+
+    full, free = disks.homes
+    cordon(str(full), full)
+    topic = disks.topic("beside-a-cordon", 3)
+    assert {disks.home_of(topic, index) for index in range(3)} == {free}
+    assert disks.move(full, topic) == INVALID_REPLICA_ASSIGNMENT
+    assert disks.move(free, topic) == 0
+    cordon("*", full, free)
+    disks.until("the controller knows", lambda: create("nowhere") == INVALID_REPLICATION_FACTOR)
+    cordon(None)
+    disks.until("the controller knows", lambda: create("somewhere") == 0)
+    assert disks.move(full, topic) == 0
+
+
 def test_kafkas_tools_describe_and_move(disks: Disks, tmp_path: Path) -> None:
     topic = disks.topic("by-tools")
     assert disks.produce(topic, b"x")[0] == 0

@@ -21,14 +21,16 @@ from tidelog.broker.group_ports import GroupPorts
 from tidelog.broker.hosting import Hosting
 from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
 from tidelog.broker.log_cleaner import LogCleaner
-from tidelog.broker.log_directories import NoDirectoryLeft
+from tidelog.broker.log_directories import CORDONED, NoDirectoryLeft
 from tidelog.broker.lost_brokers import LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
 from tidelog.broker.replica_moves import ReplicaMoves
 from tidelog.broker.upkeep import Upkeep
 from tidelog.protocol.uuids import uuid_to_text
+from tidelog.replication.controller.image import METADATA_VERSION
 from tidelog.replication.controller.image_delta import everything
+from tidelog.replication.controller.record_codec import CORDONED_VERSION
 from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
@@ -98,7 +100,9 @@ class BrokerSide:
             loop=loop,
             rng=ports.rng,
             on_unheard=self._directory_failure_unheard,
+            cordoned=self._cordoned,
         )
+        settings.subscribe([CORDONED], self.lifecycle.poke)
         self._assignments = DirectoryAssignments(
             broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
         )
@@ -143,6 +147,12 @@ class BrokerSide:
             on_appended=self.partitions.flushes.flush_if_due,
             on_link=self._on_link,
         )
+
+    def _cordoned(self) -> list[bytes] | None:
+        if not self._is_applied or self._metadata.tracker.image.feature_level(METADATA_VERSION) < CORDONED_VERSION:
+            return None
+        entries, directories = self._settings.items(CORDONED), self.directories
+        return [home.directory_id for home in directories.homes if directories.is_cordoned(home.path, entries)]
 
     def _make_groups(self) -> GroupCoordinatorService:
         return GroupCoordinatorService(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tidelog.broker.found_logs import FoundLogs
+from tidelog.broker.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE
@@ -207,11 +208,18 @@ class Hosting:
     def _create(self, topic: TopicImage, index: int, wanted: bytes) -> Found | None:
         """A new log in the directory the metadata names, else in the one with the fewest (Kafka's LogManager).
 
+        A cordoned one (KIP-1066) is taken where it is named, or where there is no other.
         A directory that refuses has failed, and the next is tried. OSError where it is no directory's fault.
         """
         preferred = None if self._moves is None else self._moves.preferred.pop((topic.name, index), None)
         homes = self._directories.homes
-        homes.sort(key=lambda each: (each.directory_id != wanted, each.path != preferred, len(each.logs)))
+        cordoned = self._settings.items(CORDONED)
+
+        def order(home: LogDirectory) -> tuple[bool, bool, bool, int]:
+            is_cordoned = self._directories.is_cordoned(home.path, cordoned)
+            return home.directory_id != wanted, home.path != preferred, is_cordoned, len(home.logs)
+
+        homes.sort(key=order)
         for directory in homes:
             try:
                 config = self._log_config(topic.name)

@@ -28,6 +28,7 @@ log = logging.getLogger("tidelog.lifecycle")
 
 REGISTRATION_VERSION = 4
 HEARTBEAT_VERSION = 1
+HEARTBEAT_VERSION_CORDONED = 2
 RETRY_MS = 50
 RETRY_MS_MAX = 500
 # Registration is refused while a broker of the same id still counts as alive; such things pass.
@@ -61,7 +62,8 @@ class RegistrationRefused(Exception):
 class BrokerLifecycle:
     """`registration(previous_epoch)` is what to register with; `metadata_offset()` the last one published here.
 
-    `on_unheard(directory_id)`: no controller could be told in time that this directory has failed.
+    `on_unheard(directory_id)`: no controller could be told in time that this directory has failed. `cordoned()`: the
+    directories that want no new replicas; None while that, or whether the controller knows such, is not known.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class BrokerLifecycle:
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
         on_unheard: Callable[[bytes], None] = lambda directory_id: None,
+        cordoned: Callable[[], list[bytes] | None] = lambda: None,
     ) -> None:
         self.epoch = -1
         self.is_fenced = True
@@ -88,6 +91,7 @@ class BrokerLifecycle:
         self._loop = loop
         self._rng = rng
         self._on_unheard = on_unheard
+        self._cordoned = cordoned
         self._offline_directories: dict[bytes, asyncio.TimerHandle | None] = {}
         """Told in every heartbeat; with each the time by which the controller must have heard of it, if it has not."""
         self._is_ready = False
@@ -173,9 +177,10 @@ class BrokerLifecycle:
         while True:
             self._poked.clear()
             heartbeat = self._heartbeat()
+            version = HEARTBEAT_VERSION if heartbeat.cordoned_log_dirs is None else HEARTBEAT_VERSION_CORDONED
             try:
                 response = await self._channel.attempt(
-                    heartbeat, HEARTBEAT_VERSION, timeout_ms=self._settings.heartbeat_timeout_ms, lane="heartbeat"
+                    heartbeat, version, timeout_ms=self._settings.heartbeat_timeout_ms, lane="heartbeat"
                 )
                 wait_ms = self._heard(heartbeat, response)
             except PeerUnreachable as error:
@@ -202,6 +207,7 @@ class BrokerLifecycle:
             want_fence=not self._is_ready,
             want_shut_down=self._wants_shutdown,
             offline_log_dirs=list(self._offline_directories),
+            cordoned_log_dirs=self._cordoned(),
         )
 
     def _heard(self, heartbeat: BrokerHeartbeatRequest, response: Any) -> int:

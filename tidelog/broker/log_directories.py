@@ -9,8 +9,8 @@ to it any more. What its partitions and the controller make of it is the listene
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.config import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tidelog.broker.config import NodeConfig
     from tidelog.storage.disk import Disk
+
+CORDONED: Final = "cordoned.log.dirs"
 
 log = logging.getLogger("tidelog.directories")
 
@@ -141,6 +143,10 @@ class LogDirectories:
     def home_at(self, path: str) -> LogDirectory | None:
         """The usable one with that path."""
         return next((directory for directory in self.homes if directory.path == path), None)
+
+    def is_cordoned(self, path: str, entries: Collection[str]) -> bool:
+        """Whether the home configured as `path` wants no new replicas (KIP-1066). `entries`: what is set."""
+        return not {path, self._home_paths[path], "*"}.isdisjoint(entries)
 
     def may_be_offline(self, directory_id: bytes) -> bool:
         """Whether a replica that the metadata places in this directory may be in one that is out of reach."""

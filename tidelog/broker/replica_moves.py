@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from tidelog.broker.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.future_replica import FutureReplica, MoveState
 from tidelog.replication.throttle import Throttle
@@ -114,6 +115,8 @@ class ReplicaMoves:
         directory = self._directories.home_at(configured)
         if directory is None:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"Log directory {path} is offline")
+        if self._directories.is_cordoned(configured, self._settings.items(CORDONED)):
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Log directory {path} is cordoned")
         return directory
 
     def _prefer(self, topic: str, index: int, path: str) -> None:
@@ -292,8 +295,12 @@ class ReplicaMoves:
         """What was copied reaches its device, so that what was acknowledged stays so."""
         if not found.durability.is_running and found.failure is None:
             task = found.begin_flush()
-            await self._run_in_executor(task.run)
-            found.finish_flush(task, self._clock_ms())
+            done = asyncio.ensure_future(self._run_in_executor(task.run))
+            try:
+                await asyncio.shield(done)
+            finally:  # also where the node stops meanwhile: a log is not closed while it is being synced
+                await done
+                found.finish_flush(task, self._clock_ms())
 
     # -------------------------------------------------------------------------------------------------------- the end
 

@@ -422,6 +422,38 @@ async def test_what_cannot_be_moved_is_refused_as_by_kafka(moving: Moving, tmp_p
     assert not moving.moves._moves
 
 
+async def test_a_node_may_stop_while_a_copy_is_synced(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(moving.wire, "t", make_batch(b"a"))
+    begun, go_on = threading.Event(), threading.Event()
+    target, run, finish = moving.other, FlushTask.run, PartitionLog.finish_flush
+    synced: list[FlushTask] = []
+
+    def slowly(task: FlushTask) -> None:
+        if any(str(target) in path for path in task.directories):
+            begun.set()
+            go_on.wait(PATIENCE_S)
+        run(task)
+        synced.append(task)
+
+    def only_then(log: PartitionLog, task: FlushTask, now_ms: int | None = None) -> None:
+        assert task in synced
+        finish(log, task, now_ms)
+
+    monkeypatch.setattr(FlushTask, "run", slowly)
+    monkeypatch.setattr(PartitionLog, "finish_flush", only_then)
+    assert await moving.order(target) == 0
+    await until(begun.is_set)
+    stopping = asyncio.create_task(moving.running.stop())
+    await asyncio.sleep(0.05)
+    go_on.set()
+    await stopping
+    await moving.start()
+    await moving.arrived(target)
+    assert await moving.values() == [b"a"]
+
+
 async def test_our_own_admin_client_moves_replicas_too(moving: Moving, make_batch: MakeBatch) -> None:
     await send(moving.wire, "t", make_batch(b"a"))
     source, target = moving.home, moving.other

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidelog.broker.log_directories import CORDONED
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -18,6 +19,8 @@ from tidelog.protocol.messages.describe_log_dirs import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from tidelog.replication.controller.image import METADATA_VERSION
+from tidelog.replication.controller.record_codec import CORDONED_VERSION
 
 if TYPE_CHECKING:
     from tidelog.storage.log import PartitionLog
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 REQUEST = DescribeLogDirsRequest
 
 LAG_UNKNOWN = -1
-ALL = "*"
 
 _Wanted = dict[str, set[int]]
 
@@ -39,10 +41,11 @@ async def handle(
         wanted = {}
         for topic in request.topics:
             wanted.setdefault(topic.topic, set()).update(topic.partitions)
-    cordoned = set(services.settings.items("cordoned.log.dirs"))
+    knows = services.image().feature_level(METADATA_VERSION) >= CORDONED_VERSION
+    cordoned = services.settings.items(CORDONED) if knows else []
     results = []
     for path, absolute in services.directories.home_paths.items():
-        is_cordoned = not cordoned.isdisjoint((path, absolute, ALL))
+        is_cordoned = services.directories.is_cordoned(path, cordoned)
         result = DescribeLogDirsResult(log_dir=absolute, is_cordoned=is_cordoned)
         results.append(result)
         directory = services.directories.home_at(path)

@@ -17,6 +17,7 @@ LOWEST_METADATA_VERSION = 7  # 3.3-IV3, the oldest that Kafka 4 can read
 DIRECTORIES_VERSION = 17  # 3.7-IV2
 ELR_VERSION = 23  # 4.0-IV1
 LATEST_METADATA_VERSION = 30  # 4.3-IV0
+CORDONED_VERSION = 30  # cordoned log directories (KIP-1066)
 
 # record -> (from metadata.version, record version), newest first
 _VERSIONS: dict[type[Message], tuple[tuple[int, int], ...]] = {
