@@ -20,6 +20,7 @@ from tidelog.broker.receive_buffers import (
     READ_BYTES_MAX,
     READ_LARGE_BYTES,
     READ_S_PER_BYTE,
+    READ_UNBOUNDED_BYTES_MAX,
     new_buffer,
 )
 from tidelog.broker.request import Answer, Deferred
@@ -130,7 +131,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         end, capacity = self._end, self._capacity_bytes
         if capacity > READ_LARGE_BYTES:
-            capacity = min(capacity, end + (READ_LARGE_BYTES if self._owner.turns.late else READ_BYTES_MAX))
+            if self._owner.turns.late:
+                capacity = min(capacity, end + READ_LARGE_BYTES)
+            elif capacity > READ_UNBOUNDED_BYTES_MAX:
+                capacity = min(capacity, end + READ_BYTES_MAX)
         return self._view[end:capacity]
 
     def buffer_updated(self, nbytes: int) -> None:

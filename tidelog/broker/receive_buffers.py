@@ -16,6 +16,8 @@ BUFFER_ON_HEAP_MAX = 256 * 1024
 # or more took its time, most of it that of the memory, which is new.
 READ_BYTES_MAX = 256 * 1024
 READ_LARGE_BYTES = 64 * 1024
+# Batches of the usual sizes come with as few calls as they can.
+READ_UNBOUNDED_BYTES_MAX = 4 * 1024 * 1024
 READ_S_PER_BYTE = 0.75e-9
 
 

@@ -22,7 +22,7 @@ LINE_S = 0.0005
 READS_S = 0.001
 # A loop that did so much in a while is looked at turn by turn.
 BUSY_S = 0.0005
-WHILE_S = 0.002
+WHILE_S = 0.001
 
 Wake = Callable[[], None]
 
