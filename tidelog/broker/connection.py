@@ -17,11 +17,10 @@ from tidelog.broker.answer_slots import AnswerSlot
 from tidelog.broker.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
     BUFFER_USUAL_BYTES,
-    READ_BYTES_MAX,
     READ_LARGE_BYTES,
     READ_S_PER_BYTE,
-    READ_UNBOUNDED_BYTES_MAX,
     new_buffer,
+    read_at_once,
 )
 from tidelog.broker.request import Answer, Deferred
 from tidelog.protocol.api import ApiKey
@@ -131,10 +130,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         end, capacity = self._end, self._capacity_bytes
         if capacity > READ_LARGE_BYTES:
-            if self._owner.turns.late:
-                capacity = min(capacity, end + READ_LARGE_BYTES)
-            elif capacity > READ_UNBOUNDED_BYTES_MAX:
-                capacity = min(capacity, end + READ_BYTES_MAX)
+            capacity = min(capacity, end + read_at_once(capacity, self._owner.turns.late))
         return self._view[end:capacity]
 
     def buffer_updated(self, nbytes: int) -> None:

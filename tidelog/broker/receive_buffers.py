@@ -27,3 +27,10 @@ def new_buffer(capacity_bytes: int, wanted_bytes: int = 0) -> bytearray | mmap.m
         return bytearray(capacity_bytes)
     size_bytes = max(capacity_bytes, 1 << (wanted_bytes - 1).bit_length())
     return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def read_at_once(capacity_bytes: int, late: bool) -> int:
+    """How much a buffer above READ_LARGE_BYTES takes with one system call; `late`: the turn of the loop is long."""
+    if late:
+        return READ_LARGE_BYTES
+    return READ_BYTES_MAX if capacity_bytes > READ_UNBOUNDED_BYTES_MAX else capacity_bytes
