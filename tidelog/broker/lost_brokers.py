@@ -4,7 +4,8 @@ A client that loses its leader asks another broker for the new one at once, befo
 told of the old one, librdkafka asks again only a second later. So an answer that would name a lost leader waits until
 the metadata say what became of it, for a moment at most. And a broker fenced moments ago is still listed, though
 nothing is led by it: librdkafka takes a partition away from a broker that is no longer listed by a detour that costs
-another second. Kafka answers at once and lists no fenced broker.
+another second. Not so one whose link to this node still stands: it hangs, or is cut off from the others, and a client
+sent there would be told for ever that it leads. Kafka answers at once and lists no fenced broker.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ class LostBrokers:
         self._waiting: list[Callable[[], None]] = []
         self._fenced_at: dict[int, float] = {}
         self._unfenced: set[int] = set()
+        self._linked: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._lost)
 
     def lost(self, broker_id: int) -> None:
+        self._linked.discard(broker_id)
         if broker_id not in self._lost:
             loop = asyncio.get_running_loop()
-            self._lost[broker_id] = loop.call_later(HOLD_MS_MAX / 1000, self.found, broker_id)
+            self._lost[broker_id] = loop.call_later(HOLD_MS_MAX / 1000, self._settled, broker_id)
 
     def found(self, broker_id: int) -> None:
-        """It answers again, or nobody knows what became of it."""
+        """It answers, for the first time or again."""
+        self._linked.add(broker_id)
+        self._settled(broker_id)
+
+    def _settled(self, broker_id: int) -> None:
+        """It answers again, the metadata say what became of it, or nobody knows."""
         timer = self._lost.pop(broker_id, None)
         if timer is not None:
             timer.cancel()
@@ -58,14 +66,15 @@ class LostBrokers:
             self._unfenced.discard(broker_id)
             if broker is not None and not broker.fenced:
                 self._unfenced.add(broker_id)
-            self.found(broker_id)
+            self._settled(broker_id)
 
     def lately_fenced(self) -> set[int]:
+        """Those that are still to be listed: they were fenced moments ago, and are gone."""
         if not self._fenced_at:
             return set()
         since = asyncio.get_running_loop().time() - LISTED_MS / 1000
         self._fenced_at = {one: at for one, at in self._fenced_at.items() if at > since}
-        return set(self._fenced_at)
+        return self._fenced_at.keys() - self._linked
 
     def any_of(self, broker_ids: Iterable[int]) -> bool:
         return not self._lost.keys().isdisjoint(broker_ids)

@@ -76,6 +76,18 @@ async def test_a_broker_fenced_a_moment_ago_is_still_listed(services, monkeypatc
     assert [one.node_id for one in ask(services).brokers] == []
 
 
+async def test_a_fenced_broker_that_hangs_is_not_listed(services):
+    """Nor is one that only we can reach. A client that asked it would be told that it leads."""
+    services.lost_brokers.found(1)
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    await services.controller.broker_heartbeat(_fence(services))
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    assert [one.node_id for one in ask(services).brokers] == []
+    services.lost_brokers.lost(1)
+    response = metadata.handle(services, context(12), MetadataRequest(topics=[]))
+    assert [one.node_id for one in response.brokers] == [1], "its link broke, if only later than the news came"
+
+
 def _fence(services):
     return BrokerHeartbeatRequest(
         broker_id=1,
