@@ -85,6 +85,7 @@ async def test_a_fenced_broker_that_hangs_is_not_listed(services):
     assert [one.node_id for one in ask(services).brokers] == []
     services.lost_brokers.lost(1)
     response = metadata.handle(services, context(12), MetadataRequest(topics=[]))
+    assert isinstance(response, MetadataResponse)
     assert [one.node_id for one in response.brokers] == [1], "its link broke, if only later than the news came"
 
 
