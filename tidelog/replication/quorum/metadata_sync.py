@@ -57,7 +57,8 @@ class MetadataSync:
 
     async def _sync_all(self) -> None:
         try:
-            while not self._is_settled:
+            # One that was abandoned is never settled: its directory has failed, and no sync counts any more.
+            while not self._is_settled and self._log.failure is None:
                 try:
                     task = self._log.begin_flush()
                     await self._run_in_executor(task.run)

@@ -257,6 +257,28 @@ def test_a_leader_that_cannot_sync_leaves_and_says_so(tmp_path):
     asyncio.run(run())
 
 
+def test_a_sync_that_outlasts_its_directory_is_the_last(tmp_path):
+    async def run():
+        member = await Member(Quorum(tmp_path, {}), 1).start()
+        await until(lambda: member.raft.log.synced_offset == member.raft.end_offset and not member.raft._sync._task)
+        ends, began = asyncio.Event(), []
+
+        async def held(work: Any) -> None:
+            began.append(work)
+            await ends.wait()
+            work()
+
+        member.raft._sync._run_in_executor = held
+        member.raft.append([b"a"], 0)
+        await until(lambda: began)
+        member.directory.fail("something else in it could not be written")
+        ends.set()
+        await member.raft.close()
+        assert len(began) == 1, "who has failed is written no more"
+
+    asyncio.run(run())
+
+
 def failures(*members: Member) -> list[Any]:
     return [told for member in members for told in member.listener.told if told[0] == "failure"]
 
