@@ -156,5 +156,5 @@ class Upkeep:
         waiting = [*removal.left, *self._doomed.pop(directory, ())]
         if waiting:
             self._doomed[directory] = waiting
-        if waiting and not removal.left:  # else with the next look at the logs
+        if waiting and not removal.left and not removal.is_stopped:  # else with the next look at the logs
             self._remove(directory)

@@ -175,3 +175,16 @@ async def test_a_deleted_topic_goes_from_the_disk(start_node: Any, make_batch: A
 def _left(running: Any) -> list[str]:
     directory = running.node._directories.metadata
     return [entry.name for entry in directory._disk.list_directory(directory.path) if entry.name.startswith("t-0")]
+
+
+async def test_nothing_more_is_removed_once_the_node_stops() -> None:
+    node = Node()
+    node.look("d/t-0/1.log.deleted")
+    node.look("d/t-0/2.log.deleted")
+    (work, future), *_ = node.executor.given
+    work()
+    node.upkeep.close()
+    future.set_result(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(node.executor.given) == 1, "its threads are about to end, and its directories to be closed"
