@@ -116,7 +116,8 @@ class SlowLookup(ColdRead):
 def _first_in_batch(
     segments: Segments, segment: Segment, position: int, header: BatchHeader, wanted: _Wanted, wait: bool
 ) -> TimestampOffset | None:
-    key = (segment.path, position, header.crc, *wanted)
+    # The CRC covers neither of the last two, and where a log was cut the same batch may be written again, by others.
+    key = (segment.path, position, header.crc, header.base_offset, header.partition_leader_epoch, *wanted)
     if key in segments.found_by_time:
         found: _Found = segments.found_by_time[key]
         if isinstance(found, Exception):

@@ -107,3 +107,16 @@ def test_a_failure_is_told_once_and_tried_again(logs: Logs, monkeypatch: pytest.
     with pytest.raises(ZeroDivisionError):
         ask()
     assert asked(ask) == ((NOW + 7, 7, 0), 1)
+
+
+def test_what_was_found_in_a_batch_is_not_told_of_its_like_in_its_place(logs: Logs) -> None:
+    """A leader loses what nobody had copied, and its producer sends it again to the next one."""
+    log = logs.log
+
+    def ask() -> TimestampOffset | None:
+        return log.offset_for_timestamp(NOW + 7, wait=False)
+
+    for epoch in (1, 2):
+        log.truncate_to(0)
+        log.append_as_leader(batch(RECORDS_AT_ONCE_MAX + 1), epoch, NOW)
+        assert asked(ask) == ((NOW + 7, 7, epoch), 1)
