@@ -100,12 +100,17 @@ class LogDirectories:
         """Leave a clean end where there is one."""
         for directory in self._failing:
             directory.fail("it failed at the very end")
+        is_whole = True
         for directory in self.online:
             try:
                 # A start that came to nothing changes nothing: the last clean stop is still the last.
-                directory.close(broker_epoch if broker_epoch >= 0 else directory.clean_broker_epoch)
+                epoch = broker_epoch if broker_epoch >= 0 else directory.clean_broker_epoch
+                is_whole = directory.close(epoch) and is_whole
             except OSError as error:
                 log.error("%s did not close cleanly: %s", directory.path, error)
+                is_whole = False
+        if not is_whole:
+            self._disown()
 
     # ---------------------------------------------------------------------------------------------------- what there is
 
@@ -200,9 +205,7 @@ class LogDirectories:
 
     def _take_offline(self, directory: LogDirectory, why: str) -> None:
         self._failing.add(directory)
-        for each in self.online:
-            # What it had written may be lost: the next process must not speak for this one's epoch.
-            remove_incarnation(self._disk, each.path)
+        self._disown()
         is_metadata = directory is self.metadata
         self.offline[directory.path] = why
         if not is_metadata:
@@ -218,3 +221,8 @@ class LogDirectories:
             listener(directory)
         directory.fail(why)
         self._failing.discard(directory)
+
+    def _disown(self) -> None:
+        """What was written may be lost: the next process must not speak for this one's epoch."""
+        for directory in self.online:
+            remove_incarnation(self._disk, directory.path)

@@ -377,21 +377,24 @@ class LogDirectory:
         for path in due if doomed is None else ():
             self._disk.remove_tree(path)
 
-    def close(self, broker_epoch: int = -1) -> None:
+    def close(self, broker_epoch: int = -1) -> bool:
         """Flush and close every log, write the checkpoints and, if all went well, the clean-shutdown marker.
 
         Without `load` nothing is known of the logs: the checkpoints stay, and the marker comes back if it was there.
+        Whether all that was written is on the device now; OSError where it may not be.
         """
         if self.failure is not None:
-            return
+            return False
         try:
             logs = self._all_logs()
-            is_clean = close_logs(self._disk, self.path, logs, self.sync_at_once_from) and not self.offline
+            is_whole = close_logs(self._disk, self.path, logs, self.sync_at_once_from)
+            is_clean = is_whole and not self.offline
             if self._is_loaded:
                 self.write_checkpoints()
             if is_clean and (self._is_loaded or self.was_clean):
                 data = encode_clean_shutdown(broker_epoch)
                 replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, data)
+            return is_whole
         finally:
             self._lock.release()
 

@@ -543,3 +543,14 @@ async def test_nobody_speaks_for_an_epoch_of_which_something_may_be_lost(
     disk.faults.clear()
     directories = (await start()).node._directories
     assert directories.clean_epoch("any") == -1
+
+
+async def test_nobody_speaks_for_an_epoch_whose_last_sync_failed(
+    start: Start, disk: FaultyDisk, homes: list[Path], tmp_path: Path, make_batch: MakeBatch
+) -> None:
+    """Where the logs are closed, nobody is left to take their directory offline."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    everywhere = [*homes, tmp_path / "metadata"]
+    disk.fail(placed.home("one"), errno.EIO, "sync")
+    await placed.running.stop()
+    assert not any((home / "broker.incarnation").exists() for home in everywhere)
