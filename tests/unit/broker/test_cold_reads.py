@@ -11,6 +11,9 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.unit.broker.test_node import produce
+from tests.unit.storage.test_slow_lookups import untrue
+from tidelog.broker.apis import list_offsets
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -26,6 +29,8 @@ from tidelog.protocol.messages.offset_commit import (
 )
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.protocol.record_batch import read_header
+from tidelog.storage import lookup
 from tidelog.storage.disk import OsFile
 from tidelog.storage.lookup import SlowLookup
 from tidelog.storage.reader import ColdRead
@@ -94,6 +99,26 @@ async def test_many_records_are_looked_at_beside_the_loop(
         assert [(each.error_code, each.offset) for each in answer.topics[0].partitions] == [(0, 0)]
     assert len(threads) == 2
     assert threading.current_thread() not in threads
+
+
+async def test_a_search_ends_though_others_crowd_out_what_it_found(
+    wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of several would look for ever at batches whose headers are untrue."""
+    monkeypatch.setattr(lookup, "_FOUND_MAX", 3)
+    monkeypatch.setattr(list_offsets, "_SLOW_LOOKUPS_MAX", 20)
+    await wire.create_topic("t")
+    batch = memoryview(make_batch(*[b"x"] * 2500, compression=4))
+    claimed_ms = read_header(batch).max_timestamp + 1_800_000
+    found = []
+    for _ in range(5):
+        await wire.call(produce("t", bytes(untrue(batch, claimed_ms))), 9, ProduceResponse)
+        partition = ListOffsetsPartition(partition_index=0, timestamp=claimed_ms)
+        request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=[partition])])
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await wire.call(request, 7, ListOffsetsResponse)
+        found += [(each.error_code, each.offset) for each in answer.topics[0].partitions]
+    assert found == [(0, -1)] * 3 + [(ErrorCode.INVALID_RECORD, -1)] * 2
 
 
 async def test_committed_offsets_are_loaded(start_node: Any, cold: list[threading.Thread]) -> None:

@@ -16,6 +16,7 @@ from tidelog.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from tidelog.replication.partition import Isolation
+from tidelog.storage.lookup import UNTRUE_HEADERS_MAX, SlowLookup
 from tidelog.storage.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ EARLIEST_PENDING_UPLOAD = -6
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 _OFFSET_NOT_AVAILABLE_FROM = 5  # KIP-207
+# Batches looked at on a thread for one partition of a request. Only where headers are untrue is there more than one;
+# what was found in them is forgotten when too many ask at once, and then there would be no end of it.
+_SLOW_LOOKUPS_MAX = 2 * UNTRUE_HEADERS_MAX
 
 _Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NOTHING: _Found = (-1, -1, -1)
@@ -57,6 +61,7 @@ class _Listing:
         self._left = iter(asked)
         self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in asked}
         self.deferred: Deferred | None = None
+        self._slow_lookups: Counter[tuple[str, int]] = Counter()
 
     def goes_on(self) -> bool:
         """Whether it has come to the end; else it goes on by itself."""
@@ -75,10 +80,17 @@ class _Listing:
                 leader_epoch=epoch if self._version >= 4 else -1,
             )
         except ColdRead as cold:
+            self._slow_lookups[name, index] += isinstance(cold, SlowLookup)
+            if self._slow_lookups[name, index] > _SLOW_LOOKUPS_MAX:
+                return self._failed(name, index, ErrorCode.INVALID_RECORD)
             self._services.partitions.run_cold(cold, lambda: self._warmed(name, partition))
             return False
         except KafkaError as error:
-            self._topics[name][index] = ListOffsetsPartitionResponse(partition_index=index, error_code=error.code)
+            return self._failed(name, index, error.code)
+        return True
+
+    def _failed(self, name: str, index: int, code: ErrorCode) -> bool:
+        self._topics[name][index] = ListOffsetsPartitionResponse(partition_index=index, error_code=code)
         return True
 
     def _warmed(self, name: str, partition: ListOffsetsPartition) -> None:
