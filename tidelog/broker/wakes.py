@@ -35,8 +35,11 @@ class Wakes:
 
     def run(self) -> None:
         woken, self.waiting = self.waiting, {}
+        # What it lets others send is not to wake the next inside of this, and so on: each level costs frames.
+        collecting, self.collecting = self.collecting, False
         for callback in woken:
             try:
                 callback()
             except Exception:
                 log.exception("a waiting request failed")  # the others are not to wait on
+        self.collecting = collecting

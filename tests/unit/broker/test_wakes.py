@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,6 +58,40 @@ def test_a_malformed_request_does_not_leave_it_said() -> None:
     receive(connection, framed(b"!request"))
     assert owner.last == [True]
     assert not owner.wakes.is_last
+
+
+class Chained(Owner):
+    """Each request wakes the one that waits on the next connection, as a Produce does, and is noted how deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wakes = Wakes(cast(Any, SimpleNamespace(call_soon=self.due.append)))
+        self.depth = self.depth_max = 0
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
+        waiting = self.parked.get(b"e" + bytes(frame[1:])) if frame[:1] == b"w" else None
+        if waiting is None:
+            return super().dispatch(frame, connection)
+        self.depth += 1
+        self.depth_max = max(self.depth_max, self.depth)
+        self.wakes.soon(partial(waiting.complete, b"told"))
+        if self.wakes.is_last:
+            self.wakes.run()
+        self.depth -= 1
+        return b"done"
+
+
+def test_a_chain_of_requests_that_wake_each_other_is_not_gone_through_inside_the_first() -> None:
+    """A hundred connections deep there was no stack left, and some were never answered."""
+    owner = Chained()
+    first, _ = connect(owner)
+    others = [connect(owner) for _ in range(200)]
+    for number, (connection, _) in enumerate(others):
+        receive(connection, framed(b"e%07d" % number, b"w%07d" % (number + 1)))
+    receive(first, framed(b"w%07d" % 0))
+    owner.turn()
+    assert all(transport.written[:4] == b"told" for _, transport in others)
+    assert owner.depth_max <= 2
 
 
 @pytest.mark.parametrize("is_last", [True, False])
