@@ -69,7 +69,7 @@ class Chained(Owner):
         self.depth = self.depth_max = 0
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
-        waiting = self.parked.get(b"e" + bytes(frame[1:])) if frame[:1] == b"w" else None
+        waiting = self.parked.get(b"e" + bytes(frame[1:])) if bytes(frame[:1]) == b"w" else None
         if waiting is None:
             return super().dispatch(frame, connection)
         self.depth += 1
