@@ -19,16 +19,25 @@ def roll(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
     if active.size_bytes == 0:
         if active.base_offset == base_offset:
             return active
-        log.segments.drop_last(1, now_ms)
-    else:
-        active.seal()
-        log.durability.note_seal(active)
-        if log.config.preallocate:
-            active.trim()
-        log.producers.end_offset = base_offset
-        path = log.snapshots.take(log.producers, sync=False)
-        if path is not None:
-            log.durability.note_path(path)
+        log.disk.list_directory(log.directory)  # who is out of descriptors is to learn it while the segment is there
+        try:
+            log.segments.drop_last(1, now_ms)
+            return _begin(log, now_ms, base_offset)
+        except OSError as error:
+            log.failure = f"{log.directory}: has lost its empty segment: {error}"
+            raise
+    active.seal()
+    log.durability.note_seal(active)
+    if log.config.preallocate:
+        active.trim()
+    log.producers.end_offset = base_offset
+    path = log.snapshots.take(log.producers, sync=False)
+    if path is not None:
+        log.durability.note_path(path)
+    return _begin(log, now_ms, base_offset)
+
+
+def _begin(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
     segment = Segment.create(log.disk, log.directory, base_offset, log.config, now_ms, log.jitter_ms)
     log.segments.add(segment)
     log.durability.note_directory(log.directory)

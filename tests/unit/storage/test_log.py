@@ -421,6 +421,27 @@ class TestFlushing:
         with pytest.raises(CorruptLog, match="in part"):
             made.append(batch())
 
+    @pytest.mark.parametrize(("port", "may_be_tried_again"), [("list_directory", True), ("sync_directory", False)])
+    def test_an_empty_segment_that_cannot_be_replaced_for_want_of_descriptors(
+        self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, port: str, may_be_tried_again: bool
+    ):
+        """Offsets that are too far from the base of the only segment, which is empty, want another one."""
+        made = logs()
+        far = batch(1)
+        far[:8] = (3_000_000_000).to_bytes(8, "big")
+
+        def refuse(*arguments: Any, **options: Any) -> None:
+            raise OSError(errno.EMFILE, "too many")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(QuickDisk, port, refuse)
+            with pytest.raises(OSError, match="too many") as caught:
+                made.log.append_as_follower(far, NOW)
+        assert made.log.can_retry(caught.value) is may_be_tried_again
+        if may_be_tried_again:
+            made.log.append_as_follower(far, NOW)
+            assert made.log.log_end_offset == 3_000_000_001
+
     def test_a_device_that_cannot_sync_takes_the_log_offline(self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
         made = logs(flush_messages=1)
         made.append(batch())
