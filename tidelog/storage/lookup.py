@@ -93,6 +93,7 @@ class _Wanted(NamedTuple):
 
 
 _Found = TimestampOffset | Exception | None
+_UNSEEN: Final = LookupError("nobody has looked yet")
 
 
 class SlowLookup(ColdRead):
@@ -118,10 +119,10 @@ def _first_in_batch(
 ) -> TimestampOffset | None:
     # The CRC covers neither of the last two, and where a log was cut the same batch may be written again, by others.
     key = (segment.path, position, header.crc, header.base_offset, header.partition_leader_epoch, *wanted)
-    if key in segments.found_by_time:
-        found: _Found = segments.found_by_time[key]
+    found: _Found = segments.found_by_time.get(key, _UNSEEN)
+    if found is not _UNSEEN:
         if isinstance(found, Exception):
-            del segments.found_by_time[key]
+            segments.found_by_time.pop(key, None)
             raise found
         return found
     if wait or header.record_count <= RECORDS_AT_ONCE_MAX:
@@ -134,8 +135,8 @@ def _first_in_batch(
 
     def tell(found: _Found) -> None:
         segments.found_by_time[key] = found
-        while len(segments.found_by_time) > _FOUND_MAX:
-            segments.found_by_time.pop(next(iter(segments.found_by_time)))
+        for oldest in list(segments.found_by_time)[:-_FOUND_MAX]:  # of a copy: other threads tell, too
+            segments.found_by_time.pop(oldest, None)
 
     raise SlowLookup(segment, position, header, lambda data: _look(data, header, wanted, DEFAULT_MAX_BYTES), tell)
 

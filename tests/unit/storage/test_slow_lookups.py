@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,3 +122,31 @@ def test_what_was_found_in_a_batch_is_not_told_of_its_like_in_its_place(logs: Lo
         log.truncate_to(0)
         log.append_as_leader(batch(RECORDS_AT_ONCE_MAX + 1), epoch, NOW)
         assert asked(ask) == ((NOW + 7, 7, epoch), 1)
+
+
+def test_threads_that_tell_at_once_do_not_meet(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.append(batch(RECORDS_AT_ONCE_MAX + 1))
+    with pytest.raises(SlowLookup) as slow:
+        logs.log.offset_for_timestamp(NOW, wait=False)
+    tell, found = slow.value._tell, logs.log.segments.found_by_time
+    failures: list[Exception] = []
+
+    def crowd(number: int) -> None:
+        try:
+            for other in range(4000):
+                found[number, other] = None
+                tell(None)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=crowd, args=(number,)) for number in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
