@@ -349,7 +349,7 @@ def test_what_cannot_be_synced_for_want_of_descriptors_is_not_committed_until_it
     async def run():
         quorum, members = await three(tmp_path)
         (leader,) = await until(lambda: quorum.leaders)
-        await until(lambda: all(member.raft.high_watermark >= 1 for member in members))
+        await until(lambda: all(member.raft.log.synced_offset >= 1 for member in members))  # their epochs, too
         short = [member for member in members if member is not leader]
         for member in short:
             plain = member.raft._plain_log
