@@ -54,11 +54,8 @@ class Inspections:
                 for _ in unseen.look():
                     await self._turns.pause(self._loop)
                 await self._loop.run_in_executor(self._executor, unseen.rebuild)
-        except KafkaError as error:
-            return _without_frames(error)
-        except Exception:
-            log.exception("a batch could not be looked at")
-            return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says why")
+        except Exception as error:
+            return _refusal(error)
         return unseen.batches
 
     async def close(self) -> None:
@@ -73,11 +70,14 @@ def _at_once(unseen: Unseen) -> memoryview | KafkaError:
         for _ in unseen.look():
             pass
         unseen.rebuild()
-    except KafkaError as error:
-        return _without_frames(error)
+    except Exception as error:
+        return _refusal(error)
     return unseen.batches
 
 
-def _without_frames(error: KafkaError) -> KafkaError:
-    """The frames that it came through hold megabytes of records, for as long as somebody holds it."""
-    return KafkaError(error.code, error.message, error.record_errors)
+def _refusal(error: Exception) -> KafkaError:
+    """What the batch is refused with, without the frames that `error` came through: they hold megabytes of records."""
+    if isinstance(error, KafkaError):
+        return KafkaError(error.code, error.message, error.record_errors)
+    log.error("a batch could not be looked at", exc_info=error)
+    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says why")

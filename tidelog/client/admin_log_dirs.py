@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tidelog.client.admin_base import AdminBase, check, refusal
+from tidelog.client.admin_base import AdminBase, Response, check, refusal
 from tidelog.client.model import Replica, ReplicaLogDirs, TopicPartition
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.alter_replica_log_dirs import (
@@ -22,6 +22,7 @@ from tidelog.protocol.messages.describe_log_dirs import (
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
 )
+from tidelog.protocol.schema import Message
 
 
 class LogDirsAdmin(AdminBase):
@@ -37,7 +38,8 @@ class LogDirsAdmin(AdminBase):
             request = DescribeLogDirsRequest(
                 topics=[DescribableLogDirTopic(topic=topic, partitions=numbers) for topic, numbers in topics.items()]
             )
-            answer = await self._ask_for_log_dirs(broker_id, request)
+            answer = await self._ask(broker_id, request, DescribeLogDirsResponse)
+            check(answer.error_code, None, f"log directories of broker {broker_id}")
             for result in answer.results:
                 for told in result.topics:
                     for each in told.partitions:
@@ -46,15 +48,6 @@ class LogDirsAdmin(AdminBase):
                         place = {"future" if each.is_future_key else "current": result.log_dir}
                         found[replica] = known._replace(**place)
         return found
-
-    async def _ask_for_log_dirs(self, broker_id: int, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-        async def attempt() -> DescribeLogDirsResponse:
-            connection = await (await self._reach()).connection(broker_id)
-            return await connection.call(request, DescribeLogDirsResponse, self._config.request_timeout_ms)
-
-        answer = await self._until(attempt)
-        check(answer.error_code, None, f"log directories of broker {broker_id}")
-        return answer
 
     async def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
         """Have each replica lie in that directory of its broker. None: it is on its way, or there already."""
@@ -72,7 +65,7 @@ class LogDirsAdmin(AdminBase):
                     for path, topics in by_path.items()
                 ]
             )
-            answer = await self._ask_to_move(broker_id, request)
+            answer = await self._ask(broker_id, request, AlterReplicaLogDirsResponse)
             for told in answer.results:
                 for each in told.partitions:
                     place = TopicPartition(told.topic_name, each.partition_index)
@@ -80,9 +73,9 @@ class LogDirsAdmin(AdminBase):
                     outcomes[Replica(*place, broker_id)] = error
         return outcomes
 
-    async def _ask_to_move(self, broker_id: int, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
-        async def attempt() -> AlterReplicaLogDirsResponse:
+    async def _ask(self, broker_id: int, request: Message, answer: type[Response]) -> Response:
+        async def attempt() -> Response:
             connection = await (await self._reach()).connection(broker_id)
-            return await connection.call(request, AlterReplicaLogDirsResponse, self._config.request_timeout_ms)
+            return await connection.call(request, answer, self._config.request_timeout_ms)
 
         return await self._until(attempt)

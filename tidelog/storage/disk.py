@@ -33,6 +33,11 @@ def is_exhaustion(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
+def probe_descriptors(disk: Disk, directory: str) -> None:
+    """OSError where nothing can be opened for now: to be learned before something is changed, not in the middle."""
+    disk.list_directory(directory)
+
+
 def _sync(sync: Callable[[int], None], descriptor: int) -> None:
     """Whatever a sync fails for, it says something of the data: the system may not say it twice."""
     try:

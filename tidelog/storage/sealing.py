@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidelog.storage.disk import probe_descriptors
 from tidelog.storage.flush import FlushTask
 from tidelog.storage.segment import Segment
 
@@ -19,7 +20,7 @@ def roll(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
     if active.size_bytes == 0:
         if active.base_offset == base_offset:
             return active
-        log.disk.list_directory(log.directory)  # who is out of descriptors is to learn it while the segment is there
+        probe_descriptors(log.disk, log.directory)
         try:
             log.segments.drop_last(1, now_ms)
             return _begin(log, now_ms, base_offset)

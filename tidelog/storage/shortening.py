@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.disk import probe_descriptors
 from tidelog.storage.lookup import max_timestamp_of, refresh_max_timestamp
 from tidelog.storage.reader import walk
 from tidelog.storage.recovery import replay
@@ -33,7 +34,7 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
     if offset < log.segments.first.base_offset:
         truncate_fully_and_start_at(log, offset)
         return
-    log.disk.list_directory(log.directory)  # who is out of descriptors is to learn it while the log is whole
+    probe_descriptors(log.disk, log.directory)
     segment = log.segments[log.segments.floor_index(offset)]
     position, end_offset = _end_before(segment, offset)
     _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
@@ -96,7 +97,7 @@ def _rows_below(rows: list[tuple[int, int]], column: int, offset: int) -> int:
 
 
 def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> None:
-    log.disk.list_directory(log.directory)
+    probe_descriptors(log.disk, log.directory)
     _log.info("%s-%d is emptied to start at %d", log.topic, log.partition, offset)
     if log.compaction is not None:
         log.compaction.give_up()

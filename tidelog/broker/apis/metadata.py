@@ -58,16 +58,11 @@ def handle(
 async def _answer_in_pieces(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     """The same with pauses, in which others are served."""
     loop = asyncio.get_running_loop()
-    pieces = _answering(services, context, request)
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as done:
-            response: MetadataResponse = done.value
-            break
+    for response in _answering(services, context, request):
         await services.turns.pause(loop)
-    await services.turns.pause(loop)
-    return response
+        if response is not None:
+            return response
+    raise AssertionError("the last step is the response")
 
 
 def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
@@ -97,19 +92,15 @@ def _when_settled(services: Services, context: RequestContext, request: Metadata
 
 
 def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    pieces = _answering(services, context, request)
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as done:
-            response: MetadataResponse = done.value
-            return response
+    *_, response = _answering(services, context, request)
+    assert response is not None
+    return response
 
 
 def _answering(
     services: Services, context: RequestContext, request: MetadataRequest
-) -> Generator[None, None, MetadataResponse]:
-    """A step for each TOPICS_AT_ONCE_MAX topics asked for; what is told is the image as it was at the first."""
+) -> Iterator[MetadataResponse | None]:
+    """A step for each TOPICS_AT_ONCE_MAX topics asked for, None, then the response: of the image at the first step."""
     version = context.api_version
     image = services.image()
     if request.topics is None or (version == 0 and not request.topics):
@@ -133,7 +124,7 @@ def _answering(
     )
     if OPERATIONS_FROM <= version <= CLUSTER_OPERATIONS_TO and request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = authorized_operations.CLUSTER
-    return response
+    yield response
 
 
 def _requested(

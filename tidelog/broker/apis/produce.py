@@ -165,9 +165,8 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
     if not partition.may_answer(info.last_offset, acks):
         if partitions.wakes.is_last:
             partitions.wakes.run()  # followers are told before this request's place is made: they are waited for
-        return _ParkedOne(
-            (services, connection.listener_name, version, correlation_id), partition, info, topic, timeout_ms, acks
-        )
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
     return encode_one_produced(
         correlation_id, topic, index, info.first_offset, info.log_append_time_ms, info.log_start_offset
     )
@@ -179,27 +178,17 @@ class _ParkedOne(Deferred):
     __slots__ = ("_bucket", "_index", "_info", "_to", "_topic")
 
     def __init__(
-        self, to: tuple[Services, str, int, int], partition: Partition, info: AppendInfo, topic: str, timeout_ms: int,
-        acks: int,
-    ) -> None:  # fmt: skip
-        """`to`: what makes an `_Asker`, which only a refusal needs."""
+        self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
+    ) -> None:
         self.exclusive = False
         self.response = self.on_abandon = self.timing = self._on_complete = None
         self._to = to
         self._topic = topic
         self._index = partition.index
         self._info = info
-        partitions = to[0].partitions
+        partitions = to.services.partitions
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        if (
-            acks == ACKS_ALL
-            and partition.log.high_watermark <= info.last_offset
-            and partition.leads
-            and not partition.offline
-        ):  # as `when_acknowledged` does, at which nearly all end up
-            partition.watch.produces.add(info.last_offset + 1, self._settled)
-        else:
-            partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
+        partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
 
     def _settled(self, error: Exception | None) -> None:
         if self.response is not None:
@@ -210,18 +199,18 @@ class _ParkedOne(Deferred):
         else:
             self.complete(
                 encode_one_produced(
-                    to[3], self._topic, self._index, info.first_offset, info.log_append_time_ms,
+                    to.correlation_id, self._topic, self._index, info.first_offset, info.log_append_time_ms,
                     info.log_start_offset,
                 )
             )  # fmt: skip
-        to[0].partitions.deadlines.discard(self._bucket, self._expired)
+        to.services.partitions.deadlines.discard(self._bucket, self._expired)
 
     def _expired(self) -> None:
         self._refuse(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
 
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
-        to = _Asker(*self._to)
+        to = self._to
         self.complete(to.encode([(self._topic, [_refused(to.services, self._index, error, to.version)])]))
 
 

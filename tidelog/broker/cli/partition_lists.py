@@ -68,18 +68,23 @@ def directories_in(text: str) -> Directories:
     return found
 
 
-def _entries(text: str) -> dict[TopicPartition, dict[str, Any]]:
+def entries_in(text: str, key: str, entry: str, kind: str) -> list[Any]:
+    """What stands under `key` in a file of Kafka's tools; `entry` and `kind` say what is expected. Raises ListError."""
     try:
         document = json.loads(text)
     except ValueError as error:
         raise ListError(f"not JSON: {error}") from None
-    entries = document.get("partitions") if isinstance(document, dict) else None
+    entries = document.get(key) if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise ListError('expected {"partitions": [...]} with at least one partition')
+        raise ListError(f'expected {{"{key}": [{entry}]}} with at least one {kind}')
     if document.get("version", 1) != 1:
         raise ListError(f"version {document['version']} is not known")
+    return entries
+
+
+def _entries(text: str) -> dict[TopicPartition, dict[str, Any]]:
     found: dict[TopicPartition, dict[str, Any]] = {}
-    for entry in entries:
+    for entry in entries_in(text, "partitions", "...", "partition"):
         topic, number = (entry.get("topic"), entry.get("partition")) if isinstance(entry, dict) else (None, None)
         if not isinstance(topic, str) or type(number) is not int:
             raise ListError(f"expected a topic and a partition, not {json.dumps(entry)}")

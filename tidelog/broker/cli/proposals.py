@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
-from tidelog.broker.cli.partition_lists import ListError, Plan
+from tidelog.broker.cli.partition_lists import ListError, Plan, entries_in
 from tidelog.client.model import Node, TopicPartition
 
 if TYPE_CHECKING:
@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 def topics_in(text: str) -> list[str]:
     """The topics to be moved. Raises ListError."""
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise ListError(f"not JSON: {error}") from None
-    entries = document.get("topics") if isinstance(document, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise ListError('expected {"topics": [{"topic": ...}]} with at least one topic')
-    if document.get("version", 1) != 1:
-        raise ListError(f"version {document['version']} is not known")
+    entries = entries_in(text, "topics", '{"topic": ...}', "topic")
     names = [entry.get("topic") if isinstance(entry, dict) else None for entry in entries]
     for entry, name in zip(entries, names):
         if not isinstance(name, str):
