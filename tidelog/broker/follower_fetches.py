@@ -17,11 +17,15 @@ from tidelog.broker.fetch_sessions import forgotten_in
 from tidelog.broker.follower_answers import FollowerAnswers, Frames
 from tidelog.broker.follower_linger import LINGER_MS
 from tidelog.broker.follower_sessions import (
+    ENTRIES_MAX,
     EPOCH_FINAL,
+    WAIT_MS_MAX,
     FollowerEntry,
     FollowerSession,
     Key,
     as_follower_request,
+    has_place,
+    is_gone,
     nothing,
 )
 from tidelog.broker.request import Answer, Peer
@@ -44,10 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidelog.followers")
 
-WAIT_MS_MAX = 300_000
-SESSIONS_MAX = 1000
-# A follower that is alive fetches all the time; beyond this its session makes place when another begins.
-SILENT_MS_MAX = 10_000
 EPOCH_INITIAL = 0
 EPOCH_MAX = 2**31 - 1
 
@@ -69,6 +69,8 @@ class FollowerFetches:
         self._loop = loop
         self._rng = rng
         self.sessions: dict[int, FollowerSession] = {}
+        self.entry_count = 0
+        """Partitions of all sessions and of all fetches under way."""
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -135,8 +137,9 @@ class FollowerFetches:
 
     def _resolve(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
         if asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
-            if asked.session_id:
-                self._close(asked.session_id)
+            replaced = self.sessions.get(asked.session_id)
+            if replaced is not None and replaced.replica_id == asked.replica_id:
+                self._close(replaced.id)
             return self._begin(asked, uses_topic_ids)
         session = self.sessions.get(asked.session_id)
         if session is None or (session.replica_id, session.replica_epoch) != (asked.replica_id, asked.replica_epoch):
@@ -151,15 +154,9 @@ class FollowerFetches:
         return session
 
     def _begin(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
-        now_ms = self._loop.time() * 1000
-        for old in list(self.sessions.values()):
-            replaced = old.replica_id == asked.replica_id and old.replica_epoch != asked.replica_epoch
-            if replaced or now_ms - old.last_fetch_ms > max(SILENT_MS_MAX, 2 * old.max_wait_ms):
-                self._close(old.id)  # of a process that is no more, or of a connection
+        self._close_the_gone(self._loop.time() * 1000)
         session_id = 0
-        if asked.session_epoch == EPOCH_INITIAL and asked.partitions:
-            if len(self.sessions) >= SESSIONS_MAX:
-                self._close(next(iter(self.sessions)))
+        if asked.session_epoch == EPOCH_INITIAL and asked.partitions and self._may_have_session(asked):
             while not session_id or session_id in self.sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
         wake_soon = self._partitions.wakes.soon
@@ -169,6 +166,17 @@ class FollowerFetches:
         if session_id:
             self.sessions[session_id] = session
         return session
+
+    def _close_the_gone(self, now_ms: float) -> None:
+        broker_of = self._partitions.replica_ports.broker
+        for session in list(self.sessions.values()):
+            if is_gone(session, broker_of(session.replica_id), now_ms):
+                self._close(session.id)
+
+    def _may_have_session(self, asked: FollowerRequest) -> bool:
+        if self.entry_count + len(asked.partitions) > ENTRIES_MAX:
+            return False
+        return has_place(asked, self._partitions.replica_ports.broker(asked.replica_id), self.sessions.values())
 
     def _take(
         self,
@@ -180,11 +188,13 @@ class FollowerFetches:
     ) -> Answer:
         session.last_fetch_ms = now_ms = self._loop.time() * 1000
         session.max_wait_ms, session.min_bytes, session.max_bytes = asked.max_wait_ms, asked.min_bytes, asked.max_bytes
+        entries_before = len(session.entries)
         for partition in asked.partitions:
             key: Key = (partition.topic_id, partition.partition)
             entry = session.entries.get(key)
             if entry is None:
                 entry = session.entries[key] = FollowerEntry(session, key)
+                self.entry_count += 1
             elif entry.in_flight:
                 entry.in_flight = False
                 del session.in_flight[entry]
@@ -192,13 +202,25 @@ class FollowerFetches:
             entry.last_epoch, entry.max_bytes = partition.last_fetched_epoch, partition.max_bytes
             entry.log_start_offset = partition.log_start_offset
             self._examine(entry, now_ms)
+            session.not_hosted += entry.partition is None
         for key in forgotten:
             self._forget(session, key)
         if session.outside:
             self._let_in(session, now_ms)
         if session.in_flight:
             self._not_taken(session)
+        if (
+            session.id
+            and len(session.entries) > entries_before
+            and (self.entry_count > ENTRIES_MAX or session.knows_too_little())
+        ):
+            self._end_with_this_answer(session)
         return self._answer_or_park(session, correlation_id, version, is_full=asked.session_epoch <= 0)
+
+    def _end_with_this_answer(self, session: FollowerSession) -> None:
+        """The answer will name no session, and so the follower's next request says everything again (KIP-227)."""
+        del self.sessions[session.id]
+        session.id = 0
 
     def _not_taken(self, session: FollowerSession) -> None:
         """Told before and not mentioned since: the follower did not take it, and its offset is what it was."""
@@ -278,6 +300,7 @@ class FollowerFetches:
     def _forget(self, session: FollowerSession, key: Key) -> None:
         entry = session.entries.pop(key, None)
         if entry is not None:
+            self.entry_count -= 1
             for place in (session.dirty, session.in_flight, session.outside, session.unsettled):
                 place.pop(entry, None)
             if entry.partition is not None:
@@ -308,6 +331,8 @@ class FollowerFetches:
             if is_full:  # every partition is answered, news or not
                 session.dirty = dict.fromkeys(session.entries.values())
             must = (is_full and session.id != 0) or session.max_wait_ms <= 0
+            if not session.id and (self.entry_count > ENTRIES_MAX or not session.entries):
+                must = True  # there is no room for it to wait, or nothing to wait for
             lingers = not (must or is_full) and session.linger.busy and self._lingers(session)
             frames = None if lingers else self._frames(session, correlation_id, version, must, is_full)
             if frames is not None:

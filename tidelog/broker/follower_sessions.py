@@ -7,7 +7,7 @@ into one form. Invariant: an entry that is in flight is not dirty: the follower 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,20 @@ from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRe
 
 if TYPE_CHECKING:
     from tidelog.protocol.messages.fetch import FetchRequest
+    from tidelog.replication.controller.image import BrokerImage
     from tidelog.replication.isr import Follower
     from tidelog.replication.partition import Partition
 
+# Kafka wants replica.fetch.wait.max.ms to be below replica.lag.time.max.ms, 30 s by default.
+WAIT_MS_MAX = 30_000
+# Only brokers of the cluster get sessions. Beyond a bound a request is served without one.
+SESSIONS_MAX = 1000
+SESSIONS_OF_BROKER_MAX = 32  # num.replica.fetchers, and sessions of broken connections
+ENTRIES_MAX = 250_000  # partitions of all sessions and of parked fetches; each takes some 500 bytes
+# A session remembers so many partitions that are not hosted here; a follower may know of a topic first.
+NOT_HOSTED_MAX = 1000
+# A follower that is alive fetches all the time; beyond this its session makes place when another begins.
+SILENT_MS_MAX = 10_000
 EPOCH_FINAL = -1
 
 Key = tuple[str | bytes, int]
@@ -68,8 +79,8 @@ class FollowerSession:
 
     __slots__ = (
         "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
-        "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "outside", "parked", "replica_epoch", "replica_id",
-        "throttled", "timer", "unsettled", "uses_topic_ids", "waiting", "warming",
+        "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "not_hosted", "outside", "parked", "replica_epoch",
+        "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "waiting", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +100,8 @@ class FollowerSession:
         self.in_flight: dict[FollowerEntry, None] = {}  # told something, and not mentioned again since
         self.unsettled: dict[FollowerEntry, None] = {}  # whose high watermark the follower may not know
         self.outside: dict[FollowerEntry, None] = {}  # that could join the ISR at any fetch, mentioned or not
+        self.not_hosted = 0
+        """At least as many as there are entries of partitions that this node does not host."""
         self.last_fetch_ms = 0.0
         self.parked: ParkedFetch | None = None
         self.waiting = ParkedFetch(self)
@@ -100,6 +113,12 @@ class FollowerSession:
 
     def wake(self) -> None:
         self._wake_soon(self._answer)
+
+    def knows_too_little(self) -> bool:
+        """Whether too many of its partitions are not hosted here."""
+        if self.not_hosted > NOT_HOSTED_MAX:
+            self.not_hosted = sum(entry.partition is None for entry in self.entries.values())
+        return self.not_hosted > NOT_HOSTED_MAX
 
 
 class ParkedFetch(Deferred):
@@ -117,6 +136,25 @@ class ParkedFetch(Deferred):
         self.response = self._on_complete = None
         self.correlation_id, self.version, self.due_ms = correlation_id, version, due_ms
         return self
+
+
+def is_gone(session: FollowerSession, broker: BrokerImage | None, now_ms: float) -> bool:
+    """Whether the session is one of a broker that is no more, of an earlier process of it, or of a broken connection.
+
+    `broker`: as the metadata has the one that the session names; None if there is none.
+    """
+    if broker is None or 0 <= session.replica_epoch < broker.epoch:
+        return True
+    wait_ms = min(max(session.max_wait_ms, 0), WAIT_MS_MAX)
+    return session.parked is None and now_ms - session.last_fetch_ms > SILENT_MS_MAX + wait_ms
+
+
+def has_place(asked: FollowerRequest, broker: BrokerImage | None, sessions: Collection[FollowerSession]) -> bool:
+    """Whether this request may begin a session beside `sessions`: anybody can claim to be a broker."""
+    if broker is None or 0 <= asked.replica_epoch < broker.epoch or len(sessions) >= SESSIONS_MAX:
+        return False
+    of_broker = sum(session.replica_id == asked.replica_id for session in sessions)
+    return of_broker < SESSIONS_OF_BROKER_MAX
 
 
 def nothing(parked: ParkedFetch, session_id: int) -> bytes | list[Buffer]:

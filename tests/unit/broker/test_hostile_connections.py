@@ -240,6 +240,9 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
         "broker.topic_creation": {"CREATIONS_MAX": "100"},
         "broker.apis.fetch": {"RESPONSE_BYTES_MAX": "2 MiB"},
         "broker.fetch_sessions": {"PARKED_MAX": "250,000", "PARTITIONS_MAX": "250,000"},
+        "broker.follower_sessions": {
+            "SESSIONS_OF_BROKER_MAX": "32", "ENTRIES_MAX": "250,000", "NOT_HOSTED_MAX": "1,000",
+        },
         "broker.coordinators.runtime": {
             "PENDING_WRITES_MAX": "10,000", "PENDING_BYTES_MAX": "64 MiB", "PARKED_REQUESTS_MAX": "100,000"
         },

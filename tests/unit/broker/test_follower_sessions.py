@@ -1,0 +1,159 @@
+"""Fetch sessions of those who say that they are brokers: who gets one, what it may hold, and who makes place."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.replication.replicas import TOPIC_ID, Replicas
+from tidelog.broker import follower_fetches, follower_sessions
+from tidelog.broker.follower_sessions import SESSIONS_OF_BROKER_MAX, SILENT_MS_MAX, WAIT_MS_MAX
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
+
+VERSION = 18
+REAL = 2
+STRANGER = 77
+
+
+def ask(
+    cluster: Replicas,
+    replica_id: int,
+    *,
+    topic_id: bytes = TOPIC_ID,
+    count: int = 1,
+    epoch: int = -1,
+    session: tuple[int, int] = (0, 0),
+    wait_ms: int = 0,
+    offset: int = 0,
+) -> FetchResponse:
+    """A fetch of `count` partitions of one topic from node 1, which must answer at once."""
+    partitions = [
+        FetchPartition(
+            partition=index, current_leader_epoch=0, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=0,
+            partition_max_bytes=1000,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+    request = FetchRequest(
+        replica_state=ReplicaState(replica_id=replica_id, replica_epoch=epoch),
+        max_wait_ms=wait_ms,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        session_id=session[0],
+        session_epoch=session[1],
+        topics=[FetchTopic(topic_id=topic_id, partitions=partitions)] if count else [],
+    )
+    frames = cluster.nodes[1].serve(1, VERSION, memoryview(bytearray(request.encode(VERSION))))
+    if isinstance(frames, list):
+        frames = b"".join(frames)
+    assert isinstance(frames, bytes | bytearray), "it waits"
+    return FetchResponse.decode(bytes(frames[9:]), VERSION)
+
+
+def errors(answer: FetchResponse) -> set[int]:
+    return {each.error_code for topic in answer.responses for each in topic.partitions}
+
+
+def followers(cluster: Replicas) -> follower_fetches.FollowerFetches:
+    return cluster.nodes[1].partitions.follower_fetches
+
+
+@pytest.fixture
+def cluster() -> Replicas:
+    return Replicas(2)
+
+
+def test_who_is_no_broker_of_the_cluster_gets_no_session_and_leaves_nothing_behind(cluster: Replicas) -> None:
+    before = followers(cluster).entry_count
+    sessions = dict(followers(cluster).sessions)
+    for number in range(1100):
+        answer = ask(cluster, STRANGER + number)
+        assert (answer.error_code, answer.session_id) == (0, 0)
+        assert errors(answer) == {ErrorCode.UNKNOWN_LEADER_EPOCH}
+    assert ask(cluster, STRANGER, topic_id=b"?" * 16, count=5000, wait_ms=10_000).session_id == 0
+    assert ask(cluster, STRANGER, count=0, wait_ms=10_000).session_id == 0
+    assert followers(cluster).sessions == sessions, "the real follower keeps its own"
+    assert followers(cluster).entry_count == before
+    assert len(cluster.nodes[1].partition.watch.followers) == 1
+
+
+def test_who_claims_to_be_a_broker_gets_so_many_sessions_and_the_real_one_keeps_its_own(cluster: Replicas) -> None:
+    (real,) = followers(cluster).sessions
+    given = [ask(cluster, REAL).session_id for _ in range(SESSIONS_OF_BROKER_MAX + 20)]
+    assert sum(bool(each) for each in given) == SESSIONS_OF_BROKER_MAX - 1
+    assert len(followers(cluster).sessions) == SESSIONS_OF_BROKER_MAX
+    assert real in followers(cluster).sessions
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    assert real in followers(cluster).sessions
+    assert cluster.nodes[2].values() == [b"a"]
+
+
+def test_a_claimed_epoch_does_not_end_the_sessions_of_the_real_broker(cluster: Replicas) -> None:
+    (real,) = followers(cluster).sessions
+    assert ask(cluster, REAL, epoch=cluster.broker_epochs[REAL] - 1).session_id == 0
+    assert ask(cluster, REAL, epoch=cluster.broker_epochs[REAL] + 1000).session_id
+    assert ask(cluster, STRANGER, epoch=0, session=(real, 0)).session_id == 0
+    assert real in followers(cluster).sessions
+
+
+def test_sessions_of_a_process_before_the_present_one_make_place(cluster: Replicas) -> None:
+    old = ask(cluster, REAL, epoch=100).session_id
+    cluster.broker_epochs[REAL] = 101
+    cluster._publish()
+    assert ask(cluster, REAL, epoch=101).session_id
+    assert old not in followers(cluster).sessions
+
+
+def test_silence_is_judged_by_our_own_time_whatever_wait_is_claimed(cluster: Replicas) -> None:
+    asked = ask(cluster, REAL, wait_ms=2**31 - 1)
+    cluster.loop.run_for(SILENT_MS_MAX)
+    ask(cluster, REAL)
+    assert asked.session_id in followers(cluster).sessions
+    cluster.loop.run_for(WAIT_MS_MAX + 1)
+    ask(cluster, REAL)
+    assert asked.session_id not in followers(cluster).sessions
+
+
+def test_a_session_holds_few_partitions_that_are_not_hosted(cluster: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower may hear of a topic first; more than a few of those it is to ask for anew."""
+    before = followers(cluster).entry_count
+    monkeypatch.setattr(follower_sessions, "NOT_HOSTED_MAX", 10)
+    few = ask(cluster, REAL, topic_id=b"?" * 16, count=10)
+    assert few.session_id
+    assert errors(few) == {ErrorCode.UNKNOWN_TOPIC_ID}
+    grown = ask(cluster, REAL, topic_id=b"!" * 16, count=1, session=(few.session_id, 1))
+    assert (grown.error_code, grown.session_id, errors(grown)) == (0, 0, {ErrorCode.UNKNOWN_TOPIC_ID})
+    assert ask(cluster, REAL, topic_id=b"?" * 16, count=11).session_id == 0
+    assert followers(cluster).entry_count == before
+
+
+def test_partitions_of_all_sessions_are_bounded(cluster: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = followers(cluster).entry_count
+    monkeypatch.setattr(follower_fetches, "ENTRIES_MAX", entries + 2)
+    first, second = ask(cluster, REAL), ask(cluster, REAL)
+    assert first.session_id
+    assert second.session_id
+    third = ask(cluster, REAL, wait_ms=10_000)
+    assert (third.session_id, errors(third)) == (0, {0}), "served at once, and not remembered"
+    assert followers(cluster).entry_count == entries + 2
+    grown = ask(cluster, REAL, topic_id=b"?" * 16, session=(first.session_id, 1))
+    assert (grown.error_code, grown.session_id) == (0, 0)
+    assert followers(cluster).entry_count == entries + 1
+
+
+def test_a_real_follower_that_lost_its_session_follows_on(cluster: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a session, too, and with one as soon as there is room."""
+    monkeypatch.setattr(follower_sessions, "SESSIONS_OF_BROKER_MAX", 0)
+    (real,) = followers(cluster).sessions
+    followers(cluster)._close(real)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(100)
+    assert cluster.nodes[2].values() == [b"a"]
+    assert not followers(cluster).sessions
+    monkeypatch.undo()
+    cluster.loop.run_for(1000)
+    assert len(followers(cluster).sessions) == 1
+    cluster.nodes[1].produce(b"b")
+    cluster.loop.settle()
+    assert cluster.nodes[2].values() == [b"a", b"b"]
