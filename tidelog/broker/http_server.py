@@ -1,8 +1,8 @@
 """HTTP/1.1 as a collector and a load balancer speak it: GET and HEAD of a few pages, no bodies, everything bounded.
 
-Here are bytes, limits and timeouts; what a page says is `http_pages.py`'s. Invariants: a connection has at most one
-answer under way, and whoever is slow to ask or to read is cut off; nothing here can make a node's own clients wait for
-longer than one page takes.
+Here are bytes, limits and timeouts; what a page says is `http_pages.py`'s. Invariants: a connection is answered once
+and then closed; what comes behind its request is thrown away; a newcomer always finds a place, because a connection
+that has not asked for anything yet gives way first. Nothing here makes a node's own clients wait longer than one page.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, cast
 
-log = logging.getLogger("tidelog.http")
+logger = logging.getLogger("tidelog.http")
 
 CONNECTIONS_MAX = 32
 HEAD_BYTES_MAX = 8 * 1024
 # For a request to arrive whole, and for its answer to be taken.
 REQUEST_S_MAX = 10.0
 ANSWER_S_MAX = 30.0
-# Between two scrapes of one connection; collectors ask every 15 to 60 s.
-IDLE_S_MAX = 120.0
 BACKLOG = 32
 
 TEXT = "text/plain; charset=utf-8"
@@ -50,7 +48,6 @@ Pages = Callable[[str], Awaitable[Page]]
 class _Request(NamedTuple):
     method: str
     path: str
-    keeps_open: bool
 
 
 class _Refused(Exception):
@@ -71,6 +68,15 @@ class HttpServer:
         """Accept on a bound socket."""
         self._server = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=BACKLOG)
 
+    def make_place(self) -> None:
+        """Cut off the oldest connection that has not asked yet, or else the oldest, where there are too many."""
+        if len(self.connections) < CONNECTIONS_MAX:
+            return
+        given_up = next((each for each in self.connections if not each.has_asked), next(iter(self.connections)))
+        logger.info("closing the oldest of %d connections for a new one", len(self.connections))
+        del self.connections[given_up]
+        given_up.end()
+
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -81,6 +87,7 @@ class HttpServer:
 
 class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
+        self.has_asked = False
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
@@ -89,13 +96,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) >= CONNECTIONS_MAX:
-            log.warning("refused a connection: %d are open already", CONNECTIONS_MAX)
-            self._transport.abort()
-            return
+        self._server.make_place()
         self._server.connections[self] = None
-        # What waits in the transport counts as not taken: `resume_writing` comes when all of it is.
-        self._transport.set_write_buffer_limits(high=0)
         self._give(REQUEST_S_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -107,17 +109,24 @@ class HttpConnection(asyncio.Protocol):
             self._answering.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if not self._received and self._answering is None:
-            self._give(REQUEST_S_MAX)
+        if self.has_asked:
+            return
         self._received += data
-        if self._answering is None:
-            self._next()
-        elif len(self._received) > HEAD_BYTES_MAX:
-            self.end()
-
-    def resume_writing(self) -> None:
-        if self._answering is None:
-            self._give(IDLE_S_MAX)
+        end = self._received.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX + 4)
+        if end < 0 and len(self._received) <= HEAD_BYTES_MAX:
+            return
+        self.has_asked = True
+        self._give(ANSWER_S_MAX)
+        try:
+            if end < 0:
+                raise _Refused(431)
+            request = _parse(bytes(self._received[:end]))
+        except _Refused as refused:
+            self._write(Page(refused.status, f"{_REASONS[refused.status]}\n".encode()), head_only=False)
+            return
+        finally:
+            self._received.clear()
+        self._answering = self._server.loop.create_task(self._answer(request), name="http answer")
 
     def end(self) -> None:
         if self._transport is not None:
@@ -128,36 +137,16 @@ class HttpConnection(asyncio.Protocol):
             self._deadline.cancel()
         self._deadline = self._server.loop.call_later(seconds, self.end)
 
-    def _next(self) -> None:
-        """Begin the answer to the request that has arrived whole, if one has."""
-        end = self._received.find(b"\r\n\r\n")
-        try:
-            if end < 0:
-                if len(self._received) > HEAD_BYTES_MAX:
-                    raise _Refused(431)
-                return
-            if end > HEAD_BYTES_MAX:
-                raise _Refused(431)
-            request = _parse(bytes(self._received[:end]))
-        except _Refused as refused:
-            self._write(Page(refused.status, f"{_REASONS[refused.status]}\n".encode()), head_only=False, keep=False)
-            return
-        del self._received[: end + 4]
-        self._give(ANSWER_S_MAX)
-        self._answering = self._server.loop.create_task(self._answer(request), name="http answer")
-
     async def _answer(self, request: _Request) -> None:
         try:
             page = await self._server.pages(request.path)
         except Exception:
-            log.exception("%s cannot be shown", request.path)
+            logger.exception("%s cannot be shown", request.path)
             page = Page(500, b"the node's log says why\n")
         self._answering = None
-        self._write(page, head_only=request.method == "HEAD", keep=request.keeps_open)
-        if request.keeps_open and self._received:
-            self._next()
+        self._write(page, head_only=request.method == "HEAD")
 
-    def _write(self, page: Page, *, head_only: bool, keep: bool) -> None:
+    def _write(self, page: Page, *, head_only: bool) -> None:
         transport = self._transport
         if transport is None:
             return
@@ -167,14 +156,11 @@ class HttpConnection(asyncio.Protocol):
             f"Content-Length: {len(page.body)}\r\n"
             "Cache-Control: no-store\r\n"
             + ("Allow: GET, HEAD\r\n" if page.status == 405 else "")
-            + f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
+            + "Connection: close\r\n\r\n"
         ).encode()
         transport.write(head if head_only else head + page.body)
-        if not keep:
-            self._give(ANSWER_S_MAX)
-            transport.close()
-        elif transport.get_write_buffer_size() == 0:
-            self._give(IDLE_S_MAX)
+        self._give(ANSWER_S_MAX)
+        transport.close()
 
 
 def _parse(head: bytes) -> _Request:
@@ -195,6 +181,4 @@ def _parse(head: bytes) -> _Request:
         headers[name.lower()] = value.strip().lower()
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         raise _Refused(400)  # a body, which nothing here wants
-    connection = headers.get("connection", "")
-    keeps_open = version == "HTTP/1.1" and "close" not in connection
-    return _Request(method, target.partition("?")[0], keeps_open)
+    return _Request(method, target.partition("?")[0])

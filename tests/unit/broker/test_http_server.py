@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -15,7 +15,25 @@ from tidelog.broker.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpServ
 Address = tuple[str, int]
 
 
+shown: list[str] = []
+held: list[socket.socket] = []
+goes_on = asyncio.Event()
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    shown.clear()
+    goes_on.clear()
+    yield
+    for each in held:
+        each.close()
+    held.clear()
+
+
 async def show(path: str) -> Page:
+    shown.append(path)
+    if path == "/waits":
+        await goes_on.wait()
     if path == "/broken":
         raise RuntimeError("as asked")
     if path == "/large":
@@ -57,12 +75,29 @@ async def test_a_page_is_shown_and_the_connection_closed_when_asked(address: Add
     assert body == b"this is /page"
 
 
-async def test_several_requests_share_a_connection_also_when_they_come_at_once(address: Address):
-    one = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"
-    last = b"GET /b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    answer = await ask(address, one + one + last)
-    assert answer.count(b"this is /a") == 2
-    assert answer.endswith(b"this is /b")
+async def test_a_connection_is_answered_once_and_what_comes_behind_costs_nothing(server: HttpServer, address: Address):
+    """Requests at once, by a client that takes no answer: each answer was built and kept."""
+    one = b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"
+    greedy = socket.socket()
+    greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    greedy.connect(address)
+    greedy.setblocking(False)
+    await asyncio.get_running_loop().sock_sendall(greedy, one * 200)
+    await until(lambda: shown.count("/large") >= 1)
+    (connection,) = server.connections
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+        assert shown.count("/large") == 1
+    assert connection._transport is not None
+    assert connection._transport.get_write_buffer_size() < 9_000_000
+    greedy.close()
+    await until(lambda: not server.connections)
+
+
+async def test_a_client_that_keeps_connections_open_is_told_that_this_one_ends(address: Address):
+    answer = await ask(address, b"GET /a HTTP/1.1\r\nHost: a\r\nConnection: keep-alive\r\n\r\n")
+    assert b"Connection: close\r\n" in answer
+    assert answer.endswith(b"this is /a")
 
 
 async def test_a_request_may_come_in_pieces(address: Address):
@@ -96,17 +131,39 @@ async def test_what_is_no_request_is_refused(address: Address, request_: bytes, 
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:100]
 
 
-async def test_connections_are_bounded(server: HttpServer, address: Address):
+async def test_connections_are_bounded_and_who_asks_for_nothing_gives_way(server: HttpServer, address: Address):
     idle = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
     await until(lambda: len(server.connections) == CONNECTIONS_MAX)
-    one_more = asyncio.create_task(ask(address, b""))
-    await asyncio.wait([one_more], timeout=PATIENCE_S)
-    assert one_more.done()
-    assert one_more.exception() is not None or one_more.result() == b""
-    assert len(server.connections) == CONNECTIONS_MAX
+    for _ in range(3):
+        assert (await ask(address, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")).endswith(b"this is /healthz")
+    assert len(server.connections) <= CONNECTIONS_MAX
+    assert await asyncio.wait_for(idle[0][0].read(), PATIENCE_S) == b"" or idle[0][0].at_eof()
     for _, writer in idle:
         writer.close()
     await until(lambda: not server.connections)
+
+
+async def test_who_has_asked_is_answered_while_others_open_connections(server: HttpServer, address: Address):
+    asked = asyncio.create_task(ask(address, b"GET /waits HTTP/1.1\r\nHost: a\r\n\r\n"))
+    await until(lambda: "/waits" in shown)
+    others = [await asyncio.open_connection(*address) for _ in range(2 * CONNECTIONS_MAX)]
+    await until(lambda: len(server.connections) == CONNECTIONS_MAX)
+    goes_on.set()
+    assert (await asked).endswith(b"this is /waits")
+    for _, writer in others:
+        writer.close()
+
+
+async def test_who_asks_and_takes_nothing_gives_way_too(server: HttpServer, address: Address):
+    for path in (b"/large",) * (CONNECTIONS_MAX + 1):
+        greedy = socket.socket()
+        greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        greedy.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(greedy, address)
+        held.append(greedy)
+        await asyncio.get_running_loop().sock_sendall(greedy, b"GET " + path + b" HTTP/1.1\r\n\r\n")
+    await until(lambda: shown.count("/large") == CONNECTIONS_MAX + 1)
+    assert len(server.connections) == CONNECTIONS_MAX
     assert (await ask(address, b"GET /a HTTP/1.0\r\n\r\n")).endswith(b"this is /a")
 
 
@@ -135,14 +192,3 @@ async def test_who_does_not_take_the_answer_is_cut_off(
     await until(lambda: bool(server.connections))
     await until(lambda: not server.connections)
     slow.close()
-
-
-async def test_an_idle_connection_is_given_up_after_a_while(
-    server: HttpServer, address: Address, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(http_server, "IDLE_S_MAX", 0.05)
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n")
-    await reader.readuntil(b"this is /a")
-    await until(lambda: not server.connections)
-    writer.close()
