@@ -1,7 +1,7 @@
 """Whole record batches of one partition between two offsets, as bytes: for readers that decode by themselves.
 
     async for chunk in fetch_raw(cluster, TopicPartition("flights", 0), 0, 50_000):
-        columns = decode_columns(chunk.data, ..., first_offset=chunk.first_offset, end_offset=50_000, ...)
+        for columns in decode_columns(chunk.data, ..., first_offset=chunk.first_offset, end_offset=50_000, ...): ...
 
 `data` holds one or more whole batches back to back as they came (compressed, control batches included), the first of
 them the one that holds `first_offset`, none that starts at or after the end. The reader skips records before
@@ -101,10 +101,13 @@ class _Reader:
         problem = "no records came"
         while loop.time() < deadline:
             try:
-                chunk = _chunk(self._partition, await self._ask(offset), offset, end_offset)
+                data = await self._ask(offset)
+                chunk = _chunk(self._partition, data, offset, end_offset)
                 if chunk is not None:
                     return chunk
                 failures = 0
+                held_back = self._isolation and data.last_stable_offset <= offset < data.high_watermark
+                problem = "an open transaction held the records back" if held_back else "no records came"
             except KafkaError as error:
                 if not error.retriable:
                     raise

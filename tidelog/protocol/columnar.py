@@ -1,19 +1,23 @@
 """Record batches as Arrow columns, without a Python object per record.
 
-In go whole batches as they came from a Fetch; out comes one `pyarrow.RecordBatch` with the columns of Spark's Kafka
+In go whole batches as they came from a Fetch; out come `pyarrow.RecordBatch`es with the columns of Spark's Kafka
 source, in the order asked for. The loops are in `columnar_kernel.py` (numba); where numba is missing the records go
-through `records.decode_batch`, and the columns are the same. pyarrow, numpy and numba are imported on first use.
+through `records.decode_section`, and the columns are the same. pyarrow, numpy and numba are imported on first use.
 Nothing here knows Spark or the network.
+
+Memory is bounded whatever the batches claim: one batch decompresses to at most `max_batch_bytes`, and at most
+PIECE_BYTES and PIECE_ROWS of records become columns at a time. How well a whole chunk compresses does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidelog.protocol import compression as codecs
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record import read_varint
 from tidelog.protocol.record_batch import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_crc, check_magic
 from tidelog.protocol.records import MIN_RECORD_BYTES, Record, decode_section, iter_data_batches, record_section
 
@@ -21,6 +25,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
+PIECE_BYTES: Final = 16 * 1024 * 1024
+"""Of decompressed records that become columns at once; a chunk of a Fetch that is not compressed is less."""
+PIECE_ROWS: Final = 200_000
+"""What the kernel notes of a row takes 76 bytes."""
 
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
@@ -56,26 +65,36 @@ def decode_columns(
     columns: Sequence[str] = COLUMNS,
     aborted: Iterable[tuple[int, int]] = (),
     check_crcs: bool = False,
-    max_decompressed_bytes: int = codecs.DEFAULT_MAX_BYTES,
-) -> pa.RecordBatch:
-    """The records of concatenated `batches` with offsets in [first_offset, end_offset), one row each.
+    max_batch_bytes: int = codecs.DEFAULT_MAX_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """The records of concatenated `batches` with offsets in [first_offset, end_offset), one row each, in pieces.
 
     Control batches, aborted transactions (`aborted`: producer id and first offset of each, from the fetch response) and
-    a torn last batch are left out. `key`, `value` and `headers` may be null. Raises KafkaError as `decode_batch` does,
-    also CORRUPT_MESSAGE for a wrong CRC with `check_crcs`, and MESSAGE_TOO_LARGE when all of it decompresses to more
-    than `max_decompressed_bytes` or a column passes Arrow's 2 GiB.
+    a torn last batch are left out. `key`, `value` and `headers` may be null. A piece may be empty. Raises KafkaError as
+    `decode_batch` does, also CORRUPT_MESSAGE for a wrong CRC with `check_crcs`, and MESSAGE_TOO_LARGE when one batch
+    decompresses to more than `max_batch_bytes`; the message names the partition and the batch's offset.
     """
-    wanted = [
+    selected = [
         (position, header)
         for position, header in iter_data_batches(batches, aborted)
         if header.last_offset >= first_offset and header.base_offset < end_offset
     ]
-    for position, header in wanted:
-        check_magic(header)
-        if check_crcs and not check_crc(batches, position, header):
-            raise CorruptRecord(f"{topic}-{partition}: wrong CRC in the batch at offset {header.base_offset}")
-    rows_of = _rows_by_kernel if _has_numba() else _rows_by_records
-    return rows_of(batches, wanted, topic, partition, first_offset, end_offset, tuple(columns), max_decompressed_bytes)
+    partition_name = f"{topic}-{partition}"
+    try:
+        for position, header in selected:
+            check_magic(header)
+            if check_crcs and not check_crc(batches, position, header):
+                raise CorruptRecord("wrong CRC")
+    except KafkaError as error:
+        raise _in_batch(error, partition_name, header) from None
+    to_columns = _rows_by_kernel if _has_numba() else _rows_by_records
+    for data, sections in _pieces(batches, selected, partition_name, max_batch_bytes):
+        yield to_columns(data, sections, topic, partition, first_offset, end_offset, tuple(columns))
+
+
+def _in_batch(error: KafkaError, partition_name: str, header: BatchHeader) -> KafkaError:
+    """The same error, which also says which batch is meant."""
+    return KafkaError(error.code, f"{partition_name}: batch at offset {header.base_offset}: {error.message}")
 
 
 @cache
@@ -87,7 +106,13 @@ def _has_numba() -> bool:
     return True
 
 
-Wanted = list[tuple[int, BatchHeader]]
+class _Section(NamedTuple):
+    """Records that lie together in one batch: all of them, or some that follow each other."""
+
+    start: int
+    end: int
+    record_count: int
+    header: BatchHeader
 
 
 def _constant_columns(topic: str, partition: int, rows: int) -> dict[str, Callable[[], Any]]:
@@ -105,27 +130,124 @@ def _assemble(columns: tuple[str, ...], makers: dict[str, Callable[[], Any]]) ->
     return pa.RecordBatch.from_arrays([makers[name]() for name in columns], schema=arrow_schema(columns))
 
 
+def _pieces(
+    batches: Buffer, selected: list[tuple[int, BatchHeader]], partition_name: str, max_batch_bytes: int
+) -> Iterator[tuple[Buffer, list[_Section]]]:
+    """What becomes columns at once: bytes, and the sections in them, of PIECE_ROWS and PIECE_BYTES at most in all.
+
+    A single record may be larger. Uncompressed batches stay where they are; others are decompressed one after another
+    into one buffer until a piece is full.
+    """
+    data = bytearray()
+    sections: list[_Section] = []
+    rows = size = 0
+    in_place = all(header.compression == codecs.NONE for _, header in selected)
+    try:
+        for position, header in selected:
+            if in_place:
+                whole = batches
+                section = _Section(position + HEADER_SIZE, position + header.size_bytes, header.record_count, header)
+            else:
+                whole = record_section(batches, position, header, max_batch_bytes)
+                section = _Section(0, len(whole), header.record_count, header)
+            _check_section(section)
+            length = section.end - section.start
+            if sections and (rows + section.record_count > PIECE_ROWS or size + length > PIECE_BYTES):
+                yield batches if in_place else data, sections
+                data, sections, rows, size = bytearray(), [], 0, 0
+            if section.record_count > PIECE_ROWS or length > PIECE_BYTES:
+                for part in _parts(whole, section):
+                    yield whole, [part]
+                continue
+            if not in_place:
+                section = section._replace(start=len(data), end=len(data) + length)
+                data += whole
+            sections.append(section)
+            rows += section.record_count
+            size += length
+    except KafkaError as error:
+        raise _in_batch(error, partition_name, header) from None
+    if sections:
+        yield batches if in_place else data, sections
+
+
+def _check_section(section: _Section) -> None:
+    size = section.end - section.start
+    if not 0 <= section.record_count * MIN_RECORD_BYTES <= size:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{section.record_count} records in {size} bytes")
+    header = section.header
+    if abs(header.base_offset) > _MAX_INT64 - 2**31 or abs(header.base_timestamp) > _MAX_INT64 - 2**13:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
+
+
+def _parts(data: Buffer, section: _Section) -> Iterator[_Section]:
+    """A large section as several of at most PIECE_ROWS records and about PIECE_BYTES."""
+    cut = _kernel_cut if _has_numba() else _cut
+    start, left = section.start, section.record_count
+    while left:
+        count, end = cut(data, start, section.end, min(left, PIECE_ROWS), PIECE_BYTES)
+        if end < 0:
+            raise KafkaError(ErrorCode.INVALID_RECORD, "malformed record")
+        left -= count
+        # The last part takes all that is left, so that bytes behind the last record are found.
+        yield _Section(start, end if left else section.end, count, section.header)
+        start = end
+
+
+def _cut(data: Buffer, position: int, end: int, max_records: int, max_bytes: int) -> tuple[int, int]:
+    """How many records of a section lie within the bounds (at least one), and where they end; -1 when malformed."""
+    start = position
+    count = 0
+    while count < max_records:
+        try:
+            size, fields = read_varint(data, position, 32)
+        except (IndexError, KafkaError):
+            return 0, -1
+        if size < 0 or fields > end or size > end - fields:
+            return 0, -1
+        if count and fields + size - start > max_bytes:
+            break
+        position = fields + size
+        count += 1
+    return count, position
+
+
+def _kernel_cut(data: Buffer, position: int, end: int, max_records: int, max_bytes: int) -> tuple[int, int]:
+    from tidelog.protocol.columnar_kernel import cut
+
+    count, cut_end = cut(_as_array(data), position, end, max_records, max_bytes)
+    return int(count), int(cut_end)
+
+
+def _as_array(data: Buffer) -> Any:
+    import numpy as np
+
+    array = np.frombuffer(data, np.uint8)
+    array.flags.writeable = False  # or numba would compile its loops once more for writable input
+    return array
+
+
 def _rows_by_records(
-    batches: Buffer,
-    wanted: Wanted,
+    data: Buffer,
+    sections: list[_Section],
     topic: str,
     partition: int,
     first_offset: int,
     end_offset: int,
     columns: tuple[str, ...],
-    max_decompressed_bytes: int,
 ) -> pa.RecordBatch:
     """The fallback without numba: a Python object per record, and its cost."""
     import pyarrow as pa
 
     rows: list[Record] = []
     types: list[int] = []
-    budget = max_decompressed_bytes
-    for position, header in wanted:
-        section = record_section(batches, position, header, budget)
-        if header.compression != codecs.NONE:
-            budget -= len(section)
-        kept = [record for record in decode_section(section, header) if first_offset <= record.offset < end_offset]
+    view = memoryview(data)
+    for start, end, count, header in sections:
+        try:
+            records = decode_section(bytes(view[start:end]), header._replace(record_count=count))
+        except KafkaError as error:
+            raise _in_batch(error, f"{topic}-{partition}", header) from None
+        kept = [record for record in records if first_offset <= record.offset < end_offset]
         rows += kept
         types += [header.timestamp_type] * len(kept)
     arrow_type = {field.name: field.type for field in arrow_schema()}
@@ -150,76 +272,57 @@ def _rows_by_records(
     )
 
 
-def _sections(batches: Buffer, wanted: Wanted, max_decompressed_bytes: int) -> tuple[Any, Any]:
-    """The bytes to scan and, per batch, where its records are in them and what the kernel must know of its header."""
-    import numpy as np
-
-    rows: list[tuple[int, ...]] = []
-    joined = bytearray()  # grown in place, so that what one batch decompressed to is freed before the next
-    budget = max_decompressed_bytes
-    in_place = all(header.compression == codecs.NONE for _, header in wanted)
-    for position, header in wanted:
-        if in_place:
-            start, end = position + HEADER_SIZE, position + header.size_bytes
-        else:
-            start = len(joined)
-            joined += record_section(batches, position, header, budget)
-            end = len(joined)
-            if header.compression != codecs.NONE:
-                budget -= end - start
-        count = header.record_count
-        if not 0 <= count * MIN_RECORD_BYTES <= end - start:
-            raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {end - start} bytes")
-        base_offset, base_timestamp = header.base_offset, header.base_timestamp
-        if abs(base_offset) > _MAX_INT64 - 2**31 or abs(base_timestamp) > _MAX_INT64 - 2**13:
-            raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
-        rows.append((start, end, count, base_offset, base_timestamp, header.max_timestamp, header.timestamp_type))
-    data = np.frombuffer(batches if in_place else joined, np.uint8)
-    data.flags.writeable = False  # or numba would compile its loops once more for writable input
-    return data, np.array(rows, np.int64)
-
-
 def _rows_by_kernel(
-    batches: Buffer,
-    wanted: Wanted,
+    data: Buffer,
+    sections: list[_Section],
     topic: str,
     partition: int,
     first_offset: int,
     end_offset: int,
     columns: tuple[str, ...],
-    max_decompressed_bytes: int,
 ) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 
     from tidelog.protocol.columnar_kernel import PLACE_FIELDS, scan
 
-    if not wanted:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(columns))
-    data, sections = _sections(batches, wanted, max_decompressed_bytes)
-    capacity = int(sections[:, 2].sum())
+    array = _as_array(data)
+    table = np.array([_scanned(section) for section in sections], np.int64)
+    capacity = int(table[:, 2].sum())
     offsets = np.empty(capacity, np.int64)
     timestamps = np.empty(capacity, np.int64)
     types = np.empty(capacity, np.int32)
     places = np.empty((PLACE_FIELDS, capacity), np.int64)
-    rows = scan(data, sections, first_offset, end_offset, offsets, timestamps, types, places)
+    rows = scan(array, table, first_offset, end_offset, offsets, timestamps, types, places)
     if rows < 0:
-        bad = wanted[-1 - rows][1].base_offset
-        raise KafkaError(
-            ErrorCode.INVALID_RECORD, f"{topic}-{partition}: malformed record in the batch at offset {bad}"
-        )
+        malformed = KafkaError(ErrorCode.INVALID_RECORD, "malformed record")
+        raise _in_batch(malformed, f"{topic}-{partition}", sections[-1 - rows].header)
     key_starts, key_sizes, value_starts, value_sizes = (places[field, :rows] for field in range(4))
     return _assemble(
         columns,
         {
-            "key": lambda: _bytes_array(pa.binary(), data, key_starts, key_sizes),
-            "value": lambda: _bytes_array(pa.binary(), data, value_starts, value_sizes),
+            "key": lambda: _bytes_array(pa.binary(), array, key_starts, key_sizes),
+            "value": lambda: _bytes_array(pa.binary(), array, value_starts, value_sizes),
             "offset": lambda: _fixed_array(pa.int64(), offsets, rows),
             "timestamp": lambda: _fixed_array(pa.timestamp("us", tz="UTC"), timestamps, rows),
             "timestampType": lambda: _fixed_array(pa.int32(), types, rows),
-            "headers": lambda: _headers_array(data, places, rows),
+            "headers": lambda: _headers_array(array, places, rows),
             **_constant_columns(topic, partition, rows),
         },
+    )
+
+
+def _scanned(section: _Section) -> tuple[int, ...]:
+    """A section in the words of the kernel's `scan`."""
+    start, end, count, header = section
+    return (
+        start,
+        end,
+        count,
+        header.base_offset,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.timestamp_type,
     )
 
 

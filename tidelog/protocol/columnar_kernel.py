@@ -71,6 +71,22 @@ def _overflows(base: int, delta: int) -> bool:
 
 
 @compiled
+def cut(data: Array, position: int, end: int, max_records: int, max_bytes: int) -> tuple[int, int]:
+    """How many records from `position` on lie within the bounds (at least one), and where they end; -1: malformed."""
+    start = position
+    count = 0
+    while count < max_records:
+        size, fields = _varint(data, position, end, 32)
+        if fields < 0 or size < 0 or size > end - fields:
+            return 0, -1
+        if count > 0 and fields + size - start > max_bytes:
+            break
+        position = fields + size
+        count += 1
+    return count, position
+
+
+@compiled
 def scan(
     data: Array,
     sections: Array,

@@ -20,7 +20,7 @@ from tidelog.client.raw_fetch import RawBatches, fetch_raw
 from tidelog.protocol.columnar import decode_columns
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import DataLoss
-from tidelog.spark_ingest.options import SourceOptions
+from tidelog.spark_ingest.options import MAX_BATCH_BYTES_OPTION, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
 
 if TYPE_CHECKING:
@@ -48,21 +48,34 @@ def read_range(
         while (chunk := loop.run_until_complete(anext(chunks, None))) is not None:
             # One turn of the loop sends the request for the next chunk, which arrives while this one is decoded.
             loop.run_until_complete(asyncio.sleep(0))
-            decoded = decode_columns(
-                chunk.data,
-                topic=planned.topic,
-                partition=planned.partition,
-                first_offset=chunk.first_offset,
-                end_offset=planned.end,
-                columns=columns,
-                aborted=chunk.aborted,
-                check_crcs=options.consumer.check_crcs,
-            )
-            yield from slices(decoded)
+            for piece in _columns(chunk, options, planned, columns):
+                yield from slices(piece)
     finally:
         loop.run_until_complete(chunks.aclose())
         loop.run_until_complete(cluster.close())
         loop.close()
+
+
+def _columns(
+    chunk: RawBatches, options: SourceOptions, planned: OffsetRange, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from decode_columns(
+            chunk.data,
+            topic=planned.topic,
+            partition=planned.partition,
+            first_offset=chunk.first_offset,
+            end_offset=planned.end,
+            columns=columns,
+            aborted=chunk.aborted,
+            check_crcs=options.consumer.check_crcs,
+            max_batch_bytes=options.max_batch_bytes,
+        )
+    except KafkaError as error:
+        if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
+            raise
+        hint = f"{error.message}; the option {MAX_BATCH_BYTES_OPTION} raises this bound, and the memory of a task"
+        raise KafkaError(error.code, hint) from None
 
 
 def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

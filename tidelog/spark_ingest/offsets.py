@@ -1,14 +1,14 @@
 """What a read's bounds mean on this cluster now: which partitions there are, and the offsets between which to read.
 
-Runs once per read, on the driver. The end is the high watermark (or the last stable offset under read_committed) at
-this moment, so every task reads committed records only and a repeated task reads the same ones. Nothing here fetches
-records.
+Runs once per read, on the driver. "latest" is the high watermark (or the last stable offset under read_committed) at
+this moment, so every task reads committed records only and a repeated task reads the same ones. An offset that is given
+may lie between the two: its records are there, and the task waits for the transaction that holds them back. Nothing
+here fetches records.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 
 from tidelog.client.cluster import Cluster
@@ -17,7 +17,7 @@ from tidelog.client.model import OffsetAndTimestamp, TopicPartition
 from tidelog.client.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
-from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
+from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions, compile_pattern
 from tidelog.spark_ingest.planning import OffsetRange
 
 Offsets = dict[TopicPartition, int]
@@ -42,22 +42,24 @@ async def _resolve(options: SourceOptions) -> list[OffsetRange]:
         partitions = await _partitions(cluster, options)
         earliest = await _edges(cluster, options, partitions, EARLIEST)
         latest = await _edges(cluster, options, partitions, LATEST)
+        ends = await _high_watermarks(cluster, options, partitions, latest)
         starting = await _bound_offsets(cluster, options, options.starting, partitions)
         ending = await _bound_offsets(cluster, options, options.ending, partitions)
     finally:
         await cluster.close()
-    return [
-        OffsetRange(*partition, *_within(options, partition, starting, ending, earliest[partition], latest[partition]))
-        for partition in partitions
-    ]
+    ranges = []
+    for partition in partitions:
+        start = _known(starting[partition], earliest[partition], latest[partition])
+        end = _known(ending[partition], earliest[partition], latest[partition])
+        ranges.append(OffsetRange(*partition, *_within(options, partition, start, end, earliest, ends)))
+    return ranges
 
 
 def _within(
-    options: SourceOptions, partition: TopicPartition, starting: Offsets, ending: Offsets, earliest: int, latest: int
+    options: SourceOptions, partition: TopicPartition, start: int, end: int, starts: Offsets, ends: Offsets
 ) -> tuple[int, int]:
-    """The range as offsets that exist; what had to be cut off is data loss."""
-    start = _known(starting[partition], earliest, latest)
-    end = _known(ending[partition], earliest, latest)
+    """The range as offsets that the log holds; what had to be cut off is data loss."""
+    earliest, latest = starts[partition], ends[partition]
     lost = None
     if start < earliest:
         lost = f"{options.starting.option} of {partition} is {start}, but its log begins at {earliest}"
@@ -78,9 +80,9 @@ def _known(offset: int, earliest: int, latest: int) -> int:
 async def _partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPartition]:
     """The partitions to read, sorted. A topic or partition that is named and not there is an error."""
     if options.pattern:
-        pattern = re.compile(options.pattern)
+        pattern = compile_pattern(options.pattern)
         listed = (await cluster.ask_metadata(None)).topics
-        matching = [topic for topic in listed if not topic.is_internal and pattern.fullmatch(topic.name or "")]
+        matching = [topic for topic in listed if not topic.is_internal and pattern.search(topic.name or "")]
         return _all_partitions(await _described(cluster, options, [topic.name or "" for topic in matching]))
     names = options.topics or tuple(dict.fromkeys(topic for topic, _ in options.partitions))
     there = _all_partitions(await _described(cluster, options, names))
@@ -117,6 +119,21 @@ async def _described(cluster: Cluster, options: SourceOptions, names: Sequence[s
 async def _edges(cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], edge: int) -> Offsets:
     found = await _asked(cluster, options, dict.fromkeys(partitions, edge))
     return {partition: answer.offset if answer is not None else 0 for partition, answer in found.items()}
+
+
+async def _high_watermarks(
+    cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], latest: Offsets
+) -> Offsets:
+    """Where the logs end for readers that look at no transactions; `latest` itself for those."""
+    if options.consumer.isolation_level == "read_uncommitted":
+        return latest
+    timeout_ms = options.consumer.default_api_timeout_ms
+    found = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_ms=timeout_ms)
+    # A log only grows, but a new leader may not know yet how far it is committed.
+    return {
+        partition: max(latest[partition], answer.offset if answer is not None else 0)
+        for partition, answer in found.items()
+    }
 
 
 async def _asked(

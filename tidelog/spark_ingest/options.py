@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -16,11 +17,15 @@ from typing import Any, Final
 
 from tidelog.client.config import ConfigError, ConsumerConfig
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+from tidelog.protocol.compression import DEFAULT_MAX_BYTES
 
 EARLIEST: Final = EARLIEST_TIMESTAMP
 LATEST: Final = LATEST_TIMESTAMP
 
 STRATEGIES: Final = ("subscribe", "subscribePattern", "assign")
+
+MAX_BATCH_BYTES_OPTION: Final = "maxDecompressedBatchBytes"
+"""Our own: what one record batch may decompress to, so that a task's memory has a bound."""
 
 # For each bound: a timestamp for everything, timestamps by partition, offsets. The first one given counts.
 _STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
@@ -38,15 +43,16 @@ _KNOWN: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
-    # Taken and without effect: they shape streams, or groups that a read of committed offsets has no use for.
-    "groupIdPrefix",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
+    MAX_BATCH_BYTES_OPTION,
+    "groupIdPrefix",  # without effect: a batch read has no group
 )
 _SPELLING: Final = {name.lower(): name for name in _KNOWN}
 
+_OF_STREAMS: Final = "it shapes streams; in a batch read maxRecordsPerPartition bounds what one task reads"
 _FORBIDDEN: Final = {
+    "maxoffsetspertrigger": _OF_STREAMS,
+    "minoffsetspertrigger": _OF_STREAMS,
+    "maxtriggerdelay": _OF_STREAMS,
     "kafka.auto.offset.reset": "say where to begin with startingOffsets",
     "kafka.key.deserializer": "keys come as binary columns; cast them afterwards",
     "kafka.value.deserializer": "values come as binary columns; cast them afterwards",
@@ -55,7 +61,68 @@ _FORBIDDEN: Final = {
     "kafka.enable.auto.commit": "the source commits nothing",
     "kafka.interceptor.classes": "there is no JVM to run them",
 }
+_GIVEN_NAMES: Final = {
+    name.lower(): name for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+}
 _SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
+
+_KAFKA_SERVED: Final = frozenset(
+    f"kafka.{name}"
+    for name in (
+        "bootstrap.servers",
+        "client.id",
+        "security.protocol",
+        "request.timeout.ms",
+        "default.api.timeout.ms",
+        "retry.backoff.ms",
+        "retry.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "reconnect.backoff.max.ms",
+        "socket.connection.setup.timeout.ms",
+        "metadata.max.age.ms",
+        "fetch.min.bytes",
+        "fetch.max.bytes",
+        "fetch.max.wait.ms",
+        "max.partition.fetch.bytes",
+        "check.crcs",
+        "isolation.level",
+    )
+)
+"""Options of Kafka's consumer that mean something to a read without a group."""
+
+_KAFKA_WITHOUT_EFFECT: Final = frozenset(
+    f"kafka.{name}"
+    for name in (
+        "allow.auto.create.topics",
+        "auto.commit.interval.ms",
+        "client.dns.lookup",
+        "client.rack",
+        "config.providers",
+        "connections.max.idle.ms",
+        "enable.metrics.push",
+        "exclude.internal.topics",
+        "group.id",
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "max.poll.records",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "partition.assignment.strategy",
+        "receive.buffer.bytes",
+        "security.providers",
+        "send.buffer.bytes",
+        "session.timeout.ms",
+        "socket.connection.setup.timeout.max.ms",
+    )
+)
+"""The rest of Kafka 4.3's consumer options: taken with a warning, as jobs written for Spark's connector have them."""
 
 DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
 _PARTITION_FETCH_BYTES: Final = 8 * 1024 * 1024
@@ -90,8 +157,11 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
+    max_batch_bytes: int = DEFAULT_MAX_BYTES
     fetch_offset_retries: int = 3
     fetch_offset_retry_interval_ms: int = 10
+    without_effect: tuple[str, ...] = ()
+    """Options that are taken and change nothing."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -112,21 +182,24 @@ class SourceOptions:
             fail_on_data_loss=_flag(options, "failOnDataLoss", True),
             include_headers=_flag(options, "includeHeaders", False),
             poll_timeout_ms=_positive(options, "kafkaConsumer.pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
+            max_batch_bytes=_positive(options, MAX_BATCH_BYTES_OPTION) or DEFAULT_MAX_BYTES,
             fetch_offset_retries=_number(options, "fetchOffset.numRetries", 3),
             fetch_offset_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 10),
+            without_effect=tuple(sorted(_KAFKA_WITHOUT_EFFECT.intersection(options))),
         )
 
 
 def _refuse(options: Mapping[str, str]) -> None:
     for key in options:
         if key in _FORBIDDEN:
-            raise ConfigError(f"option {key!r} is not allowed: {_FORBIDDEN[key]}")
+            raise ConfigError(f"option {_GIVEN_NAMES.get(key, key)!r} is not allowed: {_FORBIDDEN[key]}")
         if key.startswith(_SECURITY):
             raise ConfigError(f"option {key!r} is not supported: the client speaks PLAINTEXT only")
-        if not key.startswith("kafka.") and key not in _SPELLING:
-            near = get_close_matches(key, _SPELLING, n=1)
-            hint = f"; did you mean {_SPELLING[near[0]]}?" if near else ""
-            raise ConfigError(f"the tidelog source has no option {key!r}{hint}")
+        if key in _SPELLING or key in _KAFKA_SERVED or key in _KAFKA_WITHOUT_EFFECT:
+            continue
+        near = get_close_matches(key, (*_SPELLING, *_KAFKA_SERVED, *_KAFKA_WITHOUT_EFFECT), n=1)
+        hint = f"; did you mean {_SPELLING.get(near[0], near[0])}?" if near else ""
+        raise ConfigError(f"the tidelog source has no option {key!r}{hint}")
 
 
 def _which(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
@@ -143,12 +216,23 @@ def _which(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[Topi
     if given[0] == "subscribePattern":
         if not text:
             raise ConfigError("subscribePattern is empty")
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise ConfigError(f"subscribePattern {text!r} is no regular expression: {error}") from None
+        compile_pattern(text)
         return (), text, ()
     return (), "", parse_assignment(text)
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """A subscribePattern, to be searched for anywhere in a topic's name, as Spark does. Raises ConfigError.
+
+    Patterns are written for Java. What Python cannot compile is refused; so is what Python warns to read otherwise
+    (`[a&&b]`). Java's classes like `\\d` are of ASCII.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return re.compile(text, re.ASCII)
+    except (re.error, OverflowError, RecursionError, Warning) as error:
+        raise ConfigError(f"subscribePattern {text!r} is no regular expression of Python's: {error}") from None
 
 
 def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
@@ -157,7 +241,7 @@ def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
     found = _json_object(text, shape)
     partitions: set[TopicPartition] = set()
     for topic, numbers in found.items():
-        if not isinstance(numbers, list) or not all(_is_number(number) and number >= 0 for number in numbers):
+        if not isinstance(numbers, list) or not all(_is_number(number) and 0 <= number < 2**31 for number in numbers):
             raise ConfigError(f"{shape}, not {numbers!r} for {topic!r}")
         partitions.update(TopicPartition(topic, number) for number in numbers)
     if not partitions:
@@ -173,7 +257,7 @@ def parse_partition_values(option: str, text: str) -> dict[TopicPartition, int]:
         if not isinstance(by_partition, dict):
             raise ConfigError(f"{shape}, not {by_partition!r} for {topic!r}")
         for partition, value in by_partition.items():
-            if not partition.isdecimal() or not _is_number(value):
+            if not _is_partition(partition) or not _is_number(value):
                 raise ConfigError(f"{shape}, not {partition!r}: {value!r} for {topic!r}")
             values[TopicPartition(topic, int(partition))] = value
     return values
@@ -189,12 +273,24 @@ def format_partition_values(values: Mapping[TopicPartition, int]) -> str:
 
 def _json_object(text: str, shape: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{shape}, not {text!r}") from None
+        found = None
     if not isinstance(found, dict):
-        raise ConfigError(f"{shape}, not {text!r}")
+        raise ConfigError(f"{shape}, not {text[:200]!r}")
     return found
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. A name that stands in it twice could mean either value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
+
+
+def _is_partition(text: str) -> bool:
+    return _is_digits(text) and int(text) < 2**31 and text == str(int(text))
 
 
 def _is_number(value: object) -> bool:
@@ -205,7 +301,7 @@ def _bound(options: Mapping[str, str], names: tuple[str, str, str], words: Mappi
     timestamp, by_partition, offsets = names
     if timestamp.lower() in options:
         text = options[timestamp.lower()]
-        if not text.isdecimal():
+        if not _is_digits(text) or int(text) >= 2**63:
             raise ConfigError(f"{timestamp} must be milliseconds since 1970, not {text!r}")
         return OffsetBound(int(text), by_time=True, option=timestamp)
     if by_partition.lower() in options:
@@ -249,9 +345,13 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
     text = options.get(name.lower())
     if text is None:
         return default
-    if not text.isdecimal():
-        raise ConfigError(f"{name} must be a whole number, not {text!r}")
+    if not _is_digits(text) or int(text) >= 2**31:
+        raise ConfigError(f"{name} must be a whole number below 2^31, not {text[:40]!r}")
     return int(text)
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _positive(options: Mapping[str, str], name: str) -> int | None:
@@ -268,38 +368,13 @@ def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
-_CONSUMER_OPTIONS: Final = frozenset(
-    (
-        "bootstrap_servers",
-        "client_id",
-        "security_protocol",
-        "request_timeout_ms",
-        "default_api_timeout_ms",
-        "retry_backoff_ms",
-        "retry_backoff_max_ms",
-        "reconnect_backoff_ms",
-        "reconnect_backoff_max_ms",
-        "socket_connection_setup_timeout_ms",
-        "metadata_max_age_ms",
-        "fetch_min_bytes",
-        "fetch_max_bytes",
-        "fetch_max_wait_ms",
-        "max_partition_fetch_bytes",
-        "check_crcs",
-        "isolation_level",
-    )
-)
-
-
 def _consumer(options: Mapping[str, str]) -> ConsumerConfig:
-    """The `kafka.` options that mean something to a read without a group; Kafka too ignores those it does not know."""
     if not options.get("kafka.bootstrap.servers"):
         raise ConfigError("option 'kafka.bootstrap.servers' is missing; give host:port, several separated by commas")
     chosen: dict[str, Any] = {"client_id": "tidelog-spark", "max_partition_fetch_bytes": _PARTITION_FETCH_BYTES}
     for key, value in options.items():
-        name = key.removeprefix("kafka.").replace(".", "_")
-        if key.startswith("kafka.") and name in _CONSUMER_OPTIONS:
-            chosen[name] = value
+        if key in _KAFKA_SERVED:
+            chosen[key.removeprefix("kafka.").replace(".", "_")] = value
     try:
         return ConsumerConfig.from_options(chosen)
     except ConfigError as error:

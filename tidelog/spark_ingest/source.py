@@ -7,10 +7,13 @@ find the source by name; the client and Arrow come with the first read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +65,8 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
         from tidelog.spark_ingest.planning import plan_ranges
 
         options = self._options
+        for name in options.without_effect:
+            logger.warning("option %r has no effect on this source", name)
         ranges = plan_ranges(resolve_ranges(options), options.min_partitions, options.max_records_per_partition)
         return [RangePartition(planned) for planned in ranges]
 

@@ -28,9 +28,16 @@ def path(request, monkeypatch):
 
 
 def decode(batches, **options):
-    decoded = decode_columns(batches, **{"topic": "t", "partition": 3, **options})
-    decoded.validate(full=True)
-    return decoded
+    """All pieces as one."""
+    import pyarrow as pa
+
+    pieces = list(decode_columns(batches, **{"topic": "t", "partition": 3, **options}))
+    for piece in pieces:
+        piece.validate(full=True)
+    if len(pieces) == 1:
+        return pieces[0]
+    schema = arrow_schema(tuple(options.get("columns", COLUMNS)))
+    return pa.concat_batches(pieces) if pieces else pa.RecordBatch.from_pylist([], schema)
 
 
 def numbered(first, last, **options):
@@ -176,7 +183,7 @@ def test_a_wrong_crc_is_refused_only_when_asked():
     assert decode(batches).num_rows == 3
     error = refusal(batches, check_crcs=True)
     assert error.code is ErrorCode.CORRUPT_MESSAGE
-    assert "t-3" in str(error)
+    assert "t-3: batch at offset 0: wrong CRC" in str(error)
 
 
 @pytest.mark.parametrize("count", [-1, 2, 4, 2**31 - 1])
@@ -195,9 +202,72 @@ def test_old_formats_and_unknown_codecs_are_refused():
     assert refusal(unknown).code is ErrorCode.INVALID_RECORD
 
 
-def test_a_bomb_is_refused():
-    bomb = bytes(encode_batch([(0, None, bytes(3_000_000), ())], compression=codecs.GZIP))
-    assert refusal(bomb, max_decompressed_bytes=1_000_000).code is ErrorCode.MESSAGE_TOO_LARGE
+@pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
+def test_a_bomb_is_refused_by_partition_and_offset(codec):
+    bomb = numbered(0, 5) + bytes(encode_batch([(0, None, bytes(3_000_000), ())], base_offset=5, compression=codec))
+    error = refusal(bomb, max_batch_bytes=1_000_000)
+    assert error.code is ErrorCode.MESSAGE_TOO_LARGE
+    assert "t-3: batch at offset 5: " in str(error)
+    assert decode(bomb, max_batch_bytes=3_000_100).num_rows == 6
+
+
+@pytest.mark.parametrize("codec", codecs.NAMES)
+def test_the_bound_is_on_each_batch_and_not_on_all_of_them(codec):
+    batches = b"".join(
+        bytes(encode_batch([(0, None, bytes(900_000), ())], base_offset=offset, compression=codec))
+        for offset in range(5)
+    )
+    assert decode(batches, max_batch_bytes=1_000_000)["offset"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("codec", codecs.NAMES)
+def test_pieces_are_bounded_in_rows_and_bytes(monkeypatch, codec):
+    monkeypatch.setattr(columnar, "PIECE_ROWS", 100)
+    monkeypatch.setattr(columnar, "PIECE_BYTES", 5_000)
+    sizes = (30, 30, 30, 30, 250, 1, 99, 1, 500)
+    batches = b""
+    offset = 0
+    for count in sizes:
+        values = [(TIME + n, b"%d" % n, b"v" * (60 if count == 500 else 1), ()) for n in range(count)]
+        batches += bytes(encode_batch(values, base_offset=offset, compression=codec))
+        offset += count
+    batches += bytes(encode_batch([(TIME, None, bytes(20_000), ())], base_offset=offset, compression=codec))
+    pieces = list(decode_columns(batches, topic="t", partition=3))
+    assert [row for piece in pieces for row in piece["offset"].to_pylist()] == list(range(sum(sizes) + 1))
+    assert max(piece.num_rows for piece in pieces) == 100
+    # One record may be larger than a piece; nothing else is.
+    assert max(len(b"".join(piece["value"].to_pylist())) for piece in pieces[:-1]) <= 5_000
+    assert pieces[-1].num_rows == 1
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_a_large_batch_that_is_broken_is_refused_in_whichever_part(monkeypatch, codec):
+    monkeypatch.setattr(columnar, "PIECE_ROWS", 10)
+    whole = numbered(0, 95)
+    records = bytearray(whole[HEADER_SIZE:])
+
+    def batch(section, count=95):
+        packed = codecs.compress(codecs.CODECS[codec], bytes(section))
+        made = bytearray(whole[:HEADER_SIZE]) + packed
+        made[8:12] = struct.pack(">i", len(made) - 12)
+        made[22] |= codecs.CODECS[codec]
+        made[57:61] = struct.pack(">i", count)
+        return made
+
+    assert decode(batch(records)).num_rows == 95
+    for broken in (batch(records, 94), batch(records, 96), batch(records[:-1]), batch(records + b"\x00")):
+        error = refusal(broken)
+        assert error.code is ErrorCode.INVALID_RECORD
+        assert "t-3: batch at offset 0: " in str(error)
+    for place in range(0, len(records), 101):
+        for value in (0x00, 0x7F, 0xFF):
+            changed = bytearray(records)
+            changed[place] = value
+            try:
+                rows = decode(batch(changed)).num_rows
+            except KafkaError:
+                continue
+            assert rows == 95
 
 
 def test_importing_it_loads_no_heavy_library():

@@ -4,6 +4,7 @@ import pytest
 
 from tidelog.client import offsets, raw_fetch
 from tidelog.client.model import EARLIEST_TIMESTAMP, OffsetAndTimestamp
+from tidelog.client.sync import Producer
 from tidelog.protocol.columnar import COLUMNS
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest import fetch
@@ -48,6 +49,32 @@ def test_many_small_fetches_lose_and_repeat_nothing(node, new_topic):
     assert table["offset"].to_pylist() == list(range(3, 997))
 
 
+def squeezed(node, topic, batches, value):
+    """Batches of one record that compress to next to nothing, a chunk of them far beyond the bound of one batch."""
+    with Producer(bootstrap_servers=node.bootstrap_servers, compression_type="zstd", max_request_size=2**25) as records:
+        for _ in range(batches):
+            records.send_and_wait(topic, value, partition=0)
+
+
+def test_a_topic_that_compresses_well_is_read_whatever_the_ratio(node, new_topic):
+    topic = new_topic(0)
+    squeezed(node, topic, 12, bytes(900_000))
+    table = read(node, topic, 0, 12, maxDecompressedBatchBytes="1000000")
+    assert table["offset"].to_pylist() == list(range(12))
+    assert set(map(len, table["value"].to_pylist())) == {900_000}
+
+
+def test_a_batch_above_the_bound_is_refused_with_the_option_that_raises_it(node, new_topic):
+    topic = new_topic(1)
+    squeezed(node, topic, 1, bytes(900_000))
+    with pytest.raises(KafkaError) as failure:
+        read(node, topic, 0, 2, maxDecompressedBatchBytes="800000")
+    assert failure.value.code is ErrorCode.MESSAGE_TOO_LARGE
+    message = str(failure.value)
+    assert f"{topic}-0: batch at offset 1: zstd: decompresses to more than 800000 bytes" in message
+    assert "maxDecompressedBatchBytes" in message
+
+
 def test_only_the_columns_asked_for(node, new_topic):
     table = read(node, new_topic(3), 0, 3, columns=("value", "offset"))
     assert table.schema.names == ["value", "offset"]
@@ -65,6 +92,21 @@ def test_waiting_for_records_that_do_not_come_ends_in_a_clear_error(node, new_to
     options = {"kafkaConsumer.pollTimeoutMs": "300", "kafka.fetch.max.wait.ms": "50"}
     with pytest.raises(KafkaError) as failure:
         read(node, new_topic(5), 5, 6, **options)
+    assert failure.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_waiting_for_a_transaction_to_end_is_said(node, new_topic, monkeypatch):
+    real = raw_fetch._Reader._ask
+
+    async def ask(reader, offset):
+        answer = await real(reader, min(offset, 3))
+        answer.records, answer.last_stable_offset = b"", 3
+        return answer
+
+    monkeypatch.setattr(raw_fetch._Reader, "_ask", ask)
+    options = {"kafkaConsumer.pollTimeoutMs": "300", "kafka.isolation.level": "read_committed"}
+    with pytest.raises(KafkaError, match="an open transaction held the records back") as failure:
+        read(node, new_topic(5), 3, 5, **options)
     assert failure.value.code is ErrorCode.REQUEST_TIMED_OUT
 
 

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from tidelog.client.config import ConfigError
+from tidelog.client.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest import offsets
 from tidelog.spark_ingest.offsets import DataLoss, resolve_ranges
 from tidelog.spark_ingest.planning import OffsetRange
 
@@ -33,7 +35,8 @@ def test_several_topics_by_name_and_by_pattern(node):
     expected = [("flights-1", 0, 0, 1), ("flights-2", 0, 0, 1)]
     assert ranges(node, subscribe="flights-2,flights-1") == expected
     assert ranges(node, subscribePattern="flights-.") == expected
-    assert ranges(node, subscribePattern="flights") == []  # the whole name must match
+    assert ranges(node, subscribePattern="lights") == expected  # found anywhere in the name, as by Spark's connector
+    assert ranges(node, subscribePattern="^lights|ligh$") == []
     assert ranges(node, subscribePattern="__.*") == []  # internal topics are nobody's data
 
 
@@ -97,6 +100,47 @@ def test_offsets_beyond_the_log_are_data_loss_or_cut(node, new_topic, bound):
         ranges(node, subscribe=topic, **beyond)
     cut = (topic, 0, 5, 5) if bound == "startingOffsets" else (topic, 0, 0, 5)
     assert ranges(node, subscribe=topic, failOnDataLoss="false", **beyond) == [cut]
+
+
+@pytest.fixture
+def open_transaction(monkeypatch):
+    """Under read_committed every partition is readable up to 6 only, as when a transaction began there."""
+
+    def begin():
+        real = list_offsets
+
+        async def of_this_isolation(cluster, timestamps, *, isolation_level="read_uncommitted", timeout_ms):
+            found = await real(cluster, timestamps, timeout_ms=timeout_ms)
+            if isolation_level == "read_uncommitted":
+                return found
+            return {partition: each and each._replace(offset=min(each.offset, 6)) for partition, each in found.items()}
+
+        monkeypatch.setattr(offsets, "list_offsets", of_this_isolation)
+
+    return begin
+
+
+def test_offsets_above_the_last_stable_offset_are_no_data_loss(node, new_topic, open_transaction):
+    topic = new_topic(10)
+    open_transaction()
+    committed = {"subscribe": topic, "kafka.isolation.level": "read_committed"}
+    assert ranges(node, **committed) == [(topic, 0, 0, 6)]
+    assert ranges(node, **committed, endingOffsets=by_partition(topic, 9)) == [(topic, 0, 0, 9)]
+    assert ranges(node, **committed, startingOffsets=by_partition(topic, 8)) == [(topic, 0, 8, 8)]
+    assert ranges(node, **committed, endingOffsets=by_partition(topic, 10), failOnDataLoss="false") == [
+        (topic, 0, 0, 10)
+    ]
+    with pytest.raises(DataLoss, match="is 11, but its log ends at 10"):
+        ranges(node, **committed, endingOffsets=by_partition(topic, 11))
+
+
+def test_options_without_effect_are_named_in_the_log_of_a_read(node, new_topic, caplog):
+    pytest.importorskip("pyspark")
+    from tidelog.spark_ingest.source import TidelogReader
+
+    options = node.options(subscribe=new_topic(1), **{"kafka.group.id": "mine"})
+    assert len(TidelogReader(options, ("offset",)).partitions()) == 1
+    assert caplog.messages == ["option 'kafka.group.id' has no effect on this source"]
 
 
 def test_an_end_before_the_start_is_an_empty_range(node, new_topic):

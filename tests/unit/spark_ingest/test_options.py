@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.client.config import ConfigError
+from tidelog.client.config import ConfigError, ConsumerConfig
 from tidelog.client.model import TopicPartition
 from tidelog.spark_ingest.options import (
     EARLIEST,
@@ -53,12 +53,26 @@ def test_topics_are_split_at_commas_and_named_once():
 def test_a_pattern_must_be_one():
     assert parsed(subscribePattern="flights-.*").pattern == "flights-.*"
     assert "regular expression" in refusal(subscribePattern="(")
+    assert "regular expression" in refusal(subscribePattern="[a-z&&[^b]]")  # Java's intersection, read otherwise here
+    assert "regular expression" in refusal(subscribePattern="\\p{Alpha}+")
     assert "empty" in refusal(subscribePattern="")
 
 
 def test_partitions_are_assigned_by_json():
     assert parsed(assign='{"b":[1,0],"a":[2]}').partitions == (("a", 2), ("b", 0), ("b", 1))
-    for text in ("", "[]", '{"a":1}', '{"a":["0"]}', '{"a":[-1]}', '{"a":[true]}', "{}", '{"a":[]}', "nonsense"):
+    too_much = ('{"a":[2147483648]}', '{"a":[0],"a":[1]}')
+    for text in (
+        *too_much,
+        "",
+        "[]",
+        '{"a":1}',
+        '{"a":["0"]}',
+        '{"a":[-1]}',
+        '{"a":[true]}',
+        "{}",
+        '{"a":[]}',
+        "nonsense",
+    ):
         assert "assign must be JSON" in refusal(assign=text)
 
 
@@ -109,6 +123,20 @@ def test_timestamps_go_before_offsets_and_one_for_all_before_many():
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"startingOffset": "earliest"}, "did you mean startingOffsets?"),
         ({"zzz": "1"}, "no option 'zzz'"),
+        ({"kafka.isolation.levl": "read_committed"}, "did you mean kafka.isolation.level?"),
+        ({"kafka.some.future.option": "x"}, "no option 'kafka.some.future.option'"),
+        ({"maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' is not allowed: it shapes streams"),
+        ({"minOffsetsPerTrigger": "5"}, "'minOffsetsPerTrigger' is not allowed: it shapes streams"),
+        ({"maxTriggerDelay": "15m"}, "'maxTriggerDelay' is not allowed: it shapes streams"),
+        ({"maxDecompressedBatchBytes": "0"}, "at least 1"),
+        ({"minPartitions": "9" * 5000}, "whole number below 2^31"),
+        ({"minPartitions": "\u0663"}, "whole number"),
+        ({"startingTimestamp": "9" * 19}, "milliseconds"),
+        ({"startingTimestamp": "9" * 5000}, "milliseconds"),
+        ({"startingOffsets": '{"t":{"%s":1}}' % ("9" * 5000)}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"0":1,"0":2}}'}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"0":1,"00":2}}'}, "startingOffsets must be JSON"),
+        ({"startingOffsets": '{"t":{"0":1},"t":{"0":2}}'}, "startingOffsets must be JSON"),
         ({"kafka.auto.offset.reset": "earliest"}, "startingOffsets"),
         ({"kafka.enable.auto.commit": "true"}, "commits nothing"),
         ({"kafka.key.deserializer": "X"}, "binary"),
@@ -130,7 +158,7 @@ def test_a_deeply_nested_json_is_refused():
     assert "startingOffsets must be JSON" in refusal(subscribe="t", startingOffsets="[" * 100_000)
 
 
-def test_kafka_options_reach_the_consumer_and_unknown_ones_are_ignored_as_kafka_does():
+def test_kafka_options_reach_the_consumer():
     options = parsed(
         subscribe="t",
         **{
@@ -138,19 +166,29 @@ def test_kafka_options_reach_the_consumer_and_unknown_ones_are_ignored_as_kafka_
             "kafka.request.timeout.ms": "5000",
             "kafka.max.partition.fetch.bytes": "1000",
             "kafka.check.crcs": "false",
-            "kafka.group.id": "mine",
-            "kafka.some.future.option": "x",
         },
     )
     assert options.consumer.isolation_level == "read_committed"
     assert options.consumer.request_timeout_ms == 5000
     assert options.consumer.max_partition_fetch_bytes == 1000
     assert not options.consumer.check_crcs
+
+
+def test_kafkas_consumer_options_without_effect_are_taken_and_noted():
+    options = parsed(subscribe="t", groupIdPrefix="x", **{"kafka.group.id": "mine", "kafka.max.poll.records": "9"})
     assert options.consumer.group_id is None
+    assert options.without_effect == ("kafka.group.id", "kafka.max.poll.records")
 
 
-def test_options_of_streams_and_groups_are_taken_and_ignored():
-    parsed(subscribe="t", groupIdPrefix="x", maxOffsetsPerTrigger="5", minOffsetsPerTrigger="1", maxTriggerDelay="15m")
+def test_every_option_of_kafkas_consumer_is_served_refused_or_said_to_have_no_effect():
+    for name in ConsumerConfig.__dataclass_fields__:
+        if name.startswith(("client_id", "retries", "receive_message")):
+            continue
+        try:
+            parsed(subscribe="t", **{f"kafka.{name.replace('_', '.')}": "1"})
+        except ConfigError as error:
+            if "has no option" in str(error):
+                raise
 
 
 def test_options_travel_to_the_tasks():
