@@ -218,7 +218,8 @@ class NodeConfig(TypedValues):
                     f"controller.quorum.voters ({', '.join(ids)})"
                 )
 
-    def _parse_listeners(self, key: str) -> list[Listener]:
+    def security_protocols(self) -> dict[str, str]:
+        """Listener name -> security protocol, as listener.security.protocol.map and Kafka's defaults for it say."""
         protocols = {"PLAINTEXT": "PLAINTEXT", "SSL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL"}
         for entry in self.text("listener.security.protocol.map").split(","):
             name, colon, protocol = entry.strip().rpartition(":")
@@ -227,6 +228,10 @@ class NodeConfig(TypedValues):
         for name in self.items("controller.listener.names"):
             # Kafka maps controller listeners to PLAINTEXT when nothing in the map is custom.
             protocols.setdefault(name.upper(), "PLAINTEXT")
+        return protocols
+
+    def _parse_listeners(self, key: str) -> list[Listener]:
+        protocols = self.security_protocols()
         return [_parse_listener(key, item, protocols) for item in self.items(key)]
 
     def _check_addresses(self) -> None:

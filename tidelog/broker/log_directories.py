@@ -76,9 +76,18 @@ class LogDirectories:
         """
         config, disk = self._config, self._disk
         metadata_path = str(config.metadata_log_dir)
-        if not config.is_alone and not disk.exists(f"{metadata_path}/meta.properties"):
-            # Each would invent a cluster of its own.
-            raise ConfigError(f"{metadata_path} is not formatted: `tidelog format` gives all nodes the same cluster id")
+        if not disk.exists(f"{metadata_path}/meta.properties"):
+            if config.is_controller and config.quorum_bootstrap and not config.quorum_voters:
+                raise ConfigError(
+                    f"{metadata_path} is not formatted, and controller.quorum.bootstrap.servers names no voters: "
+                    "`tidelog format --standalone` with the same configuration makes this node the first voter, "
+                    "`tidelog format --cluster-id ID` has it join a cluster that runs"
+                )
+            if not config.is_alone:
+                # Each would invent a cluster of its own.
+                raise ConfigError(
+                    f"{metadata_path} is not formatted: `tidelog format` gives all nodes the same cluster id"
+                )
         cluster_id: str | None = None
         for path in dict.fromkeys((metadata_path, *self._home_paths)):
             try:

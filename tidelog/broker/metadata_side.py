@@ -16,6 +16,7 @@ from tidelog.broker.metadata_wiring import (
     controller_settings,
     metadata_log_config,
     quorum_settings,
+    quorum_wait,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.activation import ControllerIdentity
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.metadata")
 
 T = TypeVar("T")
+
+_LOOK_S = 2.0
+_LOOKS_BETWEEN_NOTICES = 5
 
 
 class MetadataSide:
@@ -58,6 +62,8 @@ class MetadataSide:
         self._notice_leader = on_leader
         self._channel: ControllerChannel | None = None
         self._registering: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._bootstrap = [Endpoint(*server) for server in config.quorum_bootstrap]
         self._identity = ControllerIdentity(ports.rng.randbytes(16), controller_endpoints(config, bound_ports))
         self.tracker = MetadataTracker(
             on_image=on_image,
@@ -119,6 +125,17 @@ class MetadataSide:
         """Join the quorum. `channel`: to the active controller, which every other one tells of itself (KIP-919)."""
         self._channel = channel
         await self.raft.start()
+        self._watching = self._loop.create_task(self._report_waiting(), name="watch quorum")
+
+    async def _report_waiting(self) -> None:
+        """Say for whom this node waits, from the second look on that finds no leader, and every so often."""
+        looks = 0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            looks = looks + 1 if self.raft.leader_id < 0 else 0
+            if looks % _LOOKS_BETWEEN_NOTICES == 2:
+                voters, can_vote = self.raft.voters(), self.controller is not None
+                log.warning("%s", quorum_wait(voters, self._bootstrap, self._node_id, can_vote))
 
     def _on_leader(self, leader_id: int, epoch: int) -> None:
         if self.controller is not None and leader_id not in (-1, self._node_id) and self._registering is None:
@@ -138,9 +155,10 @@ class MetadataSide:
 
     async def close(self) -> None:
         """The log itself is its directory's to close."""
-        if self._registering is not None:
-            self._registering.cancel()
-            await asyncio.gather(self._registering, return_exceptions=True)
+        for task in (self._registering, self._watching):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         parts: tuple[Any, ...] = (self.controller, self.raft, self.tracker)
         for part in parts:
             if part is not None:

@@ -20,6 +20,7 @@ from tidelog.storage.log_config import INT64_MAX, LogConfig
 
 if TYPE_CHECKING:
     from tidelog.broker.config import Listener, NodeConfig
+    from tidelog.replication.quorum.voters import VoterSet
 
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
@@ -103,6 +104,30 @@ def broker_registration(
         log_dirs=list(directory_ids),
         previous_broker_epoch=previous_epoch,
     )
+
+
+def quorum_wait(voters: VoterSet, bootstrap: Sequence[Endpoint], node_id: int, is_controller: bool) -> str:
+    """For whom a node waits that knows no leader of the metadata quorum, in one line."""
+    others = [voter for voter in voters if voter.key.id != node_id]
+    if others:
+        names = ", ".join(f"{one.key.id}{f' at {_address(one.endpoint)}' if one.endpoint else ''}" for one in others)
+        return (
+            f"no leader of the metadata quorum is known: this node waits for voter{'s' if len(others) > 1 else ''} "
+            f"{names}; {voters.majority} of {len(voters)} voters must run and reach each other"
+        )
+    if len(voters):
+        return "no leader of the metadata quorum is known: this node is its only voter and does not lead yet"
+    servers = ", ".join(map(_address, bootstrap))
+    remedy = (
+        "; if none of them has a quorum, stop this node and make it the first voter with `tidelog format --standalone`"
+        if is_controller
+        else ""
+    )
+    return f"no metadata quorum is known: this node waits for a controller at {servers}{remedy}"
+
+
+def _address(endpoint: Endpoint) -> str:
+    return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"
 
 
 def controller_endpoints(config: NodeConfig, bound_ports: Mapping[str, int]) -> list[EndpointImage]:

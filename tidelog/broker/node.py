@@ -19,6 +19,7 @@ from tidelog import __version__
 from tidelog.broker.broker_side import BrokerSide
 from tidelog.broker.channel import Channels
 from tidelog.broker.config import ConfigError
+from tidelog.broker.config_unserved import check_served, keys_without_effect
 from tidelog.broker.controller_channel import ControllerChannel
 from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.dynamic_config import DynamicConfig
@@ -103,7 +104,10 @@ class Node:
         return starting.result()
 
     async def _start(self) -> str:
-        self._check_served()
+        check_served(self.config)
+        idle = keys_without_effect(self.config)
+        if idle:
+            log.warning("configuration taken without effect: %s", ", ".join(idle))
         for listener in self.config.listeners:
             self._sockets.append((listener.name, self._ports.bind(listener.host, listener.port)))
         self._bound_ports = {name: sock.getsockname()[1] for name, sock in self._sockets}
@@ -150,17 +154,6 @@ class Node:
             raise ConfigError(str(error)) from None
         await self._broker_server.listen(self._sockets_of(controller=False))
         await broker.lifecycle.become_ready()
-
-    def _check_served(self) -> None:
-        config = self.config
-        for listener in config.listeners:
-            if listener.security_protocol != "PLAINTEXT":
-                raise ConfigError(f"listener {listener.name}: {listener.security_protocol} is not served yet")
-        own = {listener.name for listener in config.listeners}
-        if config.is_controller and not config.is_alone and not own & config.controller_listener_names:
-            raise ConfigError("a controller needs a listener named in controller.listener.names")
-        if config.is_broker and not own - config.controller_listener_names:
-            raise ConfigError("a broker needs a listener that is not among controller.listener.names")
 
     def _sockets_of(self, *, controller: bool) -> list[tuple[str, socket.socket]]:
         names = self.config.controller_listener_names

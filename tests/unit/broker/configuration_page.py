@@ -89,6 +89,14 @@ Kafka has none for the first three:
 """
 
 
+UNSERVED = """\
+Accepted so that a configuration of Kafka's can be taken over; `DescribeConfigs` shows them. A start that sets one to
+something else than its default names it in a warning. Those that promise security stop the start, as the node would be
+open: `ssl.*`, `sasl.*`, `delegation.token.*` (also of one listener, `listener.name.NAME.ssl.*`),
+`authorizer.class.name`, `principal.builder.class`, `security.providers`, `connections.max.reauth.ms`,
+`create.topic.policy.class.name` and `alter.config.policy.class.name`."""
+
+
 def keys_read_by_the_code() -> set[str]:
     """Every string in the product's code, the tables aside: a key that is nowhere named has no effect."""
     found: set[str] = set()
@@ -129,7 +137,7 @@ def render() -> str:
             synonyms = ", ".join(f"`{synonym}`" for synonym, _ in TOPIC_SYNONYMS.get(name, ()))
             lines.append(_row(definition, synonyms))
     lines += ["", "## Known, checked and described, but without effect yet", ""]
-    lines += ["Accepted so that a configuration of Kafka's can be taken over; `DescribeConfigs` shows them.", ""]
+    lines += [UNSERVED, ""]
     lines += ["Broker: " + ", ".join(f"`{name}`" for name in sorted(set(shown) - broker)) + ".", ""]
     lines += ["Topic: " + ", ".join(f"`{name}`" for name in sorted(set(TOPIC) - topic)) + ".", ""]
     lines += ["Group: " + ", ".join(f"`{name}`" for name in sorted(GROUP)) + ".", ""]

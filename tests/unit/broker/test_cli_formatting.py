@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def snapshot(home: Path) -> Snapshot:
 def test_directories_are_given_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     home = tmp_path / "data"
     assert main(["format", *options(home), "-t", CLUSTER]) == 0
-    assert capsys.readouterr().out == f"{home}: node 3 of cluster {CLUSTER}\n"
+    assert capsys.readouterr() == (f"{CLUSTER}\n", f"{home}: node 3 of cluster {CLUSTER}\n")
     assert {key: properties(home)[key] for key in ("cluster.id", "node.id")} == {"cluster.id": CLUSTER, "node.id": "3"}
     assert not (home / SNAPSHOT).exists(), "its voters are those of the configuration"
     before = properties(home)
@@ -52,7 +53,7 @@ def test_directories_are_given_a_cluster(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_controller_is_the_first_voter(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     home = tmp_path / "data"
     assert main(["format", *options(home), "-t", CLUSTER, "--standalone"]) == 0
-    assert f"{home}: first voters 3\n" in capsys.readouterr().out
+    assert f"{home}: first voters 3\n" in capsys.readouterr().err
     found = snapshot(home)
     assert (found.kraft_version, found.values) == (1, [])
     assert found.voters is not None
@@ -65,13 +66,41 @@ def test_a_controller_is_the_first_voter(tmp_path: Path, capsys: pytest.CaptureF
     )
 
 
-def test_a_quorum_that_has_begun_keeps_its_voters(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_script_gets_the_id_alone_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    home = tmp_path / "data"
+    assert main(["format", *options(home)]) == 0
+    cluster_id = capsys.readouterr().out.strip()
+    assert len(uuid_from_text(cluster_id)) == 16
+    assert main(["format", *options(home), "--standalone", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "cluster_id": cluster_id,
+        "node_id": 3,
+        "directories": {str(home): properties(home)["directory.id"]},
+        "first_voters": [3],
+    }
+
+
+@pytest.mark.parametrize("begun", ["quorum-state", "00000000000000000007-0000000002.checkpoint", f"{0:020}.log"])
+def test_a_quorum_that_has_begun_keeps_its_voters(tmp_path: Path, capsys: pytest.CaptureFixture[str], begun: str):
     home = tmp_path / "data"
     assert main(["format", *options(home), "-t", CLUSTER]) == 0
     (home / "__cluster_metadata-0").mkdir()
+    (home / "__cluster_metadata-0" / begun).write_bytes(b"x")
     assert main(["format", *options(home), "-t", CLUSTER, "--standalone"]) == 0
-    assert "first voters" not in capsys.readouterr().out
+    shown = capsys.readouterr().err
+    assert "first voters" not in shown
+    assert "its quorum has begun already, and keeps its voters" in shown
     assert not (home / SNAPSHOT).exists()
+
+
+def test_a_node_that_only_waited_for_a_quorum_can_be_made_its_first_voter(tmp_path: Path):
+    home = tmp_path / "data"
+    assert main(["format", *options(home), "-t", CLUSTER]) == 0
+    (home / "__cluster_metadata-0").mkdir()
+    (home / "__cluster_metadata-0" / f"{0:020}.log").touch()
+    (home / "__cluster_metadata-0" / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ\n")
+    assert main(["format", *options(home), "-t", CLUSTER, "--standalone"]) == 0
+    assert snapshot(home).voters is not None
 
 
 def test_several_first_voters_are_the_same_on_each(tmp_path: Path):

@@ -163,3 +163,75 @@ def test_a_directory_of_another_node_is_refused(node: subprocess.Popen[str], tmp
     line = refused("-o", "node.id=7", *words, cwd=tmp_path)
     assert str(tmp_path / "data") in line
     assert "7" in line
+
+
+# As it comes with Kafka 4.3, but for ports and the directory.
+STOCK = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:{controller}
+listeners=PLAINTEXT://:{broker},CONTROLLER://:{controller}
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:{broker},CONTROLLER://localhost:{controller}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,\
+SASL_SSL:SASL_SSL
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs={data}
+num.partitions=1
+num.recovery.threads.per.data.dir=2
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.segment.bytes=1073741824
+log.retention.check.interval.ms=300000
+"""
+
+
+def formatted(file: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidelog", "format", str(file), *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_kafkas_stock_configuration_says_what_it_needs_and_then_starts(tmp_path: Path):
+    file = tmp_path / "server.properties"
+    file.write_text(STOCK.format(broker=free_port(), controller=free_port(), data=tmp_path / "data"))
+    line = refused(file, cwd=tmp_path)
+    assert f"{tmp_path / 'data'} is not formatted" in line
+    assert "`tidelog format --standalone`" in line
+    assert not (tmp_path / "data").exists()
+    # Formatted as a node that joins others, it waits and says for whom; made the first voter after that, it starts.
+    cluster_id = formatted(file)
+    process = subprocess.Popen(
+        command(file), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert "waits for a controller at localhost:" in said
+        assert "`tidelog format --standalone`" in said
+    finally:
+        process.kill()
+        process.communicate()
+    assert formatted(file, "--standalone") == cluster_id
+    process = subprocess.Popen(command(file), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert f"(cluster {cluster_id}, " in process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()

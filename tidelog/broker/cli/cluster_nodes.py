@@ -80,9 +80,10 @@ def _replicated(brokers: int) -> dict[str, str]:
 def check_configuration(nodes: Iterable[Node]) -> None:
     """Raises ConfigError before anything is on disk."""
     from tidelog.broker.config import NodeConfig
+    from tidelog.broker.config_unserved import check_served
 
     for node in nodes:
-        NodeConfig.load(None, node.config)
+        check_served(NodeConfig.load(None, node.config))
 
 
 def check_ports(nodes: Iterable[Node]) -> None:

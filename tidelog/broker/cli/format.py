@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidelog.broker.cli.common import HELP, fail, overriding
+from tidelog.broker.cli.common import HELP, as_json, fail, overriding, print_json
 from tidelog.broker.config import ConfigError, NodeConfig
 
 if TYPE_CHECKING:
@@ -32,14 +32,16 @@ _FIRST_VOTER = "ID@HOST:PORT:DIRECTORY-ID"
     help="These controllers are the first voters; the same for each of them.",
 )
 @overriding("One configuration value, by Kafka's name; wins over FILE.")
+@as_json
 def command(
     file: str | None,
     cluster_id: str | None,
     standalone: bool,
     initial_controllers: str | None,
     overrides: dict[str, str],
+    json_wanted: bool,
 ) -> int:
-    """Format the data directories of a node that will be part of a cluster.
+    """Format the data directories of a node that will be part of a cluster, and print the cluster's id.
 
     Directories that are formatted already are left alone, if they belong to the same cluster and node.
 
@@ -48,8 +50,8 @@ def command(
 
     \b
     Example, for the nodes of one cluster:
-      tidelog format node1.yaml
-      tidelog format node2.yaml --cluster-id 0XP3lYbQSHSPjHDVXXXXXX
+      ID=$(tidelog format node1.yaml)
+      tidelog format node2.yaml --cluster-id $ID
     """
     from tidelog.protocol.uuids import uuid_from_text
     from tidelog.storage.disk import DirectoryInUse
@@ -67,13 +69,18 @@ def command(
             voters = _first_voters(initial_controllers, config.items("controller.listener.names")[0].upper())
         if standalone or voters:
             _check_voters(config, standalone, voters)
-        _format(config, cluster_id, standalone, voters)
+        formatted = _format(config, cluster_id, standalone, voters)
     except (ConfigError, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
+    if json_wanted:
+        print_json(formatted)
+    else:
+        click.echo(formatted["cluster_id"])
     return 0
 
 
-def _format(config: NodeConfig, cluster_id: str | None, standalone: bool, voters: list[Voter]) -> None:
+def _format(config: NodeConfig, cluster_id: str | None, standalone: bool, voters: list[Voter]) -> dict[str, Any]:
+    """What was formatted, for `--json`; the same goes to standard error for people, beside the id."""
     from tidelog.protocol.uuids import uuid_to_text
     from tidelog.replication.quorum.initial_voters import write_initial_voters
     from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -82,16 +89,23 @@ def _format(config: NodeConfig, cluster_id: str | None, standalone: bool, voters
 
     disk, home = OsDisk(), str(config.metadata_log_dir)
     own_directory = next((voter.key.directory_id for voter in voters if voter.key.id == config.node_id), None)
+    directories = {}
     for path in dict.fromkeys([home, *map(str, config.log_dirs)]):
         wanted = uuid_to_text(own_directory) if own_directory is not None and path == home else None
         directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id, directory_id=wanted)
         cluster_id = directory.cluster_id
         directory.close()
-        click.echo(f"{path}: node {config.node_id} of cluster {cluster_id}")
+        directories[path] = uuid_to_text(directory.directory_id)
+        click.echo(f"{path}: node {config.node_id} of cluster {cluster_id}", err=True)
         if path == home and standalone:
             voters = [Voter(ReplicaKey(config.node_id, directory.directory_id), _own_endpoints(config))]
-    if voters and write_initial_voters(disk, home, VoterSet(voters), int(time.time() * 1000)):
-        click.echo(f"{home}: first voters {', '.join(str(voter.key.id) for voter in voters)}")
+    ids = [voter.key.id for voter in voters]
+    if voters and not write_initial_voters(disk, home, VoterSet(voters), int(time.time() * 1000)):
+        click.echo(f"{home}: its quorum has begun already, and keeps its voters", err=True)
+        ids = []
+    elif voters:
+        click.echo(f"{home}: first voters {', '.join(map(str, ids))}", err=True)
+    return {"cluster_id": cluster_id, "node_id": config.node_id, "directories": directories, "first_voters": ids}
 
 
 def _first_voters(text: str, listener: str) -> list[Voter]:

@@ -1,0 +1,98 @@
+"""Keys of Kafka's that stand for what is not served: refused where they promise security, else taken with a warning."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.broker import configuration_page
+from tidelog.broker.config import ConfigError, NodeConfig
+from tidelog.broker.config_definitions import BROKER
+from tidelog.broker.config_unserved import check_served, has_effect, keys_without_effect
+
+CLUSTER = {
+    "process.roles": "broker",
+    "controller.quorum.voters": "7@127.0.0.1:1",
+    "controller.listener.names": "CONTROLLER",
+}
+
+
+def refusal(**given: str) -> str:
+    config = NodeConfig.load(None, {name.replace("__", "."): value for name, value in given.items()})
+    with pytest.raises(ConfigError) as failure:
+        check_served(config)
+    message = str(failure.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
+        ("ssl.keystore.location", "/etc/kafka/server.jks"),
+        ("ssl.client.auth", "required"),
+        ("sasl.enabled.mechanisms", "SCRAM-SHA-512"),
+        ("sasl.jaas.config", "hunter2"),
+        ("listener.name.plaintext.ssl.keystore.location", "/etc/kafka/server.jks"),
+        ("listener.name.plaintext.sasl.enabled.mechanisms", "PLAIN"),
+        ("delegation.token.secret.key", "hunter2"),
+        ("principal.builder.class", "org.example.Builder"),
+        ("create.topic.policy.class.name", "org.example.Policy"),
+        ("alter.config.policy.class.name", "org.example.Policy"),
+        ("connections.max.reauth.ms", "1000"),
+        ("security.inter.broker.protocol", "SSL"),
+    ],
+)
+def test_a_key_that_promises_security_stops_the_start_by_name(name: str, value: str):
+    message = refusal(**{name: value})
+    assert message.startswith(f"{name} promises what is not served yet")
+    assert value not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("authorizer.class.name", ""),
+        ("ssl.client.auth", "none"),
+        ("sasl.enabled.mechanisms", "GSSAPI"),
+        ("sasl.mechanism.inter.broker.protocol", "GSSAPI"),
+        ("connections.max.reauth.ms", "0"),
+        ("security.inter.broker.protocol", "PLAINTEXT"),
+        ("listener.name.plaintext.max.connections", "5"),
+    ],
+)
+def test_its_default_promises_nothing(name: str, value: str):
+    check_served(NodeConfig.load(None, {name: value}))
+
+
+def test_listeners_with_tls_are_refused_wherever_they_are():
+    assert refusal(listeners="SSL://127.0.0.1:9092") == "listener SSL: SSL is not served yet"
+    own = {"listeners": "IN://127.0.0.1:9092", "listener.security.protocol.map": "IN:SASL_PLAINTEXT"}
+    assert refusal(**own) == "listener IN: SASL_PLAINTEXT is not served yet"
+    message = refusal(**CLUSTER, **{"listener.security.protocol.map": "CONTROLLER:SSL,PLAINTEXT:PLAINTEXT"})
+    assert "SSL of listener CONTROLLER, over which this node reaches others, is not served yet" in message
+    # As in Kafka's stock file: protocols of listeners that are not used.
+    check_served(
+        NodeConfig.load(None, {"listener.security.protocol.map": "A:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,X:SASL_SSL"})
+    )
+
+
+def test_other_keys_without_effect_are_named_when_they_ask_for_something():
+    config = NodeConfig.load(
+        None,
+        {
+            "num.io.threads": "16",
+            "num.network.threads": "3",
+            "quota.window.num": "12",
+            "client.quota.callback.class": "org.example.Quotas",
+            "transaction.state.log.replication.factor": "1",
+            "log.retention.hours": "1",
+        },
+    )
+    check_served(config)
+    assert keys_without_effect(config) == ["client.quota.callback.class", "num.io.threads", "quota.window.num"]
+
+
+def test_the_list_of_keys_without_effect_is_what_the_code_does_not_read():
+    _, effective = configuration_page.effective_keys()
+    assert {name for name in BROKER if has_effect(name)} == effective
