@@ -24,6 +24,7 @@ from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode
+from tidelog.replication.quorum.metadata_log import log_start_in
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
@@ -73,6 +74,7 @@ class MetadataSide:
             run_in_executor=self.run_in_executor,
             clock_ms=ports.clock_ms,
             snapshot_bytes_min=config.integer("metadata.log.max.record.bytes.between.snapshots"),
+            snapshot_interval_ms=config.integer("metadata.log.max.snapshot.interval.ms"),
         )
         self.raft = self.tracker.raft = RaftNode(
             node_id=config.node_id,
@@ -80,7 +82,7 @@ class MetadataSide:
             cluster_id=home.cluster_id,
             disk=ports.disk,
             root=home.path,
-            log=home.open_metadata_log(metadata_log_config(config), ports.clock_ms()),
+            log=home.open_metadata_log(metadata_log_config(config), ports.clock_ms(), log_start_in),
             settings=quorum_settings(config, bound_ports),
             can_vote=config.is_controller,
             loop=loop,

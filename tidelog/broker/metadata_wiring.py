@@ -15,6 +15,7 @@ from tidelog.replication.controller.image import EndpointImage
 from tidelog.replication.controller.state import ControllerSettings
 from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
 from tidelog.replication.ports import Endpoint
+from tidelog.replication.quorum.metadata_retention import MetadataRetention
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.storage.log_config import INT64_MAX, LogConfig
 
@@ -74,6 +75,9 @@ def quorum_settings(config: NodeConfig, bound_ports: Mapping[str, int]) -> Quoru
         election_backoff_max_ms=config.integer("controller.quorum.election.backoff.max.ms"),
         request_timeout_ms=config.integer("controller.quorum.request.timeout.ms"),
         retry_backoff_ms=config.integer("controller.quorum.retry.backoff.ms"),
+        retention=MetadataRetention(
+            config.integer("metadata.max.retention.bytes"), config.integer("metadata.max.retention.ms")
+        ),
     )
 
 

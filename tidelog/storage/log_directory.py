@@ -169,11 +169,18 @@ class LogDirectory:
             self._write_cleaned()  # that was another log of this name, and must not be believed of this one
         return log
 
-    def open_metadata_log(self, config: LogConfig, now_ms: int) -> PartitionLog:
-        """`__cluster_metadata-0`, opened or created. After an unclean end it is scanned whole, as Kafka does."""
+    def open_metadata_log(
+        self, config: LogConfig, now_ms: int, log_start_in: Callable[[list[str]], int] = lambda names: 0
+    ) -> PartitionLog:
+        """`__cluster_metadata-0`, opened or created. After an unclean end it is scanned whole, as Kafka does.
+
+        `log_start_in` says where it begins, from the names of its files: its snapshots are not known here.
+        """
         assert self.metadata_log is None
-        if self._disk.exists(f"{self.path}/{METADATA_TOPIC}-0"):
-            log = self._open_log(METADATA_TOPIC, 0, config, Checkpoints(), now_ms)
+        directory = f"{self.path}/{METADATA_TOPIC}-0"
+        if self._disk.exists(directory):
+            log_start = log_start_in([entry.name for entry in self._disk.list_directory(directory)])
+            log = self._open_log(METADATA_TOPIC, 0, config, Checkpoints(log_start), now_ms)
         else:
             log = self._create(METADATA_TOPIC, 0, METADATA_TOPIC_ID, config, now_ms)
         self.metadata_log = log

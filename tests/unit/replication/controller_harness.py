@@ -122,7 +122,7 @@ class MemberLog:
     ) -> None:
         self.snapshots.append((identity, list(values)))
 
-    def forget_before(self, identity: SnapshotId, now_ms: int) -> None:
+    def snapshot_written(self, identity: SnapshotId) -> None:
         self.forgotten.append(identity)
 
     def resign(self) -> None:

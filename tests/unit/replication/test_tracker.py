@@ -155,3 +155,22 @@ async def test_the_active_controller_hands_on_what_it_built(quorum, monkeypatch)
     monkeypatch.setattr(member.log, "read", lambda offset: pytest.fail("decoded twice"))
     await member.controller.register_broker(Broker(1).registration())
     assert list(member.tracker.image.brokers) == [1]
+
+
+async def test_few_records_make_a_snapshot_once_the_interval_is_over(quorum):
+    member = Member(quorum, 1)
+    member.tracker._snapshot_interval_ms = 1000
+    now = [5_000]
+    member.tracker._clock_ms = lambda: now[0]
+    member.tracker._begin_counting()
+    now[0] += 999
+    write(quorum, FEATURE, *topic("a"))
+    await asyncio.sleep(0)
+    assert member.log.snapshots == []
+    now[0] += 1
+    write(quorum, *topic("b"))
+    await asyncio.sleep(0)
+    assert len(member.log.snapshots) == 1
+    write(quorum, *topic("c"))
+    await asyncio.sleep(0)
+    assert len(member.log.snapshots) == 1

@@ -56,7 +56,8 @@ class MetadataTracker:
 
     `on_image(image, delta)` and `on_leader(leader_id, epoch)` are called on the loop thread; `on_failure(error)` when
     the log cannot be understood, after which nothing is published any more. `snapshot_bytes_min`: bytes of records
-    between two snapshots (metadata.log.max.record.bytes.between.snapshots).
+    between two snapshots (metadata.log.max.record.bytes.between.snapshots); `snapshot_interval_ms`: when one follows
+    fewer bytes than that (metadata.log.max.snapshot.interval.ms), 0 for never.
     """
 
     raft: RaftLog
@@ -70,6 +71,7 @@ class MetadataTracker:
         run_in_executor: RunInExecutor,
         clock_ms: Callable[[], int],
         snapshot_bytes_min: int = 20 * 1024 * 1024,
+        snapshot_interval_ms: int = 0,
         on_leader: Callable[[int, int], None] = lambda leader_id, epoch: None,
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
@@ -87,7 +89,9 @@ class MetadataTracker:
         self._clock_ms = clock_ms
         self._loader = MetadataLoader()
         self._snapshot_bytes_min = snapshot_bytes_min
+        self._snapshot_interval_ms = snapshot_interval_ms
         self._bytes_since_snapshot = 0
+        self._last_snapshot_ms = clock_ms()
         self._snapshotting: asyncio.Task[None] | None = None
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tickets = count()
@@ -106,7 +110,7 @@ class MetadataTracker:
         except Exception as error:
             self._fail(error)
             return
-        self._bytes_since_snapshot = 0
+        self._begin_counting()
         self._publish(image, difference(self.image, image))
         self._reached(identity.end_offset)
 
@@ -215,11 +219,19 @@ class MetadataTracker:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def _maybe_snapshot(self) -> None:
+        is_due = self._bytes_since_snapshot >= self._snapshot_bytes_min
+        if not is_due and self._snapshot_interval_ms and self._bytes_since_snapshot:
+            is_due = self._clock_ms() - self._last_snapshot_ms >= self._snapshot_interval_ms
         # An open transaction is not in the image, so its records must stay in the log.
-        due = self._bytes_since_snapshot >= self._snapshot_bytes_min and not self._loader.in_transaction
-        if due and self._snapshotting is None and self.image.offset >= 0:
-            self._bytes_since_snapshot = 0
+        is_due = is_due and not self._loader.in_transaction
+        if is_due and self._snapshotting is None and self.image.offset >= 0:
+            self._begin_counting()
             self._snapshotting = self._loop.create_task(self._snapshot(self.image), name="metadata snapshot")
+
+    def _begin_counting(self) -> None:
+        """Towards the next snapshot."""
+        self._bytes_since_snapshot = 0
+        self._last_snapshot_ms = self._clock_ms()
 
     async def _snapshot(self, image: MetadataImage) -> None:
         """The image as a file beside the log, made on another thread: images do not change."""
@@ -233,7 +245,7 @@ class MetadataTracker:
 
         try:
             await self._run_in_executor(write)
-            self.raft.forget_before(identity, now_ms)
+            self.raft.snapshot_written(identity)
         except OSError as error:
             # The log has it all; the next one may succeed.
             log.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)

@@ -33,6 +33,7 @@ from tidelog.replication.quorum.messages import (
     Truncate,
     WakeFetches,
 )
+from tidelog.replication.quorum.metadata_cleaner import MetadataCleaner
 from tidelog.replication.quorum.metadata_log import MetadataLog, ReplayedBatch
 from tidelog.replication.quorum.metadata_sync import MetadataSync
 from tidelog.replication.quorum.raft import NEVER, Raft, lane_of
@@ -125,6 +126,7 @@ class RaftNode:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._sync = MetadataSync(self.log, log, loop, run_in_executor, self.drive, self.tolerates)
+        self._cleaner = MetadataCleaner(self.log, settings.retention, loop, clock_ms, self.tolerates)
         self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.tolerates)
         self._shortage_told_ms = -SHORTAGE_TOLD_EVERY_MS
         self._news = News(loop)
@@ -160,6 +162,7 @@ class RaftNode:
             self._listener.on_snapshot(identity, snapshot.values, snapshot.last_timestamp_ms)
         self.raft.start(election, self.now_ms())
         self._flush()
+        self._cleaner.begin()
         self.drive()
 
     async def close(self) -> None:
@@ -172,6 +175,7 @@ class RaftNode:
             if self._tasks:
                 await asyncio.wait(list(self._tasks), timeout=FAREWELL_MS / 1000)
         self.is_closed = True
+        self._cleaner.close()
         if self._timer is not None:
             self._timer.cancel()
         self._service.wake()
@@ -258,9 +262,11 @@ class RaftNode:
         """Beside the log, complete or not at all. May run on any thread."""
         self.log.write_snapshot(values, identity, last_timestamp_ms, now_ms)
 
-    def forget_before(self, identity: SnapshotId, now_ms: int) -> None:
-        """Remove what a snapshot on disk makes superfluous; on the loop's thread."""
-        self.log.forget_before(identity, now_ms)
+    def snapshot_written(self, identity: SnapshotId) -> None:
+        """From now on followers may load it; older ones and the log below may go. On the loop's thread."""
+        self.log.note_snapshot(identity)
+        if self._failure is None and not self.is_closed:
+            self._cleaner.clean()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -430,6 +436,7 @@ class RaftNode:
                 self._effects[type(effect)](effect)
         if self._timer is not None:
             self._timer.cancel()
+        self._cleaner.close()
         self._sync.give_up()
         self._vote_writer.give_up()
         self._service.close()

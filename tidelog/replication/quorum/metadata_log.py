@@ -19,6 +19,7 @@ from tidelog.protocol.messages.control_records import (
 from tidelog.protocol.record_batch import BatchHeader, iter_headers
 from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch, encode_batch
 from tidelog.replication.quorum.messages import AppendLeaderChange, Bytes, OffsetAndEpoch
+from tidelog.replication.quorum.metadata_retention import MetadataRetention, SnapshotFacts
 from tidelog.replication.quorum.snapshot import (
     BOOTSTRAP_NAME,
     CorruptSnapshot,
@@ -26,6 +27,7 @@ from tidelog.replication.quorum.snapshot import (
     SnapshotId,
     decode_snapshot,
     encode_snapshot,
+    last_timestamp_in,
     parse_snapshot_name,
     snapshot_name,
 )
@@ -35,6 +37,9 @@ from tidelog.storage.log import CorruptLog, PartitionLog
 from tidelog.storage.reader import ColdRead, Region
 
 READ_BYTES = 4 * 1024 * 1024
+SNAPSHOT_HEAD_BYTES = 64 * 1024
+OWN_PART = ".part"
+FETCHED_PART = ".fetched.part"  # a name of its own: the same snapshot may be written here meanwhile
 
 
 class ReplayedBatch(NamedTuple):
@@ -55,6 +60,7 @@ class MetadataLog:
         self._log = log
         self._voters = voters
         self._snapshots: list[SnapshotId] = []
+        self._snapshot_facts: dict[SnapshotId, SnapshotFacts] = {}
         self.directory = f"{root}/__cluster_metadata-0"
 
     # -- as raft sees it ---------------------------------------------------------------------------------------------
@@ -98,8 +104,15 @@ class MetadataLog:
 
     def load(self) -> tuple[SnapshotId, Snapshot] | None:
         """The newest snapshot, and the voters out of it and the log. Raises CorruptSnapshot, CorruptLog."""
-        found = (parse_snapshot_name(entry.name) for entry in self._disk.list_directory(self.directory))
-        self._snapshots = sorted(identity for identity in found if identity is not None)
+        names = [entry.name for entry in self._disk.list_directory(self.directory)]
+        for name in names:
+            if ".checkpoint." in name:  # `.part`: not finished; `.deleted`: Kafka's, about to be removed
+                self._disk.remove(f"{self.directory}/{name}")
+        found = [identity for identity in map(parse_snapshot_name, names) if identity is not None]
+        self._snapshots = sorted(identity for identity in found if identity.end_offset >= self.start_offset)
+        for identity in found:
+            if identity.end_offset < self.start_offset:  # the records between it and the log are gone
+                self._disk.remove(self.path_of(identity))
         if not self._snapshots:
             if self.start_offset > 0:
                 raise CorruptLog(f"{self.directory}: starts at {self.start_offset} and there is no snapshot before")
@@ -111,7 +124,7 @@ class MetadataLog:
         return identity, snapshot
 
     def _adopt(self, identity: SnapshotId, snapshot: Snapshot) -> None:
-        if self.is_behind(identity):
+        if not self.holds(identity):
             self._log.truncate_fully_and_start_at(identity.end_offset)
         self._voters.clear()
         if snapshot.kraft_version > 0:
@@ -120,12 +133,17 @@ class MetadataLog:
             self._voters.add_voters(identity.end_offset - 1, voters_from_record(snapshot.voters))
         self._scan(max(self.start_offset, identity.end_offset))
 
-    def is_behind(self, identity: SnapshotId) -> bool:
-        """A snapshot came from a leader, and the log is not yet moved to it (Kafka does the same at a start)."""
-        if self.start_offset == self.end_offset == identity.end_offset:
+    def holds(self, identity: SnapshotId) -> bool:
+        """Whether the log begins where the snapshot ends, or has the record that the snapshot ends with.
+
+        Else the log ends before it, or went another way: the snapshot is of what was committed, so the log begins anew
+        behind it. (Kafka compares the last epochs, and keeps a log that ends below the snapshot in a later epoch.)
+        """
+        if identity.end_offset <= self.start_offset:
+            return True
+        if identity.end_offset > self.end_offset:
             return False
-        latest = max(self._log.leader_epochs.latest, 0)
-        return identity.epoch > latest or (identity.epoch == latest and identity.end_offset > self.end_offset)
+        return self._log.leader_epochs.epoch_for_offset(identity.end_offset - 1) in (identity.epoch, -1)
 
     def _scan(self, offset: int) -> None:
         """Take over the voters that control records from `offset` on name."""
@@ -232,12 +250,12 @@ class MetadataLog:
         kraft_version, voters = self._voters.at(identity.end_offset)
         record = None if voters is None else voters_record(voters)
         content = encode_snapshot(values, identity, last_timestamp_ms, now_ms, kraft_version, record)
-        self._disk.write_file(f"{self.path_of(identity)}.part", content, sync=True)
-        self._rename_part(identity)
+        self._disk.write_file(self.path_of(identity) + OWN_PART, content, sync=True)
+        self._rename_part(identity, OWN_PART)
 
-    def _rename_part(self, identity: SnapshotId) -> None:
+    def _rename_part(self, identity: SnapshotId, suffix: str) -> None:
         path = self.path_of(identity)
-        self._disk.rename(f"{path}.part", path)
+        self._disk.rename(path + suffix, path)
         self._disk.sync_directory(self.directory)
 
     def snapshot_part(self, identity: SnapshotId, position: int, bytes_max: int) -> tuple[int, bytes] | None:
@@ -256,7 +274,7 @@ class MetadataLog:
 
     def keep_part(self, identity: SnapshotId, position: int, data: Bytes) -> None:
         """A piece of a snapshot that is being fetched; the first one begins it anew."""
-        path = f"{self.path_of(identity)}.part"
+        path = self.path_of(identity) + FETCHED_PART
         if position == 0:
             self._disk.write_file(path, bytes(data), sync=False)
             return
@@ -271,34 +289,86 @@ class MetadataLog:
 
     def finish_part(self, identity: SnapshotId) -> Snapshot:
         """Check and sync what was fetched; any thread. Raises CorruptSnapshot."""
-        path = f"{self.path_of(identity)}.part"
+        path = self.path_of(identity) + FETCHED_PART
         snapshot = decode_snapshot(self._disk.read_file(path))
         self._disk.sync_file(path)
-        self._rename_part(identity)
+        self._rename_part(identity, FETCHED_PART)
         return snapshot
 
     def install(self, identity: SnapshotId, snapshot: Snapshot, now_ms: int) -> None:
         """Begin the log at the end of a snapshot that was fetched; on the loop's thread."""
         self._adopt(identity, snapshot)
-        self.forget_before(identity, now_ms)
+        self.note_snapshot(identity)
+        for older in [one for one in self._snapshots if one.end_offset < self.start_offset]:
+            self._remove_snapshot(older)
+        self._log.segments.remove_doomed(now_ms)
 
-    def _note(self, identity: SnapshotId) -> None:
+    def note_snapshot(self, identity: SnapshotId) -> None:
+        """It is on the disk, whole, and can be fetched from now on."""
         if identity not in self._snapshots:
             self._snapshots = sorted([*self._snapshots, identity])
 
-    def forget_before(self, identity: SnapshotId, now_ms: int) -> None:
-        """Remove what a snapshot on disk makes superfluous: older snapshots, whole segments below its end."""
-        self._note(identity)
-        for older in self._snapshots:
-            if older < identity:
-                self._disk.remove(self.path_of(older))
-        self._snapshots = [one for one in self._snapshots if one >= identity]
-        log = self._log
-        if log.segment_count > 1 and identity.end_offset <= log.high_watermark:
-            log.delete_records(identity.end_offset)
-            log.segments.rename_condemned(log.log_start_offset, now_ms + log.config.file_delete_delay_ms)
-        log.segments.remove_doomed(now_ms)
-        self._voters.forget_before(identity.end_offset)
+    # -- retention ---------------------------------------------------------------------------------------------------
+
+    def clean(self, retention: MetadataRetention, now_ms: int) -> None:
+        """Remove old snapshots and the segments below them as far as `retention` says; then files whose time has come.
+
+        The log start only ever moves to the end of a snapshot that stays: there a follower that is further behind goes
+        on. Raises OSError; the next call goes on where this one stopped.
+        """
+        while len(self._snapshots) > 1:
+            oldest, successor = self._snapshots[:2]
+            facts = [self._facts_of(identity) for identity in self._snapshots]
+            if not retention.lets_oldest_go(facts, self._log.size_bytes, now_ms):
+                break
+            if successor.end_offset > self._log.high_watermark:
+                break  # of the records below nothing is known yet
+            self._log.delete_records(successor.end_offset)
+            self._voters.forget_before(successor.end_offset)
+            self._remove_snapshot(oldest)
+            self._drop_segments(now_ms)
+        self._drop_segments(now_ms)
+
+    def _drop_segments(self, now_ms: int) -> None:
+        """Those below the log start, one by one and durably: a crash leaves a log without gaps."""
+        segments = self._log.segments
+        if self.start_offset > 0:
+            self._log.maintain(now_ms)
+        for end_offset in sorted(segment.next_offset for segment in segments.condemned):
+            segments.rename_condemned(end_offset, now_ms + self._log.config.file_delete_delay_ms)
+            self._disk.sync_directory(self.directory)
+        segments.remove_doomed(now_ms)
+
+    def _remove_snapshot(self, identity: SnapshotId) -> None:
+        """Durably, before any segment goes: after a crash the log begins at the end of the oldest snapshot."""
+        self._disk.remove(self.path_of(identity))
+        self._disk.sync_directory(self.directory)
+        self._snapshots.remove(identity)
+        self._snapshot_facts.pop(identity, None)
+
+    def _facts_of(self, identity: SnapshotId) -> SnapshotFacts:
+        facts = self._snapshot_facts.get(identity)
+        if facts is None:
+            part = self.snapshot_part(identity, 0, SNAPSHOT_HEAD_BYTES)
+            size_bytes, head = part if part is not None else (0, b"")
+            timestamp_ms = last_timestamp_in(head)
+            if timestamp_ms is None:  # damaged: it goes by the age of its file
+                timestamp_ms = self._disk.modified_ms(self.path_of(identity)) if part is not None else 0
+            facts = self._snapshot_facts[identity] = SnapshotFacts(size_bytes, timestamp_ms)
+        return facts
+
+
+def log_start_in(names: Iterable[str]) -> int:
+    """Where the log begins whose directory holds files of these names: the file names are all that remembers it.
+
+    A log whose first segment is gone begins at the end of the oldest snapshot that reaches to its segments.
+    """
+    names = list(names)
+    bases = [int(name[:20]) for name in names if name.endswith(".log") and name[:20].isdecimal()]
+    first = min(bases, default=0)
+    snapshots = (parse_snapshot_name(name) for name in names)
+    ends = [one.end_offset for one in snapshots if one is not None and one.end_offset >= first]
+    return min(ends, default=0) if first else 0
 
 
 def _voters_records(kraft_version: int, voters: VoterSet) -> list[tuple[ControlRecordType, bytes]]:
@@ -309,4 +379,4 @@ def _voters_records(kraft_version: int, voters: VoterSet) -> list[tuple[ControlR
     ]
 
 
-__all__ = ["CorruptSnapshot", "MetadataLog", "ReplayedBatch"]
+__all__ = ["CorruptSnapshot", "MetadataLog", "ReplayedBatch", "log_start_in"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.replication.ports import Endpoint
+from tidelog.replication.quorum.metadata_retention import KAFKA_RETENTION, MetadataRetention
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,3 +35,4 @@ class QuorumSettings:
     gone_delay_max_ms: int = 50
     """The same where the leader's port refuses, or the leader said that it resigns."""
     pre_vote_retry_ms: int = 40
+    retention: MetadataRetention = KAFKA_RETENTION

@@ -94,6 +94,18 @@ def decode_snapshot(content: bytes) -> Snapshot:
     return Snapshot(last_timestamp_ms, values, kraft_version, voters)
 
 
+def last_timestamp_in(head: bytes) -> int | None:
+    """`last_timestamp_ms` out of the first bytes of a checkpoint file; None where they are no whole, sound header."""
+    for position, header in iter_headers(head):
+        if not header.is_control or not check_crc(head, position, header):
+            return None
+        for record in decode_batch(head, position, header):
+            if control_record_type(record.key) is ControlRecordType.SNAPSHOT_HEADER:
+                return SnapshotHeaderRecord.decode(record.value or b"", 0).last_contained_log_timestamp
+        return None
+    return None
+
+
 def encode_snapshot(
     values: Iterable[bytes],
     identity: SnapshotId,

@@ -6,7 +6,7 @@ counts is the last one in the log, committed or not; a truncation brings the one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tidelog.protocol.messages.control_records import Endpoint as EndpointRecord
@@ -181,10 +181,15 @@ class VoterHistory:
 
     def forget_before(self, start_offset: int) -> None:
         """Nobody will ask for what was before `start_offset`; what held there stays."""
-        for entries in (self._voters, self._versions):
-            below = sum(1 for entry in entries if entry[0] < start_offset)
-            del entries[: max(0, below - 1)]
+        # New lists: another thread may be reading the old ones, to write a snapshot.
+        self._voters = self._voters[_superfluous(self._voters, start_offset) :]
+        self._versions = self._versions[_superfluous(self._versions, start_offset) :]
 
     def clear(self) -> None:
         self._voters.clear()
         self._versions.clear()
+
+
+def _superfluous(entries: Sequence[tuple[int, object]], start_offset: int) -> int:
+    """How many of the first entries are replaced by a later one that still lies before `start_offset`."""
+    return max(0, sum(1 for entry in entries if entry[0] < start_offset) - 1)

@@ -16,6 +16,7 @@ from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersio
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
 from tidelog.replication.quorum.initial_voters import write_initial_voters
+from tidelog.replication.quorum.metadata_log import log_start_in
 from tidelog.replication.quorum.snapshot import SnapshotId
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
 from tidelog.storage.disk import Buffer, DirectoryEntry, File, OsDisk
@@ -134,8 +135,10 @@ class Member:
     async def start(self) -> Member:
         quorum = self.quorum
         self.directory = quorum.directory(self.node_id)
-        config = LogConfig(max_message_bytes=1 << 23, segment_bytes=quorum.segment_bytes)
-        log = self.directory.open_metadata_log(config, 0)
+        config = LogConfig(
+            max_message_bytes=1 << 23, segment_bytes=quorum.segment_bytes, retention_ms=-1, file_delete_delay_ms=0
+        )
+        log = self.directory.open_metadata_log(config, 0, log_start_in)
         loop = asyncio.get_running_loop()
         self.listener = Listener()
         self.raft = self.listener.raft = RaftNode(

@@ -22,6 +22,7 @@ from tidelog.protocol.messages.describe_quorum import (
 )
 from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from tidelog.replication.quorum.driver import InconsistentVoters, NotLeader
+from tidelog.replication.quorum.metadata_retention import MetadataRetention
 from tidelog.replication.quorum.snapshot import SnapshotId
 from tidelog.storage.flush import FlushTask
 from tidelog.storage.segment import Segment
@@ -170,7 +171,8 @@ def test_observers_follow_from_leader_to_leader(tmp_path):
 def test_who_was_away_too_long_loads_a_snapshot(tmp_path):
     async def run():
         quorum = Quorum(tmp_path, THREE, segment_bytes=1 << 14)
-        members = [await Member(quorum, node_id).start() for node_id in THREE]
+        retention = MetadataRetention(bytes_max=1 << 14)
+        members = [await Member(quorum, node_id, retention=retention).start() for node_id in THREE]
         (leader,) = await until(lambda: quorum.leaders)
         away = next(member for member in members if member is not leader)
         await away.crash()
@@ -178,10 +180,15 @@ def test_who_was_away_too_long_loads_a_snapshot(tmp_path):
         for value in values:
             last = leader.raft.append([value], 0)
         await until(lambda: leader.raft.high_watermark > last)
-        identity = SnapshotId(leader.raft.high_watermark, leader.raft.epoch)
+        earlier, identity = SnapshotId(100, leader.raft.epoch), SnapshotId(last + 1, leader.raft.epoch)
+        leader.raft.write_snapshot(values[:99], earlier, 7, 8)
+        leader.raft.snapshot_written(earlier)
+        assert leader.raft.log.start_offset == 0
+        segments = leader.raft.log._log.segment_count
         leader.raft.write_snapshot(values, identity, 7, 8)
-        leader.raft.forget_before(identity, 8)
+        leader.raft.snapshot_written(identity)
         assert leader.raft.log.start_offset == identity.end_offset
+        assert leader.raft.log._log.segment_count == 1 < segments
         leader.raft.append([b"behind"], 0)
         back = await Member(quorum, away.node_id).start()
         fresh = await Member(quorum, 9, can_vote=False, snapshot_part_bytes=5000).start()
@@ -290,7 +297,8 @@ def is_refused(member: Member, name: str = "") -> bool:
 def test_a_leader_without_descriptors_hands_over_and_stays_a_voter(tmp_path):
     async def run():
         quorum = Quorum(tmp_path, THREE, segment_bytes=1 << 14)
-        members = [await Member(quorum, node_id).start() for node_id in THREE]
+        retention = MetadataRetention(bytes_max=1 << 14)
+        members = [await Member(quorum, node_id, retention=retention).start() for node_id in THREE]
         (leader,) = await until(lambda: quorum.leaders)
         kept = [b"%06d" % number * 100 for number in range(10)]
         for value in kept:

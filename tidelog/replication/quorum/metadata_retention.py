@@ -1,0 +1,36 @@
+"""How long snapshots of the metadata log, and the records below them, are kept: metadata.max.retention.*. Pure.
+
+The rules are those of Kafka's KafkaMetadataLog: the oldest snapshot may go once a newer one is there, and the log then
+begins where the next snapshot ends. The newest snapshot always stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+
+class SnapshotFacts(NamedTuple):
+    """`last_timestamp_ms`: of the last record of the log that the snapshot holds."""
+
+    size_bytes: int
+    last_timestamp_ms: int
+
+
+class MetadataRetention(NamedTuple):
+    """-1 means without limit."""
+
+    bytes_max: int = 100 * 1024 * 1024
+    age_ms_max: int = 7 * 24 * 60 * 60 * 1000
+
+    def lets_oldest_go(self, snapshots: Sequence[SnapshotFacts], log_size_bytes: int, now_ms: int) -> bool:
+        """Whether the first of `snapshots` (oldest first) may be removed, with the log below the second one's end."""
+        if len(snapshots) < 2:
+            return False
+        if 0 <= self.bytes_max < log_size_bytes + sum(one.size_bytes for one in snapshots):
+            return True
+        return 0 <= self.age_ms_max < now_ms - snapshots[0].last_timestamp_ms
+
+
+KAFKA_RETENTION: Final = MetadataRetention()
+"""What Kafka keeps by default."""
