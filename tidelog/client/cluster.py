@@ -29,6 +29,8 @@ Response = TypeVar("Response", bound=Message)
 DATA = "data"
 COORDINATOR = "coordinator"
 """A connection of its own for the group coordinator: heartbeats must not wait behind a fetch that waits for data."""
+JOINING = "joining"
+"""A connection of its own for JoinGroup and SyncGroup, which wait for other members: commits must not."""
 BOOTSTRAP_NODE = -1
 SOFTWARE_VERSION = "0.1.0"
 
@@ -160,6 +162,8 @@ class Cluster:
 
     async def _open(self, host: str, port: int) -> Connection:
         config = self.config
+        if self._closed:
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "this client is closed")
         return await connect(
             host,
             port,

@@ -18,6 +18,7 @@ from typing import Any, Self
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.fetcher import Fetcher
+from tidelog.client.iteration_buffer import IterationBuffer
 from tidelog.client.metadata import TopicMetadata
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
@@ -61,26 +62,32 @@ class Consumer:
         self._group: Rebalancer | None = None
         self._news = asyncio.Event()
         self._lookup: Positions | None = None
-        self._handing_out: deque[ConsumerRecord] = deque()
+        self._iteration = IterationBuffer()
         self._missing: set[str] = set()
+        self._starting = asyncio.Lock()
         self._closed = False
+        """Set when `close` begins: no poll any more, while its listener may still commit."""
+        self._ended = asyncio.Event()
 
     # -- life
 
     async def start(self) -> None:
         """Reach the cluster; `poll` does it too, the first time. Raises KafkaError(NETWORK_EXCEPTION)."""
-        if self._closed:
-            raise RuntimeError("this consumer is closed")
-        if self._cluster is not None:
-            return
+        if self._ended.is_set() or self._cluster is None:
+            self._open()
+            async with self._starting:
+                if self._cluster is None:
+                    await self._reach()
+
+    async def _reach(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=self._config.allow_auto_create_topics)
         self._track(cluster)
         try:
             await cluster.start()
+            self._open()
         except BaseException:
             await cluster.close()
             raise
-        self._cluster = cluster
         self._fetcher = Fetcher(cluster, self._config, self._subscription, self._news.set)
         if self._config.group_id is not None:
             self._group = Rebalancer(
@@ -88,26 +95,37 @@ class Consumer:
             )
         coordinator = None if self._group is None else self._group.coordinator
         self._lookup = Positions(cluster, self._config, self._subscription, coordinator, self._news.set)
+        self._cluster = cluster
         cluster.on_metadata = self._on_metadata
         self._on_metadata()
 
     async def close(self) -> None:
-        """Commit if that is automatic, leave the group, disconnect."""
+        """Commit if that is automatic, leave the group, disconnect. A poll or an iteration under way ends."""
+        if self._group is not None:
+            self._group.refuse_inside_listener("close()")
         if self._closed:
+            await self._ended.wait()
             return
         self._closed = True
+        self._news.set()
         if self._cluster is None:
+            self._ended.set()
             return
         self._rewind()
         try:
-            if self._lookup is not None:
-                await self._lookup.close()
             if self._group is not None:
                 await self._group.leave("the consumer was closed")
         finally:
             if self._fetcher is not None:
                 self._fetcher.close()
-            await self._cluster.close()
+            try:
+                if self._lookup is not None:
+                    await self._lookup.close()
+                if self._group is not None:
+                    await self._group.close()
+            finally:
+                self._ended.set()
+                await self._cluster.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -152,10 +170,11 @@ class Consumer:
         """Read nothing, and leave the group."""
         self._rewind()
         if self._group is not None:
-            await self._group.leave("the consumer unsubscribed")
-        self._subscription.unsubscribe()
-        if self._fetcher is not None:
-            self._fetcher.keep_only(())
+            await self._group.unsubscribe()
+        else:
+            self._subscription.unsubscribe()
+            if self._fetcher is not None:
+                self._fetcher.keep_only(())
 
     def subscription(self) -> set[str]:
         return set(self._subscription.topics)
@@ -212,7 +231,8 @@ class Consumer:
         """Records by partition, at most `max_records` (by default `max_poll_records`); empty after `timeout_ms`.
 
         What the last call returned counts as consumed. Raises KafkaError: OFFSET_OUT_OF_RANGE when there is no offset
-        and `auto_offset_reset` is none, CORRUPT_MESSAGE, authorization errors, fatal errors of the group.
+        and `auto_offset_reset` is none, CORRUPT_MESSAGE, authorization errors, fatal errors of the group; and what a
+        rebalance listener raised. Cancelling it loses nothing: the next call goes on where this one was.
         """
         self._open()
         lookup = await self._started()
@@ -225,8 +245,10 @@ class Consumer:
         self._rewind()
         while True:
             self._news.clear()
-            if self._group is not None:
+            if self._group is not None and not self._closed:
                 await self._group.step()
+            if self._closed:
+                return {}
             lookup.search()
             records = self._fetcher.take(limit)
             self._fetcher.pump()
@@ -247,15 +269,16 @@ class Consumer:
             pass
 
     def __aiter__(self) -> Self:
+        self._open()
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        """The next record, however long it takes."""
-        if self._handing_out:
+        """The next record, however long it takes; the iteration ends when the consumer is closed."""
+        if self._iteration.records:
             self.alive()
-        else:
-            await self.refill()
-        return self._handing_out.popleft()
+        elif not await self.refill():
+            raise StopAsyncIteration
+        return self._iteration.records.popleft()
 
     def alive(self) -> None:
         """The application is at work: as good as a poll for `max_poll_interval_ms`. Callable from any thread."""
@@ -264,23 +287,23 @@ class Consumer:
 
     async def refill(self) -> deque[ConsumerRecord]:
         """Wait for records to iterate over; the caller takes them from the left of what is returned, as `async for`
-        does. For the blocking twin, which iterates in another thread.
+        does. Empty once the consumer is closed. For the blocking twin, which iterates in another thread.
         """
-        while not (polled := await self.poll(60_000)):
-            pass
-        for records in polled.values():
-            self._handing_out.extend(records)
-        return self._handing_out
+        while not self._closed and not self._iteration.records:
+            try:
+                self._iteration.fill((await self.poll(60_000)).values())
+            except RuntimeError:
+                if not self._closed:  # while the poll was still about to start
+                    raise
+        return self._iteration.records
 
     def _rewind(self) -> None:
         """What an `async for` has not handed out is not consumed."""
-        if self._handing_out:
-            rewound: dict[TopicPartition, int] = {}
-            for record in self._handing_out:
-                rewound.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-            self._handing_out.clear()
-            for partition, offset in rewound.items():
-                self._subscription.rewind(partition, offset)
+        if self._iteration.records:
+            rewound = self._iteration.not_consumed()
+            self._iteration.records.clear()
+            for partition, position in rewound.items():
+                self._subscription.rewind(partition, position.offset, position.leader_epoch)
             if self._fetcher is not None:
                 self._fetcher.discard(rewound)
 
@@ -289,10 +312,9 @@ class Consumer:
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What is consumed, without what an iteration still holds."""
         positions = self._subscription.positions()
-        for record in reversed(self._handing_out):
-            partition = TopicPartition(record.topic, record.partition)
-            if partition in positions:
-                positions[partition] = positions[partition]._replace(offset=record.offset)
+        if self._iteration.records:
+            not_consumed = self._iteration.not_consumed()
+            positions.update((each, not_consumed[each]) for each in not_consumed.keys() & positions.keys())
         return positions
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -382,7 +404,6 @@ class Consumer:
         return self._lookup
 
     async def _need_group(self) -> Rebalancer:
-        self._open()
         await self.start()
         if self._group is None:
             raise RuntimeError("committing needs a group_id")

@@ -27,6 +27,7 @@ from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
+    OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
     OffsetFetchResponsePartitions,
 )
@@ -78,13 +79,18 @@ class Coordinator:
             return self._node_id
 
     async def call(
-        self, request: Message, response: type[Response], timeout_ms: float | None = None, newest: int = 32767
+        self,
+        request: Message,
+        response: type[Response],
+        timeout_ms: float | None = None,
+        newest: int = 32767,
+        purpose: str = COORDINATOR,
     ) -> Response:
         """Ask it once. Raises KafkaError; when nothing was heard the coordinator is forgotten."""
         node_id = await self.find()
         try:
             return await self._cluster.call(
-                node_id, request, response, purpose=COORDINATOR, timeout_ms=timeout_ms, newest=newest
+                node_id, request, response, purpose=purpose, timeout_ms=timeout_ms, newest=newest
             )
         except KafkaError as error:
             self.heard(error.code)
@@ -100,8 +106,11 @@ class Coordinator:
         Raises KafkaError: ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, REBALANCE_IN_PROGRESS when `who`
         is no longer a member or the group is dealing anew; REQUEST_TIMED_OUT.
         """
-        if not offsets:
-            return
+        if offsets:
+            await self.retry(timeout_ms, lambda: self.commit_once(offsets, who))
+
+    async def commit_once(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], who: GroupIdentity) -> None:
+        """One OffsetCommit. Raises the KafkaError of the first partition that was refused."""
         topics: dict[str, OffsetCommitRequestTopic] = {}
         for (topic, number), offset in offsets.items():
             entry = topics.setdefault(topic, OffsetCommitRequestTopic(name=topic))
@@ -120,20 +129,22 @@ class Coordinator:
             group_instance_id=who.instance_id,
             topics=list(topics.values()),
         )
-
-        async def attempt() -> None:
-            answer = await self.call(request, OffsetCommitResponse, newest=_NEWEST_BY_NAME)
-            for topic in answer.topics:
-                for each in topic.partitions:
-                    self._raise(ErrorCode.of(each.error_code), f"commit of {topic.name}-{each.partition_index}")
-
-        await self._until(timeout_ms, attempt)
+        answer = await self.call(request, OffsetCommitResponse, newest=_NEWEST_BY_NAME)
+        left_out = set(offsets)
+        for answered in answer.topics:
+            for each in answered.partitions:
+                partition = TopicPartition(answered.name, each.partition_index)
+                self._raise(ErrorCode.of(each.error_code), f"commit of {partition}")
+                left_out.discard(partition)
+        if left_out:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the commit of {min(left_out)}")
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None, timeout_ms: float, *, require_stable: bool = True
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """The committed offsets of these partitions, or of all (None); partitions without one are left out."""
-        wanted = None if partitions is None else by_topic(partitions)
+        asked = None if partitions is None else list(dict.fromkeys(partitions))
+        wanted = None if asked is None else by_topic(asked)
         found: dict[TopicPartition, OffsetAndMetadata] = {}
 
         async def attempt() -> None:
@@ -143,21 +154,26 @@ class Coordinator:
             request = self._offset_fetch(wanted, version, require_stable)
             answer = await self.call(request, OffsetFetchResponse, newest=_NEWEST_BY_NAME)
             if version >= 8:
-                group = answer.groups[0]
+                group = answer.groups[0] if answer.groups else OffsetFetchResponseGroup()
                 self._raise(ErrorCode.of(group.error_code), f"offsets of group {self.group_id!r}")
                 rows = [(each.name, row) for each in group.topics for row in each.partitions]
             else:
                 self._raise(ErrorCode.of(answer.error_code), f"offsets of group {self.group_id!r}")
                 rows = [(old.name, _as_new(row)) for old in answer.topics for row in old.partitions]
             found.clear()
+            left_out = set(asked or ())
             for topic, row in rows:
                 partition = TopicPartition(topic, row.partition_index)
                 self._raise(ErrorCode.of(row.error_code), f"offset of {partition}")
+                left_out.discard(partition)
                 if row.committed_offset >= 0:
                     metadata = row.metadata or ""
                     found[partition] = OffsetAndMetadata(row.committed_offset, metadata, row.committed_leader_epoch)
+            if left_out:
+                # Not the same as "nothing is committed": that would reset the position.
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the offset of {min(left_out)}")
 
-        await self._until(timeout_ms, attempt)
+        await self.retry(timeout_ms, attempt)
         return found
 
     def _offset_fetch(
@@ -188,8 +204,8 @@ class Coordinator:
             self.heard(code)
             raise KafkaError(code, what)
 
-    async def _until(self, timeout_ms: float, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Attempt until it succeeds, fails for good, or time is up."""
+    async def retry(self, timeout_ms: float, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Attempt until it succeeds, fails for good, or time is up. Raises KafkaError."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         failures = 0
@@ -205,10 +221,17 @@ class Coordinator:
             except KafkaError as error:
                 failures += 1
                 wait_s = self._cluster.retry_backoff.wait_ms(failures) / 1000
-                final = not error.retriable or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                final = not _may_pass(error)
                 if final or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
+
+
+def _may_pass(error: KafkaError) -> bool:
+    """Whether trying again can help. A member whose epoch is stale learns the new one from its group (KIP-848)."""
+    if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return False
+    return error.retriable or error.code is ErrorCode.STALE_MEMBER_EPOCH
 
 
 def _as_new(row: OffsetFetchResponsePartition) -> OffsetFetchResponsePartitions:

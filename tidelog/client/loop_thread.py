@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -49,11 +49,13 @@ class LoopThread:
         finally:
             self.loop.close()
 
-    def run(self, call: Coroutine[Any, Any, Outcome]) -> Outcome:
+    def run(
+        self, call: Coroutine[Any, Any, Outcome], wait: Callable[[Future[Outcome]], Outcome] = Future.result
+    ) -> Outcome:
         """Run it in the thread and wait; an interrupt here cancels it there. RuntimeError if `stop` comes meanwhile."""
         future = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
-            return future.result()
+            return wait(future)
         except CancelledError:
             raise RuntimeError("this client was closed while it was at work") from None
         except BaseException:
@@ -76,12 +78,16 @@ class Twin:
         self._thread: LoopThread | None = None
         self._closed = False
 
-    def _run(self, call: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    def _run(
+        self,
+        call: Callable[[], Coroutine[Any, Any, Outcome]],
+        wait: Callable[[Future[Outcome]], Outcome] = Future.result,
+    ) -> Outcome:
         if self._closed:
             raise RuntimeError("this client is closed")
         if self._thread is None:
             self._thread = LoopThread()
-        return self._thread.run(call())
+        return self._thread.run(call(), wait)
 
     def _end(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._closed:

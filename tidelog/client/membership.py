@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from tidelog.client.assignors import Assignor, assignor_named
-from tidelog.client.cluster import COORDINATOR, Cluster
+from tidelog.client.cluster import COORDINATOR, JOINING, Cluster
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.coordinator import Coordinator, GroupIdentity
 from tidelog.client.group_protocol import (
@@ -64,12 +64,27 @@ class Membership:
         self.needs_join = True
         self.lost = False
         self.fatal: KafkaError | None = None
-        """This member may never come back (fenced); raised by the next poll."""
+        """Raised by the next poll; by every poll when this member may never come back (`fenced`)."""
+        self._leave_task: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> GroupIdentity:
         """As commits carry it."""
         return GroupIdentity(self._generation, self._member_id, self._config.group_instance_id)
+
+    @property
+    def is_member(self) -> bool:
+        """The group gave it a generation, and no answer since took it back."""
+        return self._generation != UNKNOWN_GENERATION
+
+    @property
+    def joining(self) -> bool:
+        return self._joining
+
+    @property
+    def fenced(self) -> bool:
+        """Another process has its group_instance_id. Joining again would fence that one, and so on in turns."""
+        return self.fatal is not None and self.fatal.code is ErrorCode.FENCED_INSTANCE_ID
 
     def polled(self) -> None:
         """The application is alive."""
@@ -102,6 +117,8 @@ class Membership:
                             return None
                     elif code not in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
                         self._coordinator.heard(code)
+                        if code is ErrorCode.FENCED_INSTANCE_ID:
+                            self._fail(code)
                         if not error.retriable:
                             raise
                         failures += 1
@@ -125,7 +142,7 @@ class Membership:
             ],
         )
         patience_ms = max(config.request_timeout_ms, config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._coordinator.call(request, JoinGroupResponse, patience_ms)
+        answer = await self._coordinator.call(request, JoinGroupResponse, patience_ms, purpose=JOINING)
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
@@ -194,7 +211,7 @@ class Membership:
             ],
         )
         patience_ms = max(self._config.request_timeout_ms, self._config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._coordinator.call(request, SyncGroupResponse, patience_ms)
+        answer = await self._coordinator.call(request, SyncGroupResponse, patience_ms, purpose=JOINING)
         code = ErrorCode.of(answer.error_code)
         if code is not ErrorCode.NONE:
             raise KafkaError(code, f"the assignment of group {self._coordinator.group_id!r} was refused")
@@ -230,9 +247,13 @@ class Membership:
             self.lost = True
             self.ask_join()
         elif code in (ErrorCode.FENCED_INSTANCE_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED):
-            self.fatal = KafkaError(code, f"group {self._coordinator.group_id!r}")
-            self.lost = True
-            self.ask_join()
+            self._fail(code)
+
+    def _fail(self, code: ErrorCode) -> None:
+        self.fatal = KafkaError(code, f"group {self._coordinator.group_id!r}")
+        self._generation = UNKNOWN_GENERATION
+        self.lost = True
+        self.ask_join()
 
     def _forget_membership(self, code: ErrorCode) -> None:
         self._generation = UNKNOWN_GENERATION
@@ -255,7 +276,10 @@ class Membership:
                     config.max_poll_interval_ms,
                     self._coordinator.group_id,
                 )
-                await self._leave_group("max.poll.interval.ms passed without a poll")
+                # A poll may join anew at any moment: it must find the partitions lost, and no heartbeats running.
+                leaving = self._send_leave(self._member_id, "max.poll.interval.ms passed without a poll")
+                self._leave_task = self._loop.create_task(leaving)
+                self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
                 self.lost = True
                 self.ask_join()
                 return
@@ -285,15 +309,21 @@ class Membership:
 
     async def leave(self, reason: str) -> None:
         """Stop heartbeats, and tell the group unless this is a static member, who may come back."""
-        if self._heartbeats is not None:
-            self._heartbeats.cancel()
-            await asyncio.wait([self._heartbeats])
-            self._heartbeats = None
-        await self._leave_group(reason)
+        await self.stop()
+        leaving = self._send_leave(self._member_id, reason)
+        self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
+        self.needs_join, self.lost, self.fatal = True, False, None
+        await leaving
 
-    async def _leave_group(self, reason: str) -> None:
-        member_id, self._member_id = self._member_id, ""
-        self._generation = UNKNOWN_GENERATION
+    async def stop(self) -> None:
+        """End what runs in the background; the group is not told."""
+        for task in (self._heartbeats, self._leave_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._heartbeats = self._leave_task = None
+
+    async def _send_leave(self, member_id: str, reason: str) -> None:
         if not member_id or self._config.group_instance_id is not None or not self._coordinator.known:
             return
         try:

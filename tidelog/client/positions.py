@@ -36,6 +36,7 @@ class Positions:
         self._on_news = on_news
         self._loop = asyncio.get_running_loop()
         self._search: asyncio.Task[None] | None = None
+        self._closed = False
 
     def search(self) -> None:
         """Look for what is missing, in the background. Raises the KafkaError of the last search, once."""
@@ -43,17 +44,29 @@ class Positions:
             if not self._search.done():
                 return
             search, self._search = self._search, None
-            search.result()
+            if not search.cancelled():
+                search.result()
+        if self._closed:
+            return
         now_ms = self._loop.time() * 1000
         if self._subscription.without_position() or self._subscription.to_reset(now_ms):
             self._search = self._loop.create_task(self._look_up())
 
     async def find(self, partition: TopicPartition) -> int:
-        """The position of an assigned partition. Raises ValueError, KafkaError."""
-        while (state := self._subscription.state(partition)).position < 0:
-            self.search()
-            if self._search is not None:
-                await asyncio.wait([self._search])
+        """The position of an assigned partition. Raises ValueError, KafkaError; RuntimeError when closed meanwhile."""
+        try:
+            async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
+                while (state := self._subscription.state(partition)).position < 0:
+                    self.search()
+                    if self._closed:
+                        raise RuntimeError("this consumer is closed")
+                    if self._search is not None:
+                        await asyncio.wait([self._search])
+                    else:
+                        await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+        except TimeoutError:
+            problem = f"the position of {partition} was not found in default_api_timeout_ms"
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, problem) from None
         return state.position
 
     async def list_offsets(
@@ -68,6 +81,7 @@ class Positions:
         )
 
     async def close(self) -> None:
+        self._closed = True
         if self._search is not None:
             self._search.cancel()
             await asyncio.wait([self._search])

@@ -163,11 +163,12 @@ class Subscription:
         state.leader_epoch = leader_epoch
         return True
 
-    def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Records from `offset` on were handed to an iterator that did not pass them on."""
+    def rewind(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
+        """Records from `offset`, which has this leader epoch, were handed to an iterator that did not pass them on."""
         state = self._assigned.get(partition)
         if state is not None and state.position > offset:
             state.position = offset
+            state.leader_epoch = leader_epoch
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What a commit of everything consumed commits."""

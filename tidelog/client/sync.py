@@ -11,12 +11,13 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from tidelog.client import consumer, producer
 from tidelog.client.accumulator import Headers
+from tidelog.client.caller_thread import CallerThread
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
 from tidelog.client.consumer import Offsets
@@ -36,6 +37,7 @@ from tidelog.client.sync_admin import Admin
 __all__ = ["Admin", "Consumer", "Producer", "RawReader"]
 
 log = logging.getLogger(__name__)
+Outcome = TypeVar("Outcome")
 
 _MAX_QUEUED = 4096
 
@@ -153,26 +155,64 @@ class Producer(Twin):
         self._end(end)
 
 
+class _ListenerInCallersThread(RebalanceListener):
+    """Passes each call on to the thread that waits in `poll` or `close`."""
+
+    def __init__(self, listener: RebalanceListener, caller: CallerThread) -> None:
+        self._listener = listener
+        self._caller = caller
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        await self._pass_on(self._listener.on_partitions_revoked, revoked)
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        await self._pass_on(self._listener.on_partitions_assigned, assigned)
+
+    async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        await self._pass_on(self._listener.on_partitions_lost, lost)
+
+    async def _pass_on(self, method: Callable[..., Any], partitions: Collection[TopicPartition]) -> None:
+        outcome = await self._caller.run(method, partitions)
+        if outcome is not None:
+            await outcome
+
+
 class Consumer(Twin):
-    """`tidelog.Consumer`, blocking. Listeners run in the loop's thread."""
+    """`tidelog.Consumer`, blocking. A listener runs in the thread that called `poll`, `close` or `unsubscribe`, and may
+    seek and commit; one whose methods are `async def` runs on the loop's thread, where it must not call this object.
+    """
 
     def __init__(self, *topics: str, **options: Any) -> None:
         super().__init__()
         self._consumer = consumer.Consumer(*topics, **options)
         self._records: deque[ConsumerRecord] = deque()
+        self._caller = CallerThread()
+
+    def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        if self._caller.in_callback:
+            raise RuntimeError(f"{name}() cannot be called in a rebalance listener")
+        return self._run(call, self._caller.wait)
 
     def start(self) -> None:
         """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
         self._run(self._consumer.start)
 
     def close(self) -> None:
-        self._end(self._consumer.close)
+        """Commit if that is automatic, leave the group, disconnect. An iteration in another thread ends."""
+        try:
+            if not self._closed and self._thread is not None:
+                self._run_with_listener("close", self._consumer.close)
+        finally:
+            if not self._caller.in_callback:
+                self._end(self._consumer.close)
 
     def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
     ) -> None:
+        here = None if listener is None else _ListenerInCallersThread(listener, self._caller)
+
         async def call() -> None:
-            self._consumer.subscribe(topics, pattern=pattern, listener=listener)
+            self._consumer.subscribe(topics, pattern=pattern, listener=here)
 
         self._run(call)
 
@@ -183,7 +223,7 @@ class Consumer(Twin):
         self._run(call)
 
     def unsubscribe(self) -> None:
-        self._run(self._consumer.unsubscribe)
+        self._run_with_listener("unsubscribe", self._consumer.unsubscribe)
 
     def subscription(self) -> set[str]:
         return self._consumer.subscription()
@@ -192,17 +232,29 @@ class Consumer(Twin):
         return self._consumer.assignment()
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
-        return self._run(lambda: self._consumer.poll(timeout_ms, max_records))
+        return self._run_with_listener("poll", lambda: self._consumer.poll(timeout_ms, max_records))
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
+        if self._closed:
+            raise RuntimeError("this client is closed")
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """The next record, however long it takes."""
+        """The next record, however long it takes; the iteration ends when another thread closes the consumer."""
         if not self._records:
-            self._records = self._run(self._consumer.refill)
+            self._refill()
         self._consumer.alive()
-        return self._records.popleft()
+        try:
+            return self._records.popleft()
+        except IndexError:
+            raise StopIteration from None
+
+    def _refill(self) -> None:
+        try:
+            self._records = self._run_with_listener("next", self._consumer.refill)
+        except RuntimeError:
+            if not self._closed:
+                raise
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         async def call() -> None:

@@ -78,6 +78,8 @@ class FakeGroups:
         if group.window is not None:
             group.window.cancel()
             group.window = None
+        if not group.members:
+            return
         group.generation += 1
         group.assignments = None
         group.members = {name: each for name, each in group.members.items() if name in group.joining}

@@ -223,9 +223,12 @@ class TestBlocking:
             reading.start()
             closing = threading.Timer(0.1, reading.close)
             closing.start()
-            with pytest.raises(RuntimeError, match="closed"):
-                next(reading)
+            assert list(reading) == []
             closing.join()
+            with pytest.raises(RuntimeError, match="closed"):
+                iter(reading)
+            with pytest.raises(RuntimeError, match="closed"):
+                reading.poll()
 
     def test_a_client_that_reaches_nobody_leaves_no_thread(self):
         before = threading.active_count()

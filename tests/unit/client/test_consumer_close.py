@@ -1,0 +1,116 @@
+"""The end of a consumer, called from another task than the one that reads."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import SILENCE, FakeCluster
+from tests.unit.client.test_consumer import T0, consumer, fill, read, until
+from tidelog.protocol.messages.leave_group import LeaveGroupRequest
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.metadata import MetadataRequest
+
+SOON_S = 20.0
+"""Well under the minute for which a poll of an iteration waits."""
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_an_iteration_ends_when_another_task_closes_the_consumer(group):
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        consuming = consumer(cluster, "t", group_id=group)
+        seen: list[int] = []
+
+        async def work() -> None:
+            async for record in consuming:
+                seen.append(record.offset)  # noqa: PERF401 (read while it grows)
+
+        working = asyncio.create_task(work())
+        await until(lambda: len(seen) == 2)
+        await consuming.close()
+        await asyncio.wait_for(working, SOON_S)
+        assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_a_poll_under_way_returns_nothing_and_the_next_one_is_refused(group):
+    async with FakeCluster(t=1) as cluster:
+        consuming = consumer(cluster, "t", group_id=group)
+        polling = asyncio.create_task(consuming.poll(120_000))
+        await until(lambda: consuming.assignment() or group)
+        await asyncio.sleep(0.05)
+        await consuming.close()
+        assert await asyncio.wait_for(polling, SOON_S) == {}
+        with pytest.raises(RuntimeError, match="closed"):
+            await consuming.poll()
+        with pytest.raises(RuntimeError, match="closed"):
+            async for _ in consuming:
+                pass
+
+
+async def test_closing_while_the_start_is_under_way_leaves_nothing_behind():
+    async with FakeCluster(t=1) as cluster:
+        gate = asyncio.Event()
+
+        async def hold(request, node):
+            await gate.wait()
+            return node.on_metadata(request)
+
+        cluster.script(MetadataRequest, hold)
+        before = asyncio.all_tasks()
+        consuming = consumer(cluster, "t")
+        starting = asyncio.create_task(consuming.start())
+        await until(lambda: cluster.sent(MetadataRequest))
+        await consuming.close()
+        gate.set()
+        with pytest.raises(RuntimeError, match="closed"):
+            await asyncio.wait_for(starting, PATIENCE_S)
+        left = {task for task in asyncio.all_tasks() - before if "FakeNode" not in repr(task)}
+        assert not left
+
+
+async def test_two_tasks_that_start_it_at_once_make_one_client():
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        async with consumer(cluster) as consuming:
+            consuming.assign([T0])
+        consuming = consumer(cluster)
+        consuming.assign([T0])
+        await asyncio.gather(*(consuming.start() for _ in range(5)))
+        assert len(cluster.nodes[1]._writers) == 1
+        assert await read(consuming, 2) == [0, 1]
+        await consuming.close()
+        await until(lambda: not cluster.nodes[1]._writers)
+
+
+async def test_a_position_that_is_waited_for_ends_with_the_consumer():
+    async with FakeCluster(t=1) as cluster:
+        cluster.script(ListOffsetsRequest, lambda request, node: SILENCE)
+        consuming = consumer(cluster)
+        consuming.assign([T0])
+        finding = asyncio.create_task(consuming.position(T0))
+        await until(lambda: cluster.sent(ListOffsetsRequest))
+        await consuming.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await asyncio.wait_for(finding, SOON_S)
+
+
+async def test_unsubscribing_is_done_although_the_caller_is_cancelled():
+    async with FakeCluster(t=1) as cluster:
+
+        async def slowly(request, node):
+            await asyncio.sleep(0.05)
+            return node.on_group(request)
+
+        async with consumer(cluster, "t", group_id="g") as consuming:
+            await until(lambda: consuming.assignment(), consuming)
+            cluster.script(LeaveGroupRequest, slowly)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(consuming.unsubscribe(), 0.01)
+            await until(lambda: cluster.sent(LeaveGroupRequest))
+            assert consuming.assignment() == set()
+            consuming.subscribe(["t"])
+            await until(lambda: consuming.assignment() == {T0}, consuming)

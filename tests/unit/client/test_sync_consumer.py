@@ -1,0 +1,196 @@
+"""The blocking consumer: listeners in the caller's thread, and several threads at its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_admin import served
+from tests.unit.client.test_consumer import FAST, T0, T1, fill
+from tidelog.client import RebalanceListener, TopicPartition, sync
+
+
+class Recorded(RebalanceListener):
+    def __init__(self, work: Callable[[str], Any] = lambda what: None) -> None:
+        self.work = work
+        self.events: list[tuple[str, set[TopicPartition], int]] = []
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self.events.append(("revoked", set(revoked), threading.get_ident()))
+        self.work("revoked")
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self.events.append(("assigned", set(assigned), threading.get_ident()))
+        self.work("assigned")
+
+
+def consumer(cluster: FakeCluster, **options: Any) -> sync.Consumer:
+    return sync.Consumer(**{"bootstrap_servers": cluster.bootstrap, "group_id": "g", **FAST, **options})
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """What the work returned or raised, in a thread of its own that must end: a hang is a failure, not a wait."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it hangs"
+    return outcome[0]
+
+
+def poll_until(consuming: sync.Consumer, condition: Callable[[], Any]) -> list[int]:
+    offsets: list[int] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        for records in consuming.poll(20).values():
+            offsets += [record.offset for record in records]
+    return offsets
+
+
+class TestListeners:
+    def test_a_listener_seeks_and_commits_in_the_callers_thread(self):
+        with served(t=2) as cluster:
+            fill(cluster, "t", 0, 10)
+            consuming = consumer(cluster, enable_auto_commit=False)
+            threads: set[int] = set()
+
+            def work(what: str) -> None:
+                threads.add(threading.get_ident())
+                if what == "assigned":
+                    consuming.seek(T0, 7)
+                    consuming.pause(T1)
+                    assert consuming.position(T0) == 7
+                else:
+                    consuming.commit()
+
+            listener = Recorded(work)
+
+            def all_of_it() -> Any:
+                with consuming:
+                    consuming.subscribe(["t"], listener=listener)
+                    read = poll_until(consuming, lambda: consuming.assignment() and consuming.position(T0) == 10)
+                return read, threading.get_ident(), consuming.paused()
+
+            read, caller, _ = in_thread(all_of_it)
+            assert read == [7, 8, 9]
+            assert threads == {caller}
+            assert [what for what, _, _ in listener.events] == ["assigned", "revoked"]
+            assert cluster.groups.group("g").offsets["t", 0][0] == 10, "committed by the listener, inside close"
+
+    def test_what_a_listener_raises_is_raised_by_poll(self):
+        with served(t=1) as cluster:
+            raised = []
+
+            def work(what: str) -> None:
+                if not raised:
+                    raised.append(LookupError("mine"))
+                    raise raised[0]
+
+            def all_of_it() -> None:
+                with consumer(cluster) as consuming:
+                    consuming.subscribe(["t"], listener=Recorded(work))
+                    with pytest.raises(LookupError, match="mine"):
+                        poll_until(consuming, lambda: False)
+                    poll_until(consuming, lambda: consuming.assignment() == {T0})
+
+            assert in_thread(all_of_it) is None
+
+    @pytest.mark.parametrize("call", ["poll", "close", "unsubscribe"])
+    def test_a_call_that_waits_for_the_listener_is_refused_in_it(self, call):
+        with served(t=1) as cluster:
+
+            def all_of_it() -> None:
+                with consumer(cluster) as consuming:
+                    refused: list[BaseException] = []
+
+                    def work(what: str) -> None:
+                        with pytest.raises(RuntimeError, match=rf"{call}\(\) cannot be called") as caught:
+                            getattr(consuming, call)()
+                        refused.append(caught.value)
+
+                    consuming.subscribe(["t"], listener=Recorded(work))
+                    poll_until(consuming, lambda: refused)
+                    poll_until(consuming, lambda: consuming.assignment() == {T0})
+
+            assert in_thread(all_of_it) is None
+
+    def test_a_listener_that_is_asynchronous_still_runs(self):
+        with served(t=1) as cluster:
+            seen: list[str] = []
+
+            class Asynchronous(RebalanceListener):
+                async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+                    seen.append("assigned")
+
+            def all_of_it() -> None:
+                with consumer(cluster) as consuming:
+                    consuming.subscribe(["t"], listener=Asynchronous())
+                    poll_until(consuming, lambda: seen)
+
+            assert in_thread(all_of_it) is None
+
+    def test_an_interrupt_in_a_listener_reaches_the_caller_and_the_consumer_goes_on(self):
+        with served(t=1) as cluster:
+            interrupted = []
+
+            def work(what: str) -> None:
+                if not interrupted:
+                    interrupted.append(True)
+                    raise KeyboardInterrupt
+
+            def all_of_it() -> None:
+                with consumer(cluster) as consuming:
+                    consuming.subscribe(["t"], listener=Recorded(work))
+                    with pytest.raises(KeyboardInterrupt):
+                        poll_until(consuming, lambda: False)
+                    with pytest.raises(RuntimeError, match="interrupted"):
+                        poll_until(consuming, lambda: False)
+                    poll_until(consuming, lambda: consuming.assignment() == {T0})
+
+            assert in_thread(all_of_it) is None
+
+
+class TestTheEnd:
+    def test_an_iteration_ends_when_another_thread_closes_the_consumer(self):
+        with served(t=1) as cluster:
+            fill(cluster, "t", 0, 2)
+            consuming = consumer(cluster)
+            consuming.subscribe(["t"], listener=Recorded())
+            seen: list[int] = []
+
+            def work() -> list[int]:
+                for record in consuming:
+                    seen.append(record.offset)
+                    if len(seen) == 2:
+                        threading.Timer(0.05, consuming.close).start()
+                return seen
+
+            assert in_thread(work) == [0, 1]
+
+    def test_two_threads_may_close_it(self):
+        with served(t=1) as cluster:
+            consuming = consumer(cluster)
+            consuming.subscribe(["t"], listener=Recorded())
+            in_thread(lambda: poll_until(consuming, consuming.assignment))
+            others = [threading.Thread(target=consuming.close) for _ in range(3)]
+            for each in others:
+                each.start()
+            in_thread(consuming.close)
+            for each in others:
+                each.join(PATIENCE_S)
+                assert not each.is_alive()
+            assert not cluster.groups.group("g").members
