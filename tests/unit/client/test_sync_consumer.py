@@ -93,7 +93,7 @@ class TestListeners:
 
     def test_what_a_listener_raises_is_raised_by_poll(self):
         with served(t=1) as cluster:
-            raised = []
+            raised: list[LookupError] = []
 
             def work(what: str) -> None:
                 if not raised:
@@ -145,7 +145,7 @@ class TestListeners:
 
     def test_an_interrupt_in_a_listener_reaches_the_caller_and_the_consumer_goes_on(self):
         with served(t=1) as cluster:
-            interrupted = []
+            interrupted: list[bool] = []
 
             def work(what: str) -> None:
                 if not interrupted:
