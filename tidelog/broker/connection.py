@@ -269,8 +269,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._start, self._end = 0, kept
 
     def give_back(self) -> None:
-        """Called for a connection that was idle for a while: return a large buffer."""
-        if self._start == self._end and self._capacity_bytes > BUFFER_SMALLEST_BYTES and not self._closed:
+        """The connection was idle for a while: return a large buffer, unless it bounds what a request still holds."""
+        if self._start < self._end or self._exclusive or self._closed:
+            return
+        if self._capacity_bytes > BUFFER_SMALLEST_BYTES:
             self._resize(BUFFER_SMALLEST_BYTES)
 
     # ------------------------------------------------------------------------------------------------------ answers

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.patience import until
 from tests.unit.broker.conftest import StartNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker import inspections
+from tidelog.broker.inspections import Inspection
+from tidelog.broker.turns import Turns
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
@@ -33,19 +38,17 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
     found: list[Unseen] = []
     begin = inspections.Inspections.begin
 
-    def noted(self: Any, unseen: Unseen, looked: Any) -> None:
-        found.append(unseen)
-        begin(self, unseen, looked)
+    def noted(self: Any, inspection: Inspection) -> None:
+        found.append(inspection.unseen)
+        begin(self, inspection)
 
     monkeypatch.setattr(inspections.Inspections, "begin", noted)
     return found
 
 
-@pytest.mark.parametrize("waiting_max", [0, inspections.WAITING_MAX])
 async def test_answers_and_records_are_in_the_order_of_their_requests(
-    start_node: StartNode, begun: list[Unseen], waiting_max: int, monkeypatch: pytest.MonkeyPatch
+    start_node: StartNode, begun: list[Unseen]
 ) -> None:
-    monkeypatch.setattr(inspections, "WAITING_MAX", waiting_max)
     running = await start_node()
     wire = await running.connect()
     await wire.create_topic("t", 2, cleanup_policy="compact")
@@ -116,4 +119,111 @@ async def test_a_node_stops_while_batches_are_looked_at(start_node: StartNode) -
         wire.send(produce("t", BOMB), 9)
     await asyncio.sleep(0.01)
     await running.stop()
-    assert not running.node._services.inspections._tasks  # type: ignore[union-attr]
+    assert running.node._services is not None
+    assert running.node._services.inspections._worker is None
+
+
+async def test_none_of_very_many_is_looked_at_on_the_loop(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond sixty-four they were: a hundred connections stopped the node for seconds."""
+    threads: list[threading.Thread] = []
+    decompress = Unseen.decompress
+
+    def noted(self: Unseen) -> None:
+        threads.append(threading.current_thread())
+        decompress(self)
+
+    monkeypatch.setattr(Unseen, "decompress", noted)
+    running = await start_node()
+    setup = await running.connect()
+    await setup.create_topic("t", cleanup_policy="compact")
+    wires = [await running.connect() for _ in range(80)]
+    for wire in wires:
+        wire.send(produce("t", keyed(LONG, b"")), 9)
+    answers = [produced(await wire.receive(ProduceResponse, 9))[0] for wire in wires]
+    assert sorted(answers) == [(0, number * LONG) for number in range(80)]
+    assert len(threads) == 80
+    assert threading.main_thread() not in threads
+
+
+class FakeUnseen:
+    """One that notes when it is looked at, and may fail."""
+
+    def __init__(self, seen: list[int], number: int) -> None:
+        self.batches = memoryview(b"x")
+        self._seen = seen
+        self._number = number
+
+    def decompress(self) -> None:
+        self._seen.append(self._number)
+
+    def look(self) -> Iterator[None]:
+        yield
+
+    def rebuild(self) -> None:
+        pass
+
+
+async def test_one_that_cannot_be_taken_on_does_not_keep_the_others_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.get_running_loop()
+    all_of_them = inspections.Inspections(loop, None, Turns(loop.call_soon))
+    seen: list[int] = []
+    looked: list[int] = []
+
+    def fail(outcome: Any) -> None:
+        raise RuntimeError("as planned")
+
+    for number in range(3):
+        callback = fail if number == 1 else lambda outcome, number=number: looked.append(number)
+        all_of_them.begin(Inspection(FakeUnseen(seen, number), callback, 1))  # type: ignore[arg-type]
+    await until(lambda: len(looked) == 2)
+    assert (seen, looked) == ([0, 1, 2], [0, 2])
+    assert "as planned" in caplog.text
+    await all_of_them.close()
+
+
+async def test_what_clients_left_behind_is_dropped_when_it_becomes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspections, "ABANDONED_BYTES_MAX", 20)
+    loop = asyncio.get_running_loop()
+    all_of_them = inspections.Inspections(loop, None, Turns(loop.call_soon))
+    seen: list[int] = []
+    looked: list[int] = []
+    for number in range(10):
+        one = Inspection(FakeUnseen(seen, number), lambda outcome, number=number: looked.append(number), 10)  # type: ignore[arg-type,misc]
+        all_of_them.begin(one)
+        if number < 9:
+            all_of_them.abandon(one)
+    await until(lambda: 9 in looked)
+    assert looked == [0, 1, 9]
+    await all_of_them.close()
+
+
+async def test_a_connection_that_waits_for_an_inspection_keeps_its_buffer(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It bounds the copies that wait; given back, a client could have a new one filled, and so on."""
+    running = await start_node()
+    wire = await running.connect()
+    await wire.create_topic("t", cleanup_policy="compact")
+    server = running.node._broker_server
+    assert server is not None
+    goes_on = asyncio.Event()
+    outcome = inspections.Inspections._outcome
+
+    async def wait(self: Any, unseen: Unseen) -> Any:
+        await goes_on.wait()
+        return await outcome(self, unseen)
+
+    monkeypatch.setattr(inspections.Inspections, "_outcome", wait)
+    wire.send(produce("t", keyed(LONG, bytes(100), compression=0)), 9)
+    await until(lambda: any(each._exclusive for each in server.connections))
+    before = server.receive_bytes
+    for _ in range(3):
+        server._sweep_idle()
+    assert server.receive_bytes == before > 200_000
+    goes_on.set()
+    assert produced(await wire.receive(ProduceResponse, 9)) == [(0, 0)]
+    for _ in range(3):
+        server._sweep_idle()
+    assert server.receive_bytes < 200_000

@@ -12,6 +12,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.broker.inspections import Inspection
 from tidelog.broker.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.request import Answer, Deferred, Peer
 from tidelog.broker.services import Services
@@ -217,17 +218,28 @@ class _ParkedOne(Deferred):
 class _Looked(Deferred):
     """A request with batches that take long to look at; what else it has is appended, and what is behind it waits."""
 
-    __slots__ = ("_left", "_so_far", "_to")
+    __slots__ = ("_inspection", "_is_abandoned", "_left", "_so_far", "_to")
 
     def __init__(self, to: _Asker, so_far: _SoFar, unseen: list[_Looking]) -> None:
         super().__init__(exclusive=True)
         self._to = to
         self._so_far = so_far
         self._left = unseen
+        self._is_abandoned = False
         self._begin()
+        self.on_abandon = self._abandoned
 
     def _begin(self) -> None:
-        self._to.services.inspections.begin(self._left[-1][2], self._seen)
+        held_bytes = sum(len(unseen.batches) for _, _, unseen, _, _ in self._left)
+        self._inspection = Inspection(self._left[-1][2], self._seen, held_bytes)
+        inspections = self._to.services.inspections
+        inspections.begin(self._inspection)
+        if self._is_abandoned:
+            inspections.abandon(self._inspection)
+
+    def _abandoned(self) -> None:
+        self._is_abandoned = True
+        self._to.services.inspections.abandon(self._inspection)
 
     def _seen(self, outcome: memoryview | KafkaError) -> None:
         topic, index, unseen, answered, position = self._left.pop()
@@ -244,9 +256,9 @@ class _Looked(Deferred):
             info = partitions.append(partition, outcome, to.services.clock_ms(), acks)
         except Unseen as again:  # under other rules than before
             self._left.append((topic, index, again, answered, position))
-        except KafkaError as error:
+        except Exception as error:
             self._so_far = so_far._replace(failed=True)
-            answered[position] = _refused(to.services, index, error, to.version)
+            answered[position] = _refused(to.services, index, partitions.refusal(None, error), to.version)
         else:
             answered[position] = _appended(index, info)
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
