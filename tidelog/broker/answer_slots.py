@@ -28,12 +28,18 @@ class AnswerSlot:
         return self.size_bytes
 
     def completed(self, frames: Any) -> None:
-        """The parked request has its answer."""
+        """The parked request has its answer, or None: there will be none."""
         connection = self.connection
+        if frames is None:
+            connection.close()
+            return
         if connection.answer_head(self, frames):
             return
         connection.hold(self.fill(frames))
 
     def completed_exclusively(self, frames: Any) -> None:
+        if frames is None:
+            self.connection.close()
+            return
         self.connection.end_exclusive()
         self.connection.hold(self.fill(frames))

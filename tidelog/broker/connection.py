@@ -8,12 +8,14 @@ Invariant: responses leave in request order, whatever order they were completed 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tidelog.broker.answer_slots import AnswerSlot
+from tidelog.broker.callbacks import call_all
 from tidelog.broker.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
     BUFFER_USUAL_BYTES,
@@ -28,11 +30,11 @@ from tidelog.protocol.errors import MalformedMessage
 
 if TYPE_CHECKING:
     import mmap
-    import socket
 
-    from tidelog.broker.turns import Turns
-    from tidelog.broker.wakes import Wakes
+    from tidelog.broker.connection_owner import ConnectionOwner
     from tidelog.protocol.hot import Buffer
+
+logger = logging.getLogger("tidelog.connection")
 
 # Requests that one connection may have served before others are looked at, in small ones; one with a large answer
 # counts for several.
@@ -48,22 +50,6 @@ IN_FLIGHT_MAX = 1024
 
 _FRAME_SIZE = Struct(">i")
 _FRAME_HEAD = Struct(">ih")  # size and API key
-
-
-class ConnectionOwner(Protocol):
-    """What a connection needs of the server that accepted it."""
-
-    frame_bytes_max: int
-    wakes: Wakes
-    turns: Turns
-
-    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
-    def connected(self, connection: KafkaConnection) -> bool: ...
-    def disconnected(self, connection: KafkaConnection) -> None: ...
-    def reserve_buffer(self, extra_bytes: int) -> bool: ...
-    def not_read(self, connection: KafkaConnection) -> None: ...
-    def widen(self, sock: socket.socket) -> None: ...
-    def warn(self, kind: str, text: str) -> None: ...
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
@@ -111,15 +97,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._owner.reserve_buffer(-self._capacity_bytes)
         self._capacity_bytes = 0
         self._transport = None
-        abandoned = [slot.deferred for slot in self._pending if not slot.done]
+        waiting = [slot.deferred for slot in self._pending if not slot.done and slot.deferred is not None]
         self._pending.clear()
-        for deferred in abandoned:
-            if deferred is not None and deferred.on_abandon is not None:
-                deferred.on_abandon()
         self._owner.disconnected(self)
+        call_all(each.on_abandon for each in waiting if each.on_abandon is not None)
         notices, self._on_close = self._on_close, []
-        for notice in notices:
-            notice()
+        call_all(notices)
 
     def on_close(self, callback: Callable[[], None]) -> None:
         if self._transport is None:
@@ -207,6 +190,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
             self.close()
             return
+        except Exception as error:
+            logger.error("a request from %s failed", self.host, exc_info=error)
+            self._owner.warn("failed", f"closing connection from {self.host}: the broker failed at its request")
+            self.close()
+            return
         finally:
             self._corked = wakes.is_last = False
             self._start = start
@@ -262,7 +250,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
         kept = self._end - self._start
         if not self._reserve(capacity_bytes):
             return
-        buffer = new_buffer(capacity_bytes, wanted_bytes)
+        try:
+            buffer = new_buffer(capacity_bytes, wanted_bytes)
+        except (MemoryError, OSError) as error:
+            self._owner.warn("buffers", f"closing connection from {self.host}: no memory for its request: {error!r}")
+            self.close()
+            return
         view = memoryview(buffer)
         view[:kept] = self._view[self._start : self._end]
         self._buffer, self._view = buffer, view

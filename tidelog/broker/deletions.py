@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tidelog.broker.callbacks import call_all
 from tidelog.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ class Deletions:
         if waiting is None:
             return
         low_watermark = partition.low_watermark
-        for callback, required_offset in list(waiting.items()):
-            if low_watermark >= required_offset:
-                self.forget(partition, callback)
-                callback(low_watermark, ErrorCode.NONE)
+        done = [callback for callback, required_offset in waiting.items() if low_watermark >= required_offset]
+        for callback in done:
+            self.forget(partition, callback)
+        call_all(done, low_watermark, ErrorCode.NONE)
 
     def look_at_all(self) -> None:
         """Brokers have come or gone."""
@@ -68,5 +69,4 @@ class Deletions:
         """This replica no longer leads, or its log is gone."""
         callbacks = self._waiting.pop(partition, {})
         self._count -= len(callbacks)
-        for callback in callbacks:
-            callback(-1, code)
+        call_all(callbacks, -1, code)

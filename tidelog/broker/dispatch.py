@@ -154,6 +154,9 @@ class Dispatcher:
         def ended(done: asyncio.Task[None]) -> None:
             self._tasks.pop(done, None)
             coroutine.close()  # cancelled before its first step, it would complain that nobody awaited it
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            if error is not None and answer.response is None:
+                answer.failed(error)
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = None
@@ -288,9 +291,18 @@ class _Encoded(Deferred):
         super().__init__(inner.exclusive)
 
         def encode(response: Any) -> None:
-            self.complete(api.framed(response, context, request))
+            if response is None:
+                self.complete(None)
+                return
+            try:
+                frame = api.framed(response, context, request)
+            except Exception as error:
+                self.failed(error)
+            else:
+                self.complete(frame)
 
         inner.on_complete(encode)
+        self.on_abandon = inner.on_abandon
 
 
 def _head(frame: memoryview) -> tuple[int, int, int, int]:

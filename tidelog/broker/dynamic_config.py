@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidelog.broker.callbacks import call_all
 from tidelog.broker.config_definitions import BROKER, DYNAMIC_ONLY
 from tidelog.broker.config_definitions_types import (
     CLUSTER_WIDE,
@@ -119,9 +120,7 @@ class DynamicConfig(TypedValues):
         names = {base_name(name) for name in changed}
         for name in (*changed, *names):
             self._typed.pop(name, None)
-        for wanted, callback in list(self._subscriptions):
-            if not wanted.isdisjoint(names):
-                callback()
+        call_all([callback for wanted, callback in self._subscriptions if not wanted.isdisjoint(names)])
 
     def _usable(self, given: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
         """`told`: what was looked at before, about which nothing is said twice."""

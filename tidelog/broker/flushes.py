@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tidelog.broker.callbacks import call_all
 from tidelog.broker.metrics_counters import Histogram
 from tidelog.storage.log import CorruptLog
 
@@ -82,8 +83,7 @@ class Flushes:
                 return
             # From here on of its present log: it may have moved to another directory meanwhile.
             partition.advance_high_watermark()
-            for callback in partition.watch.syncs.reached(partition.log.committable_offset):
-                callback(None)
+            call_all(partition.watch.syncs.reached(partition.log.committable_offset), None)
             if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
                 self.on_flushed(partition)
             if partition.log.flush_due:

@@ -23,6 +23,7 @@ from tidelog.broker.follower_sessions import (
     FollowerEntry,
     FollowerSession,
     Key,
+    ParkedFetch,
     as_follower_request,
     has_place,
     is_gone,
@@ -370,10 +371,14 @@ class FollowerFetches:
         parked = session.parked
         if parked is None or session.warming or not session.dirty:
             return
+        self._try_to_answer(session, parked, must_answer=False)
+
+    def _try_to_answer(self, session: FollowerSession, parked: ParkedFetch, *, must_answer: bool) -> None:
         try:
-            frames = self.answers.frames(session, parked.correlation_id, parked.version, False)
-        except ColdRead as cold:
-            self._warm(session, cold)
+            frames = self._frames(session, parked.correlation_id, parked.version, must_answer)
+        except Exception as error:  # a bug of ours: the follower comes again over another connection
+            self._abandoned(session)
+            parked.failed(error)
             return
         if frames is not None:
             session.parked = None
@@ -402,12 +407,7 @@ class FollowerFetches:
             partition = entry.partition
             if partition is not None and entry.sent_high_watermark != partition.log.high_watermark:
                 session.dirty[entry] = None
-        frames = self._frames(session, parked.correlation_id, parked.version, True)
-        if frames is not None:
-            session.parked = None
-            parked.complete(frames)
-            if not session.id:
-                self._empty(session)
+        self._try_to_answer(session, parked, must_answer=True)
 
     def _abandoned(self, session: FollowerSession) -> None:
         """The follower is gone, or has another connection by now, and with it another session."""

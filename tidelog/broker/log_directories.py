@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidelog.broker.callbacks import call_all
 from tidelog.broker.config import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.disk import is_exhaustion
@@ -226,8 +227,7 @@ class LogDirectories:
             directory.fail(why)
             self._on_fatal(NoDirectoryLeft(message))
             return
-        for listener in self.on_offline:
-            listener(directory)
+        call_all(self.on_offline, directory)
         directory.fail(why)
         self._failing.discard(directory)
 

@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from tidelog.broker.callbacks import call_all
+
 if TYPE_CHECKING:
     from tidelog.replication.controller.image import MetadataDelta, MetadataImage
 
@@ -88,8 +90,7 @@ class LostBrokers:
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for answer in waiting:
-            answer()
+        call_all(waiting)
 
     def close(self) -> None:
         for timer in self._lost.values():

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from tidelog.broker.callbacks import call_all
 from tidelog.broker.deletions import Deletions
 from tidelog.broker.fetch_sessions import FetchSessions, SessionPartition
 from tidelog.broker.flushes import Flushes
@@ -254,17 +255,14 @@ class Partitions:
         """The high watermark, the log start or the leader of a partition has changed."""
         watch = partition.watch
         if watch.fetches:
-            for entry in watch.fetches:
-                entry.changed()
+            call_all([entry.changed for entry in watch.fetches])
         if self.follower_fetches.tells_high_watermark:
             for follower in watch.followers:
                 follower.appended()
         if watch.produces.waiting:
-            for callback in watch.produces.reached(partition.high_watermark):
-                callback(None)
+            call_all(watch.produces.reached(partition.high_watermark), None)
         if watch.writes.waiting:
-            for callback in watch.writes.reached(partition.high_watermark):
-                callback(None)
+            call_all(watch.writes.reached(partition.high_watermark), None)
 
     # ------------------------------------------------------------------------------------------------- hosting's side
 
@@ -316,8 +314,7 @@ class Partitions:
     def touch(self, partition: Partition) -> None:
         """Something a fetch reports has changed besides the high watermark."""
         watch = self._watches[partition]
-        for entry in watch.fetches:
-            entry.changed()
+        call_all([entry.changed for entry in watch.fetches])
         for follower in watch.followers:
             follower.session.unsettled[follower] = None
             follower.sent_high_watermark = -1
@@ -327,8 +324,7 @@ class Partitions:
         watch = self._watches[partition]
         watch.tail.clear()
         self.deletions.look(partition)
-        for entry in watch.fetches:
-            entry.changed()
+        call_all([entry.changed for entry in watch.fetches])
         for follower in list(watch.followers):
             self.follower_fetches.look_again(follower)
 
@@ -341,16 +337,16 @@ class Partitions:
 
     def give_up_acks_all(self, partition: Partition) -> None:
         """The ISR has become too small while produces wait: they are in the log, and may be lost all the same."""
-        for callback in self._watches[partition].produces.take_all():
-            callback(KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+        waiting = self._watches[partition].produces.take_all()
+        call_all(waiting, KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
 
     def give_up(self, partition: Partition, code: ErrorCode) -> None:
         """This replica no longer leads: waiting fetches look again, waiting produces fail with `code`."""
         watch = self._watches[partition]
         self.deletions.give_up(partition, code)
         self.role_changed(partition)
-        for callback in [*watch.produces.take_all(), *watch.syncs.take_all(), *watch.writes.take_all()]:
-            callback(KafkaError(code))
+        waiting = [*watch.produces.take_all(), *watch.syncs.take_all(), *watch.writes.take_all()]
+        call_all(waiting, KafkaError(code))
 
     def refusal(self, partition: Partition | None, error: Exception) -> KafkaError:
         """What the client is told of a failure. A log that cannot be used takes its partition offline."""

@@ -5,6 +5,7 @@ Knows no connection, socket or API: order and framing belong to `connection`, de
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -14,6 +15,8 @@ from tidelog.protocol.hot import Buffer
 
 if TYPE_CHECKING:
     from tidelog.broker.metrics_counters import ApiCounters
+
+logger = logging.getLogger("tidelog.dispatch")
 
 Response = TypeVar("Response")
 
@@ -79,6 +82,7 @@ class Deferred:
         self._on_complete: Callable[[Any], None] | None = None
 
     def complete(self, response: Any) -> None:
+        """`response` None: there will be no answer, because this broker failed; the connection is closed."""
         assert self.response is None, "a request is answered once"
         self.response = response
         timing, callback = self.timing, self._on_complete
@@ -87,6 +91,12 @@ class Deferred:
             callback(response)
         if timing is not None:  # counted when it has left: somebody waits for it
             timing[0].answered(timing[1])
+
+    def failed(self, error: BaseException) -> None:
+        """A bug of ours: who waits is not left waiting for ever."""
+        logger.error("a request that waited failed", exc_info=error)
+        if self.response is None:
+            self.complete(None)
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Called by dispatch, once; runs the callback at once if the answer is there already."""
@@ -114,7 +124,12 @@ def gather(calls: Sequence[Callable[[], Any]], response: Callable[[list[Any]], R
         found[index] = answer
         missing -= 1
         if missing == 0 and deferred is not None:
-            deferred.complete(response(found))
+            try:
+                gathered = response(found)
+            except Exception as error:
+                deferred.failed(error)
+            else:
+                deferred.complete(gathered)
 
     for index, call in enumerate(calls):
         try:

@@ -98,7 +98,7 @@ class Server:
         self.receive_bytes = 0
         self.accepted = 0
         self.refused = 0
-        self.cut = dict.fromkeys(("malformed", "buffers", "unread", "idle"), 0)
+        self.cut = dict.fromkeys(("malformed", "failed", "buffers", "unread", "idle"), 0)
         """Connections closed from this side, by reason."""
         self._limits = limits
         self._quotas = ConnectionQuotas(limits.connections, protected_listener)

@@ -10,12 +10,15 @@ most, and once; every line moves with every turn of the loop, however busy other
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+
+logger = logging.getLogger("tidelog.connection")
 
 # Of one turn of the loop: for each line, and for what takes long and is read in it.
 LINE_S = 0.0005
@@ -110,6 +113,9 @@ class Turns:
             self._began = began + LINE_S - READS_S  # late when the line's time is over
         for _ in range(len(line)):
             self.late = False
-            line.popleft()()
+            try:
+                line.popleft()()
+            except Exception:
+                logger.exception("a connection whose turn had come failed")  # the others in line go on
             if stopwatch is not None and stopwatch() - began >= LINE_S:
                 break

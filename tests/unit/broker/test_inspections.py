@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,6 +148,10 @@ async def test_none_of_very_many_is_looked_at_on_the_loop(
     assert threading.main_thread() not in threads
 
 
+def note(looked: list[int], number: int, outcome: Any) -> None:
+    looked.append(number)
+
+
 class FakeUnseen:
     """One that notes when it is looked at, and may fail."""
 
@@ -175,7 +180,7 @@ async def test_one_that_cannot_be_taken_on_does_not_keep_the_others_waiting(capl
         raise RuntimeError("as planned")
 
     for number in range(3):
-        callback = fail if number == 1 else lambda outcome, number=number: looked.append(number)
+        callback = fail if number == 1 else partial(note, looked, number)
         all_of_them.begin(Inspection(FakeUnseen(seen, number), callback, 1))  # type: ignore[arg-type]
     await until(lambda: len(looked) == 2)
     assert (seen, looked) == ([0, 1, 2], [0, 2])
@@ -190,7 +195,7 @@ async def test_what_clients_left_behind_is_dropped_when_it_becomes_too_much(monk
     seen: list[int] = []
     looked: list[int] = []
     for number in range(10):
-        one = Inspection(FakeUnseen(seen, number), lambda outcome, number=number: looked.append(number), 10)  # type: ignore[arg-type,misc]
+        one = Inspection(FakeUnseen(seen, number), partial(note, looked, number), 10)  # type: ignore[arg-type]
         all_of_them.begin(one)
         if number < 9:
             all_of_them.abandon(one)

@@ -149,7 +149,12 @@ class _Fetch:
     def _retry(self) -> None:
         if self._warming or self._deferred is None or self._deferred.response is not None:
             return
-        frames = self._attempt()
+        try:
+            frames = self._attempt()
+        except Exception as error:
+            self._waits_no_longer()
+            self._deferred.failed(error)
+            return
         if frames is not None:
             self._waits_no_longer()
             self._deferred.complete(frames)

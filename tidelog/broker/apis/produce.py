@@ -198,12 +198,15 @@ class _ParkedOne(Deferred):
         if error is not None:
             self._refuse(error)
         else:
-            self.complete(
-                encode_one_produced(
+            try:
+                frame = encode_one_produced(
                     to.correlation_id, self._topic, self._index, info.first_offset, info.log_append_time_ms,
                     info.log_start_offset,
-                )
-            )  # fmt: skip
+                )  # fmt: skip
+            except Exception as failure:
+                self.failed(failure)
+            else:
+                self.complete(frame)
         to.services.partitions.deadlines.discard(self._bucket, self._expired)
 
     def _expired(self) -> None:
@@ -212,7 +215,12 @@ class _ParkedOne(Deferred):
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
         to = self._to
-        self.complete(to.encode([(self._topic, [_refused(to.services, self._index, error, to.version)])]))
+        try:
+            frame = to.encode([(self._topic, [_refused(to.services, self._index, error, to.version)])])
+        except Exception as failure:
+            self.failed(failure)
+        else:
+            self.complete(frame)
 
 
 class _Looked(Deferred):
@@ -268,7 +276,11 @@ class _Looked(Deferred):
         if self._left:
             self._begin()
             return
-        answer = _concluded(to, self._so_far)
+        try:
+            answer = _concluded(to, self._so_far)
+        except Exception as failure:
+            self.failed(failure)
+            return
         if isinstance(answer, Deferred):
             answer.on_complete(self.complete)
         else:
@@ -312,7 +324,12 @@ class _Parked(Deferred):
         answered[position] = _refused(self._to.services, answered[position].partition_index, error, self._to.version)
 
     def _finish(self) -> None:
-        self.complete(self._to.encode(self._topics))
+        try:
+            frame = self._to.encode(self._topics)
+        except Exception as failure:
+            self.failed(failure)
+        else:
+            self.complete(frame)
 
 
 def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int) -> None:

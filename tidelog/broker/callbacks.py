@@ -1,0 +1,17 @@
+"""Calling all who wait for one thing: one that fails is logged, and the others are called all the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+logger = logging.getLogger("tidelog.callbacks")
+
+
+def call_all(callbacks: Iterable[Callable[..., Any]], *arguments: Any) -> None:
+    for callback in callbacks:
+        try:
+            callback(*arguments)
+        except Exception:
+            logger.exception("%r failed", callback)
