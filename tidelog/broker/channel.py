@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import MalformedMessage
-from tidelog.replication.ports import Endpoint, OnResponse, PeerUnreachable
+from tidelog.replication.ports import Endpoint, OnResponse, PeerUnreachable, PortState
 
 BUFFER_INITIAL_BYTES = 64 * 1024
 # A fetch answers at most replica.fetch.response.max.bytes, or one batch whatever its size.
@@ -255,17 +255,17 @@ class Channels:
             channel = self._channels[endpoint, lane] = Channel(self._loop, endpoint, self._client_id, forget)
         return channel
 
-    async def refuses(self, endpoint: Endpoint, timeout_ms: int = 1000) -> bool:
-        """Whether nobody listens there: true for a process that is gone, false for one that lives or hangs."""
+    async def probe(self, endpoint: Endpoint, timeout_ms: int = 1000) -> PortState:
+        """Connect and close again: a process that is gone refuses, one that hangs still accepts."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 transport, _ = await self._loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
         except ConnectionRefusedError:
-            return True
+            return PortState.REFUSES
         except (OSError, TimeoutError):
-            return False
+            return PortState.UNKNOWN
         transport.abort()
-        return False
+        return PortState.ACCEPTS
 
     async def close(self) -> None:
         for channel in [*self._channels.values(), *self._links]:

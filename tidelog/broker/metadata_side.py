@@ -105,7 +105,7 @@ class MetadataSide:
                 loop=loop,
                 clock_ms=ports.clock_ms,
                 rng=ports.rng,
-                probe=channels.refuses,
+                probe=channels.probe,
                 bootstrap_values=self.raft.bootstrap_values,
             )
 

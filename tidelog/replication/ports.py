@@ -7,6 +7,7 @@ fetching replicas: bytes out, bytes back in a callback, in order. Both are imple
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 
@@ -18,6 +19,14 @@ class Endpoint(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PortState(Enum):
+    """What a host said to an attempt to connect: `REFUSES` means that no process listens there."""
+
+    ACCEPTS = "accepts"
+    REFUSES = "refuses"
+    UNKNOWN = "no answer"
 
 
 class PeerUnreachable(Exception):

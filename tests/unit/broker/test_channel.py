@@ -12,7 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tidelog.broker.channel import BUFFER_INITIAL_BYTES, Channel, Channels
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
-from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.replication.ports import Endpoint, PeerUnreachable, PortState
 
 HEARTBEAT = 63
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -176,11 +176,11 @@ async def test_nobody_listening_is_told_from_one_who_does_not_answer() -> None:
         with pytest.raises(PeerUnreachable) as hung:
             await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=50)
         assert not hung.value.refused
-        assert not await channels.refuses(endpoint)
+        assert await channels.probe(endpoint) is PortState.ACCEPTS
     with pytest.raises(PeerUnreachable) as gone:
         await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=60_000)
     assert gone.value.refused
-    assert await channels.refuses(endpoint)
+    assert await channels.probe(endpoint) is PortState.REFUSES
     await channels.close()
 
 

@@ -16,7 +16,7 @@ from tidelog.replication.controller.image import EndpointImage, MetadataDelta, M
 from tidelog.replication.controller.state import ControllerSettings
 from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
 from tidelog.replication.controller.tracker import MetadataTracker
-from tidelog.replication.ports import Endpoint
+from tidelog.replication.ports import Endpoint, PortState
 from tidelog.replication.quorum.snapshot import SnapshotId
 
 
@@ -164,11 +164,17 @@ class Member:
             bootstrap_values=lambda: (),
         )
 
-    async def _probe(self, endpoint: Endpoint) -> bool:
+    async def _probe(self, endpoint: Endpoint) -> PortState:
         self.probed.append(endpoint.port)
         if endpoint.port in self.hanging:
             await asyncio.get_running_loop().create_future()
-        return endpoint.port in self.refusing
+        return PortState.REFUSES if endpoint.port in self.refusing else PortState.ACCEPTS
+
+    async def learned(self) -> None:
+        """Until the addresses of all brokers were tried, and forget that they were."""
+        while tasks := list(self.controller._detector._learning.values()):
+            await asyncio.gather(*tasks)
+        self.probed.clear()
 
 
 class Broker:
@@ -178,13 +184,16 @@ class Broker:
         self.node_id = node_id
         self.incarnation_id = bytes([node_id, incarnation]) * 8
         self.epoch = -1
+        self.listener_name = "PLAINTEXT"
 
     def registration(self, *, previous_epoch: int = -1, **fields: Any) -> BrokerRegistrationRequest:
         values: dict[str, Any] = {
             "broker_id": self.node_id,
             "cluster_id": "",
             "incarnation_id": self.incarnation_id,
-            "listeners": [Listener(name="PLAINTEXT", host="host", port=9000 + self.node_id, security_protocol=0)],
+            "listeners": [
+                Listener(name=self.listener_name, host="host", port=9000 + self.node_id, security_protocol=0)
+            ],
             "features": [
                 Feature(name=name, min_supported_version=low, max_supported_version=high)
                 for name, (low, high) in SUPPORTED_FEATURES.items()
@@ -224,4 +233,5 @@ async def cluster(broker_ids: Sequence[int] = (1, 2, 3), **settings: Any) -> tup
     brokers = {broker_id: Broker(broker_id) for broker_id in broker_ids}
     for broker in brokers.values():
         await broker.join(member.controller)
+    await member.learned()
     return quorum, member, brokers

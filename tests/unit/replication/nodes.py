@@ -16,7 +16,10 @@ from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.image import MetadataDelta, MetadataImage
 from tidelog.replication.controller.state import ControllerSettings, CreatedTopic, NewTopic
 from tidelog.replication.controller.tracker import MetadataTracker
+from tidelog.replication.ports import PortState
 from tidelog.replication.quorum.driver import RaftNode
+from tidelog.replication.quorum.metadata_log import log_start_in
+from tidelog.replication.quorum.metadata_retention import KAFKA_RETENTION, MetadataRetention
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.storage.disk import OsDisk
 from tidelog.storage.flush import FlushTask
@@ -35,6 +38,7 @@ class Node:
         snapshot_bytes_min: int = 1 << 30,
         settings: ControllerSettings | None = None,
         syncing: bool = True,
+        retention: MetadataRetention = KAFKA_RETENTION,
     ) -> None:
         self.syncing = syncing  # False: nothing of the log reaches the device, for tests of something else
         loop = asyncio.get_running_loop()
@@ -61,8 +65,10 @@ class Node:
             cluster_id=self.directory.cluster_id,
             disk=disk,
             root=str(path),
-            log=self.directory.open_metadata_log(LogConfig(max_message_bytes=1 << 23), 0),
-            settings=QuorumSettings(),
+            log=self.directory.open_metadata_log(
+                LogConfig(max_message_bytes=1 << 23, retention_ms=-1), 0, log_start_in
+            ),
+            settings=QuorumSettings(retention=retention),
             can_vote=True,
             loop=loop,
             exchange=self._exchange,
@@ -93,8 +99,8 @@ class Node:
     async def _exchange(self, *arguments: Any, **options: Any) -> Any:
         raise AssertionError("a quorum of one talks to nobody")
 
-    async def _probe(self, endpoint: Any) -> bool:
-        return False
+    async def _probe(self, endpoint: Any) -> PortState:
+        return PortState.ACCEPTS
 
     async def _run(self, work: Callable[[], Any]) -> Any:
         task = getattr(work, "__self__", None)

@@ -181,6 +181,83 @@ async def test_an_old_suspicion_does_not_fence_a_new_incarnation():
     assert not member.controller.image.brokers[1].fenced
 
 
+async def test_a_refusal_counts_only_of_the_inter_broker_listener_that_the_controller_knows():
+    """Another listener's address may lead to the controller's own host: EXTERNAL://localhost:9092."""
+    quorum, member, _ = await cluster([1])
+    two = Broker(2)
+    two.listener_name = "EXTERNAL"
+    await two.join(member.controller)
+    await member.learned()
+    partition = await new_topic(member, "t", (2, 1))
+    other = Member(quorum, 101)
+    other.tracker.on_high_watermark(quorum.high_watermark)
+    await other.learned()
+    for controller in (member, other):
+        controller.refusing |= {9002}
+    member.controller.broker_connection_lost(2, two.epoch)
+    await asyncio.sleep(0.1)
+    quorum.lead(other.log)
+    await asyncio.sleep(0.1)
+    assert partition().leader == 2
+    assert not any(broker.fenced for broker in other.controller.image.brokers.values())
+
+
+async def test_a_refusal_does_not_count_where_the_address_never_accepted():
+    """As where a firewall between controller and broker rejects connections, and the broker heartbeats all the same."""
+    quorum, member, _ = await cluster([1])
+    member.refusing.add(9002)
+    two = Broker(2)
+    await two.join(member.controller)
+    partition = await new_topic(member, "t", (2, 1))
+    other = Member(quorum, 101)
+    other.refusing.add(9002)
+    other.tracker.on_high_watermark(quorum.high_watermark)
+    for lead in (other, member, other):
+        quorum.lead(lead.log)
+        await asyncio.sleep(0.1)
+    assert (partition().leader, partition().leader_epoch) == (2, 0)
+
+
+async def test_an_address_proves_itself_anew_in_each_broker_epoch():
+    _, member, brokers = await cluster()
+    member.refusing.add(9001)
+    again = Broker(1, incarnation=2)
+    await again.join(member.controller, previous_epoch=brokers[1].epoch)
+    member.controller.broker_connection_lost(1, again.epoch)
+    await asyncio.sleep(0.15)
+    assert not member.controller.image.brokers[1].fenced
+
+
+async def test_a_heartbeat_during_the_question_clears_the_suspicion(monkeypatch):
+    _, member, brokers = await cluster()
+    probe = member._probe
+
+    async def slow(endpoint):
+        await asyncio.sleep(0.02)
+        await brokers[1].heartbeat(member.controller)
+        return await probe(endpoint)
+
+    monkeypatch.setattr(member.controller._detector, "_probe", slow)
+    member.refusing.add(9001)
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await asyncio.sleep(0.2)
+    assert not member.controller.image.brokers[1].fenced
+
+
+async def test_a_broker_that_was_fenced_wrongly_is_not_fenced_again_by_the_same_clue():
+    """Its address accepted once and refuses since, though it lives: one election, not one for each suspicion."""
+    _, member, brokers = await cluster()
+    partition = await new_topic(member)
+    member.refusing.add(9001)
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await until(lambda: partition().leader == 2)
+    await brokers[1].heartbeat(member.controller)
+    assert not member.controller.image.brokers[1].fenced
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await asyncio.sleep(0.15)
+    assert not member.controller.image.brokers[1].fenced
+
+
 async def test_a_listener_that_closes_after_the_connections_is_asked_again():
     _, member, brokers = await cluster()
     member.controller.broker_connection_lost(1, brokers[1].epoch)
@@ -269,6 +346,7 @@ async def test_a_new_controller_asks_after_everybody_at_once():
     partition = await new_topic(member)
     other = Member(quorum, 101)
     other.tracker.on_high_watermark(quorum.high_watermark)
+    await other.learned()
     other.refusing.add(9001)
     quorum.lead(other.log)
     await until(lambda: partition().leader == 2)

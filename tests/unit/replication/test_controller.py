@@ -13,6 +13,7 @@ from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
 from tidelog.replication.controller.image_records import image_records
 from tidelog.replication.controller.record_codec import encode_record
 from tidelog.replication.controller.state import CreatedTopic, NewTopic
+from tidelog.replication.quorum.metadata_retention import MetadataRetention
 from tidelog.replication.quorum.snapshot import SnapshotId, snapshot_name
 from tidelog.replication.quorum.vote_store import QuorumState, VoteStore
 from tidelog.storage.disk import OsDisk
@@ -114,7 +115,7 @@ async def test_a_failed_sync_refuses_those_who_wait_and_all_who_come(node):
 
 
 async def test_snapshots_are_taken_and_started_from(tmp_path):
-    node = Node(tmp_path, snapshot_bytes_min=2000)
+    node = Node(tmp_path, snapshot_bytes_min=2000, retention=MetadataRetention(bytes_max=0))
     await node.start()
     for index in range(60):
         await node.create(f"t{index}")

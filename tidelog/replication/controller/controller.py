@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import AbortTransactionRecord
 from tidelog.replication.controller.activation import ControllerIdentity, activation_records
 from tidelog.replication.controller.commands import ControllerCommands
-from tidelog.replication.controller.failure_detection import FailureDetector
-from tidelog.replication.controller.image import METADATA_VERSION, MetadataImage
+from tidelog.replication.controller.failure_detection import FailureDetector, Probe
+from tidelog.replication.controller.image import METADATA_VERSION, BrokerImage, MetadataImage
 from tidelog.replication.controller.image_delta import everything
 from tidelog.replication.controller.leaders import elect_preferred_leaders, elect_unclean_leaders, fence_brokers
 from tidelog.replication.controller.liveness import BrokerSessions
@@ -45,7 +45,7 @@ TICK_MS_MIN, TICK_MS_MAX = 20, 250
 class Controller(ControllerCommands):
     """The commands are in `commands.py`; here is how they are carried out, and what goes on between them.
 
-    `probe(endpoint)`: whether the host there answers that nobody listens. `bootstrap_values()`: what Kafka's `format`
+    `probe(endpoint)`: what the host there says to an attempt to connect. `bootstrap_values()`: what Kafka's `format`
     left for the first start of a cluster.
     """
 
@@ -60,7 +60,7 @@ class Controller(ControllerCommands):
         loop: asyncio.AbstractEventLoop,
         clock_ms: Callable[[], int],
         rng: random.Random,
-        probe: Callable[[Endpoint], Awaitable[bool]],
+        probe: Probe,
         bootstrap_values: Callable[[], Sequence[bytes]] = lambda: (),
     ) -> None:
         self.node_id = node_id
@@ -76,6 +76,7 @@ class Controller(ControllerCommands):
         self._bootstrap_values = bootstrap_values
         self._state = ControllerState(settings, rng, node_id)
         self._sessions = BrokerSessions(settings.session_timeout_ms)
+        self._seen_brokers: Mapping[int, BrokerImage] = {}
         self._detector = FailureDetector(self, probe, loop, settings)
         self._built: deque[BuiltImage] = deque()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -207,6 +208,10 @@ class Controller(ControllerCommands):
         return committed
 
     def on_published(self, end_offset: int) -> None:
+        brokers = self._tracker.image.brokers
+        if brokers is not self._seen_brokers:  # an image that changes none shares them with the one before
+            self._seen_brokers = brokers
+            self._detector.learn({broker.node_id: broker.epoch for broker in brokers.values()})
         while self._waiting and self._waiting[0][0] < end_offset:
             _, future = self._waiting.popleft()
             if not future.done():
@@ -252,13 +257,13 @@ class Controller(ControllerCommands):
         return self._sessions.last_contact_ms(broker_id)
 
     def broker_endpoint(self, broker_id: int) -> Endpoint | None:
-        """Where other brokers reach it."""
-        broker = self._state.image.brokers.get(broker_id)
-        if broker is None or not broker.endpoints:
-            return None
-        listener = broker.endpoints.get(self._settings.inter_broker_listener)
-        found = next(iter(broker.endpoints.values())) if listener is None else listener
-        return Endpoint(found.host, found.port)
+        """Where other brokers reach it; None where it has no listener of the name that this controller knows.
+
+        Another listener says nothing: its address may be meant for clients, and lead to this host here.
+        """
+        broker = self.image.brokers.get(broker_id)
+        listener = None if broker is None else broker.endpoints.get(self._settings.inter_broker_listener)
+        return None if listener is None else Endpoint(listener.host, listener.port)
 
     def fence(self, broker_ids: Sequence[int], why: str) -> None:
         """All in one decision."""
