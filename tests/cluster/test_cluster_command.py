@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.processes import accepts, answers_metadata, free_port
+from tidelog.bench.ports import free_port
+from tidelog.bench.processes import accepts, answers_metadata
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,8 @@ class Terminal:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port = _free_range()
+        # The brokers listen from there on, the controllers from 100 further on.
+        self.port = free_port(also=[*range(1, 5), *range(100, 105)])
 
     def words(self, *words: str) -> list[str]:
         verb, *rest = words
@@ -54,14 +56,6 @@ class Terminal:
 
     def states(self) -> dict[int, str]:
         return {node["id"]: node["state"] for node in json.loads(self("status", "--json"))["nodes"]}
-
-
-def _free_range() -> int:
-    """A port after which some more are free, for the brokers and 100 further on for the controllers."""
-    while True:
-        port = free_port()
-        if not any(accepts(port + offset) for offset in (*range(5), *range(100, 105))):
-            return port
 
 
 @pytest.fixture

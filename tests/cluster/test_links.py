@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidelog.bench.links import Links
-from tidelog.bench.processes import free_port
+from tidelog.bench.ports import free_port
 
 
 class Echo:

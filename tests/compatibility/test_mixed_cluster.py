@@ -17,7 +17,8 @@ import pytest
 
 from tidelog.bench import peers
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.processes import ServerProcess, TidelogProcess, format_directory, free_port
+from tidelog.bench.ports import free_port
+from tidelog.bench.processes import ServerProcess, TidelogProcess, format_directory
 from tidelog.client import NewTopic, TopicPartition
 from tidelog.client.model import PartitionDescription
 from tidelog.client.sync import Admin, Consumer, Producer

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelog.bench.processes import free_port
+from tidelog.bench.ports import free_port
 
 Way = tuple[int, int]
 _CHUNK_BYTES = 1 << 16

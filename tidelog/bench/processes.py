@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import base64
 import os
-import random
 import shutil
 import signal
 import socket
@@ -22,13 +21,13 @@ import threading
 import time
 import uuid
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from tidelog.bench.layout import NodeLayout, cluster_layout
+from tidelog.bench.ports import free_port
 from tidelog.bench.usage import Usage, usage
 
 if TYPE_CHECKING:
@@ -36,32 +35,11 @@ if TYPE_CHECKING:
 
 _METADATA_NO_TOPICS = struct.pack(">hhih5si", 3, 1, 7, 5, b"probe", 0)
 _POLL_S = 0.005
-_given: deque[int] = deque(maxlen=1000)
 _running: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
 
 
 class ServerFailed(Exception):
     """The process ended, or did not become ready; carries the end of its output."""
-
-
-def free_port() -> int:
-    """A port nobody listens on, below the range that outgoing connections take theirs from.
-
-    Never one that was given out lately: a cluster asks for many before it listens on the first.
-    """
-    choice = random.SystemRandom()
-    for _ in range(200):
-        port = choice.randrange(15000, 32000)
-        if port in _given:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            _given.append(port)
-            return port
-    raise ServerFailed("no free port between 15000 and 32000")
 
 
 class ServerProcess:

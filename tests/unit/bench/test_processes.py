@@ -15,7 +15,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.bench import peers
-from tidelog.bench.processes import ServerFailed, ServerProcess, answers_metadata, free_port
+from tidelog.bench.ports import free_port
+from tidelog.bench.processes import ServerFailed, ServerProcess, answers_metadata
 from tidelog.bench.usage import cpu_ns, rss_bytes, usage, warm_pages
 
 # Answers every request with a Metadata v1 answer of one broker (only the count is there, which is all that is read).

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_S
+from tidelog.bench.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,13 +25,6 @@ def command(*words: str | Path) -> list[str]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def answers(port: int) -> bool:

@@ -20,7 +20,8 @@ from pathlib import Path
 from tidelog.bench import frames, topics
 from tidelog.bench.hostile.attacks import ATTACKS, COMPACTED, TOPIC
 from tidelog.bench.hostile.groups import thousand_groups
-from tidelog.bench.processes import ServerProcess, TidelogProcess, free_port
+from tidelog.bench.ports import free_port
+from tidelog.bench.processes import ServerProcess, TidelogProcess
 from tidelog.bench.raw import RawConnection
 from tidelog.bench.usage import rss_bytes
 
