@@ -7,26 +7,40 @@ ROWS   ?=
 BROKERS ?=
 SEED   ?=
 ARGS   ?=
+MINUTES ?=
+# Of a hunt: large, or small as CI takes it. tests/doses.py says how much that is.
+DOSE   ?= large
+WORKERS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
 BIN    := $(VENV)/bin
 PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
           $(BIN)/python -m pip install --quiet --no-input
-FAST   := -m "not slow" -q
+PYTEST := $(BIN)/python -m pytest -q
+# Half of what slow tests take is waiting, so there is one process more than there are processors.
+SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# What a small dose tries is what `make test` does not.
+HUNT   := TIDELOG_DOSE=$(DOSE) $(PYTEST) $(if $(filter small,$(DOSE)),-m hunt)
+SIMULATIONS := tests/simulation tests/unit/replication/quorum/test_raft_simulation.py
+# Tests start hundreds of processes that import the same modules; whatever the shell says, each is compiled once.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clients compat compat-table kill-test cluster-test sim fuzz build clean
+.PHONY: help demo test check check-code check-tests format bench clients \
+        hunt sim kill-test cluster-test compat compat-table fuzz properties other-hunts build clean
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
-	@echo "make test       every test, the slow ones too"
-	@echo "make check      format, lint, strict types, import contracts, fast tests"
+	@echo "make check      format, lint, strict types, import contracts, fast tests (two minutes on two processors)"
+	@echo "make test       every test but the hunts (ten minutes on two processors)"
 	@echo "make format     rewrite the code in the house format"
 	@echo "make bench      measure Tidelog beside Apache Kafka"
+	@echo "make hunt       all hunts below, for hours; DOSE=small takes minutes of them, as CI does"
 	@echo "make clients    install the stock clients of make compat that are not Python's: npm, go, javac, apt"
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"
 	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
 	@echo "make sim        simulated disks and clusters (SEED=7 replays one run)"
-	@echo "make fuzz       coverage-guided fuzzing (MINUTES=60), then properties tried much harder than in make test"
+	@echo "make fuzz       coverage-guided fuzzing (MINUTES=60), then make properties"
+	@echo "make properties properties tried much harder than in make test"
 	@echo "make build      wheel and sdist in dist/"
 	@echo "make clean      remove .venv and everything built"
 
@@ -53,14 +67,19 @@ demo: $(VENV)/.demo-installed
 	@$(BIN)/python -m tidelog.bench.demo $(if $(ROWS),--rows $(ROWS)) $(if $(BROKERS),--brokers $(BROKERS)) $(ARGS)
 
 test: $(VENV)/.dev-installed
-	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q --durations=10 $(ARGS)
+	HYPOTHESIS_PROFILE=full $(PYTEST) $(SPREAD) -m "not hunt" --durations=10 $(ARGS)
 
 check: $(VENV)/.dev-installed
+	@$(MAKE) --no-print-directory -j2 check-tests check-code
+
+check-code: $(VENV)/.dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest $(FAST) $(ARGS)
+	$(BIN)/mypy
+
+check-tests: $(VENV)/.dev-installed
+	$(PYTEST) $(SPREAD) -m "not slow and not hunt" $(ARGS)
 
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff format .
@@ -69,27 +88,38 @@ format: $(VENV)/.dev-installed
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m tidelog.bench compare $(ARGS)
 
+# Hunts try the same again and again, or need programs that are not Python's. Those that measure time run by themselves.
+hunt: sim kill-test cluster-test compat fuzz other-hunts
+
+sim: $(VENV)/.dev-installed
+	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(HUNT) $(SPREAD) $(SIMULATIONS) $(ARGS)
+
+kill-test: $(VENV)/.dev-installed
+	$(HUNT) -s tests/cluster/test_kill_restart.py $(ARGS)
+
+cluster-test: $(VENV)/.dev-installed
+	$(HUNT) -s tests/cluster --ignore tests/cluster/test_kill_restart.py $(ARGS)
+
+# In the small dose Tidelog alone, with the clients and tools that are installed; else Kafka beside it.
 compat: $(VENV)/.dev-installed
-	TIDELOG_COMPAT_KAFKA=1 $(BIN)/python -m pytest -q tests/compatibility tests/cluster/test_client_node.py $(ARGS)
+	$(if $(filter small,$(DOSE)),,TIDELOG_COMPAT_KAFKA=1) $(HUNT) tests/compatibility tests/cluster/test_client_node.py $(ARGS)
+
+fuzz: $(VENV)/.dev-installed
+	$(BIN)/python -m tests.fuzz.run --minutes $(or $(MINUTES),$(if $(filter small,$(DOSE)),1,10)) $(ARGS)
+	@$(MAKE) --no-print-directory properties
+
+properties: $(VENV)/.dev-installed
+	HYPOTHESIS_PROFILE=deep TIDELOG_DOSE=$(DOSE) $(PYTEST) $(SPREAD) tests/properties
+
+# So that no hunt is forgotten; 5 says that there is none but those above.
+other-hunts: $(VENV)/.dev-installed
+	TIDELOG_DOSE=$(DOSE) $(PYTEST) -m hunt $(addprefix --ignore=,$(SIMULATIONS) tests/cluster tests/compatibility) || [ $$? -eq 5 ]
 
 clients: $(VENV)/.dev-installed
 	@$(BIN)/python -m tests.compatibility.clients.install
 
 compat-table: $(VENV)/.dev-installed
-	TIDELOG_COMPAT_TABLE=write $(BIN)/python -m pytest -q tests/compatibility/test_client_matrix.py
-
-kill-test: $(VENV)/.dev-installed
-	TIDELOG_KILLS=100 $(BIN)/python -m pytest -q tests/cluster/test_kill_restart.py $(ARGS)
-
-cluster-test: $(VENV)/.dev-installed
-	TIDELOG_FAULTS=200 TIDELOG_FAILOVERS=50 $(BIN)/python -m pytest -s -q tests/cluster --ignore tests/cluster/test_kill_restart.py $(ARGS)
-
-sim: $(VENV)/.dev-installed
-	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(BIN)/python -m pytest -q tests/simulation $(ARGS)
-
-fuzz: $(VENV)/.dev-installed
-	$(BIN)/python -m tests.fuzz.run --minutes $(or $(MINUTES),10) $(ARGS)
-	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -q tests/properties
+	TIDELOG_COMPAT_TABLE=write $(PYTEST) tests/compatibility/test_client_matrix.py
 
 build: $(VENV)/.dev-installed
 	$(BIN)/python -m build --outdir dist .

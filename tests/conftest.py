@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.doses import dose
+from tests.sharing import keep_together
+
 # One place decides how hard properties are tried: `make check` uses "fast", `make test` "full", a hunt "deep". The
-# first two try the same examples each time, so that what fails is what was changed; a hunt (`make fuzz`) tries others.
+# first two try the same examples each time, so that what fails is what was changed; `make properties` tries others.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("fast", max_examples=30, derandomize=True, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile("full", max_examples=100, derandomize=True, deadline=None, suppress_health_check=_QUIET)
-settings.register_profile("deep", max_examples=5000, deadline=None, suppress_health_check=_QUIET)
+settings.register_profile("deep", max_examples=dose("TIDELOG_EXAMPLES"), deadline=None, suppress_health_check=_QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        keep_together(items)

@@ -7,7 +7,6 @@ and every record of every partition is checked against what its producer was tol
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
@@ -18,12 +17,13 @@ from tests.cluster.chaos import Chaos
 from tests.cluster.checking import check_partition
 from tests.cluster.conftest import NewCluster
 from tests.cluster.sending import ConfluentSending, OwnSending, Sending, scan
+from tests.doses import dose
 from tidelog.bench.metadata import ask
 from tidelog.bench.processes import TidelogCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hunt
 
-FAULTS = int(os.environ.get("TIDELOG_FAULTS", "8"))
+FAULTS = dose("TIDELOG_FAULTS")
 CHECK_EVERY = 20
 PARTITIONS, REPLICAS = 4, 3
 CONFIGS = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false", "segment.bytes": str(1 << 20)}

@@ -8,7 +8,6 @@ the brokers die in turn here. TIDELOG_FAILOVERS says how often (`make cluster-te
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 import time
@@ -31,18 +30,19 @@ from tests.cluster.asking import (
 )
 from tests.cluster.conftest import PEER, NewCluster
 from tests.compatibility.wire import Closed, Wire
+from tests.doses import DOSES, dose
 from tidelog.bench.processes import TidelogCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hunt
 
-FAILOVERS = int(os.environ.get("TIDELOG_FAILOVERS", "5"))
+FAILOVERS = dose("TIDELOG_FAILOVERS")
 TOPIC = "failover"
 EVERY_S = 0.004
 SERVED = b"a record of another producer"
 _TOPIC_ALREADY_EXISTS = 36
-# For a machine that does nothing else, and many failovers (`make cluster-test`). Among all tests, on any machine, a few
-# failovers show that nobody waits until the session is over.
-ROOM = 1 if "TIDELOG_FAILOVERS" in os.environ else 2
+# The large dose is for a machine that does nothing else. The small one shows on any machine that nobody waits until
+# the session is over.
+ROOM = 1 if DOSES["TIDELOG_FAILOVERS"].large <= FAILOVERS else 2
 # Kafka itself is tried with these tests too, and takes its session timeout.
 MEDIAN_MS_MAX, WORST_MS_MAX = (300.0 * ROOM, 1500.0 * ROOM) if PEER == "tidelog" else (15_000.0, 20_000.0)
 OPTIONS = {

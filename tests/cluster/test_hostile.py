@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.doses import is_large
 from tidelog.bench.hostile.__main__ import ALL, Victim, prepare, under_attack
 from tidelog.bench.processes import TidelogProcess
 from tidelog.broker.server_limits import RECEIVE_BYTES_MAX
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hunt
 
-ATTACK_S = 2.0
+ATTACK_S = 2.0 if is_large() else 0.5
 # Of the node without clients, and what a thousand groups, sessions and parked requests add to it.
 NODE_MIB = 300
 # Whatever else this machine does meanwhile; unhurt it is a few milliseconds.

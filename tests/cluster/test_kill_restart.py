@@ -20,13 +20,14 @@ import pytest
 from tests.cluster.checking import Sent, check_offset_lookup, check_partition, check_time_lookup
 from tests.cluster.sending import ConfluentSending, Sending, scan
 from tests.compatibility.wire import Wire
+from tests.doses import dose
 from tidelog.bench.processes import TidelogProcess
 
 admin = pytest.importorskip("confluent_kafka.admin")
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("TIDELOG_KILLS", "10"))
+KILLS = dose("TIDELOG_KILLS")
 SEED = int(os.environ.get("TIDELOG_SEED") or time.time())
 TOPIC, PARTITIONS = "killed", 3
 FULL_CHECK_EVERY = 20
@@ -103,6 +104,7 @@ def sending(node: TidelogProcess, choice: random.Random) -> Iterator[Sending]:
     running.end()
 
 
+@pytest.mark.hunt
 def test_nothing_acknowledged_is_lost_however_often_the_node_is_killed(
     node: TidelogProcess, sending: Sending, choice: random.Random
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.compatibility.clients.known import KINDS
 from tests.compatibility.side_by_side import Brokers
 from tests.compatibility.wire import Wire
 from tidelog.bench import peers
@@ -30,12 +31,22 @@ OPTIONS = {
 WITH_KAFKA = os.environ.get("TIDELOG_COMPAT_KAFKA", "") not in ("", "0")
 SERVERS = ["tidelog", "kafka"] if WITH_KAFKA else ["tidelog"]
 HERE = Path(__file__).parent
+# Java programs, Kafka beside us, and the stock clients in other languages: `make compat`, not `make test`.
+BESIDE_US = {"need_java", "running_brokers"}
+FOREIGN_CLIENTS = {name for name, kind in KINDS.items() if not kind.is_python}
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests are grouped by what they share
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.hunt if is_hunt(item) else pytest.mark.slow)
+
+
+def is_hunt(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    return bool(fixtures & BESIDE_US) or any(isinstance(each, str) and each in FOREIGN_CLIENTS for each in parameters)
 
 
 def start(name: str, directory: Path, **options: str) -> ServerProcess:

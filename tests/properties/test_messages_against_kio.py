@@ -14,6 +14,7 @@ import pkgutil
 import types
 import typing
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from random import Random
@@ -71,8 +72,28 @@ PAIRS = [(message, version) for message in MESSAGES for version in message.VERSI
 IN_KIO = [pair for pair in PAIRS if kio_class(*pair) is not None]
 
 
-def names(pairs: list[tuple[type[Message], int]]) -> list[str]:
-    return [f"{message.__name__}-{version}" for message, version in pairs]
+Check = Callable[[type[Message], int], None]
+
+
+def in_each_version(pairs: list[tuple[type[Message], int]]) -> Callable[[Check], Callable[[type[Message]], None]]:
+    """Makes a check of one version a test of a message in all of these: 2,400 tests cost more than what they do."""
+    versions: dict[type[Message], list[int]] = {}
+    for message, version in pairs:
+        versions.setdefault(message, []).append(version)
+
+    def decorate(check: Check) -> Callable[[type[Message]], None]:
+        @pytest.mark.parametrize("message", versions, ids=lambda message: message.__name__)
+        def test(message: type[Message]) -> None:
+            for version in versions[message]:
+                try:
+                    check(message, version)
+                except BaseException as error:
+                    error.add_note(f"{message.__name__} in version {version}")
+                    raise
+
+        return test
+
+    return decorate
 
 
 def fields_of(message: type[Message], version: int) -> list[tuple[str, Field]]:
@@ -199,7 +220,7 @@ def test_kio_has_every_request_and_response_we_declare():
     assert len(IN_KIO) > 250
 
 
-@pytest.mark.parametrize(("message", "version"), IN_KIO, ids=names(IN_KIO))
+@in_each_version(IN_KIO)
 def test_a_declaration_agrees_with_kio(message: type[Message], version: int):
     _compare(message, version, kio_class(message, version))
 
@@ -232,7 +253,7 @@ def _compare(message: type[Message], version: int, kio: Any) -> None:
             assert field.default in (0, "", b"", None, False, 0.0, bytes(16)), name
 
 
-@pytest.mark.parametrize(("message", "version"), IN_KIO, ids=names(IN_KIO))
+@in_each_version(IN_KIO)
 def test_a_few_random_messages_read_the_same_here_and_in_kio(message: type[Message], version: int):
     kio = kio_class(message, version)
     for seed in range(4):
@@ -257,7 +278,7 @@ def test_many_messages_read_the_same_here_and_in_kio(message: type[Message]):
     property_()
 
 
-@pytest.mark.parametrize(("message", "version"), PAIRS, ids=names(PAIRS))
+@in_each_version(PAIRS)
 def test_what_is_encoded_is_decoded_from_any_kind_of_buffer(message: type[Message], version: int):
     for seed in range(3):
         made = filled(Random(seed), message, version)
@@ -290,7 +311,7 @@ def test_a_quota_that_is_no_number_is_read_as_it_was_written():
     assert_only_malformed(ClientQuotaRecord, 0, quota.encode(0))
 
 
-@pytest.mark.parametrize(("message", "version"), PAIRS, ids=names(PAIRS))
+@in_each_version(PAIRS)
 def test_a_message_cut_short_is_malformed(message: type[Message], version: int):
     encoded = filled(Random(1), message, version).encode(version)
     for size in range(0, len(encoded), max(1, len(encoded) // 60)):
@@ -298,7 +319,7 @@ def test_a_message_cut_short_is_malformed(message: type[Message], version: int):
             message.decode(encoded[:size], version)
 
 
-@pytest.mark.parametrize(("message", "version"), PAIRS, ids=names(PAIRS))
+@in_each_version(PAIRS)
 def test_a_few_changed_bytes_are_malformed_or_another_message(message: type[Message], version: int):
     rng = Random(version)
     encoded = filled(rng, message, version).encode(version)

@@ -1,17 +1,17 @@
 """Histories of clusters whose voters come and go while everything else goes wrong too (KIP-853, kraft.version 1).
 
 The same world, clients and invariants as `cluster_history`; added are the voters named in the log, nodes that join as
-observers, and an operator who adds and removes them. TIDELOG_VOTER_SEEDS=1000 runs that many instead of 30.
+observers, and an operator who adds and removes them. TIDELOG_VOTER_SEEDS=1000 runs that many.
 """
 
 from __future__ import annotations
 
-import os
 from random import Random
 from typing import Any
 
 import pytest
 
+from tests.doses import seeds
 from tests.simulation.cluster import BROKER_PORT, CONFIG, CONTROLLER_PORT, DATA, Layout, SimulatedNode
 from tests.simulation.cluster_faults import WEIGHTS, Faults, schedule
 from tests.simulation.cluster_history import TOPICS, ClusterHistory
@@ -22,9 +22,7 @@ from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.initial_voters import write_initial_voters
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
 
-SEEDS = int(os.environ.get("TIDELOG_VOTER_SEEDS", "30"))
 FAST = 2
-CHUNK = 5
 
 
 class DynamicLayout(Layout):
@@ -124,8 +122,7 @@ def test_voters_really_change():
     assert len(seen) > 3, seen
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_a_cluster_survives_while_its_voters_change(first: int):
-    for seed in range(first, min(first + CHUNK, SEEDS)):
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_VOTER_SEEDS", chunk=5, fast=0, full=10))
+def test_a_cluster_survives_while_its_voters_change(chosen: range):
+    for seed in chosen:
         VoterHistory(seed).run()

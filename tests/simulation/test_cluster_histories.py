@@ -1,7 +1,7 @@
 """Histories of whole clusters, the real broker, controller and client code in them, and no invariant broken.
 
-TIDELOG_SEED=7 replays one; TIDELOG_CLUSTER_SEEDS=10000 runs that many instead of 100. Planted bugs show that the
-invariants can break: see `test_planted_bugs`.
+TIDELOG_SEED=7 replays one; TIDELOG_CLUSTER_SEEDS=10000 runs that many. Planted bugs show that the invariants can
+break: see `test_planted_bugs`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.doses import seeds
 from tests.simulation.cluster_history import ClusterHistory
 
 ROOT = Path(__file__).resolve().parents[2]
-CHUNK = 5
-FAST = 5
-SEEDS = int(os.environ.get("TIDELOG_CLUSTER_SEEDS", "100"))
 
 
-def chosen() -> list[object]:
-    if "TIDELOG_SEED" in os.environ:
-        seed = int(os.environ["TIDELOG_SEED"])
-        return [range(seed, seed + 1)]
-    chunks = [range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)]
-    return [pytest.param(chunk, marks=() if chunk.start < FAST else pytest.mark.slow) for chunk in chunks]
-
-
-@pytest.mark.parametrize("seeds", chosen(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
-def test_a_cluster_survives_what_a_bad_world_does(seeds: range):
-    for seed in seeds:
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_CLUSTER_SEEDS", chunk=5, fast=5, full=30))
+def test_a_cluster_survives_what_a_bad_world_does(chosen: range):
+    for seed in chosen:
         ClusterHistory(seed).run()
 
 

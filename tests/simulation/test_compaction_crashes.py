@@ -1,6 +1,6 @@
 """A compacted log under crashes at any step of its cleaning: the newest of every key is there, and nothing else is.
 
-TIDELOG_SEED=7 replays one history; TIDELOG_SEEDS=10000 runs that many instead of 150. The second half plants the
+TIDELOG_SEED=7 replays one history; TIDELOG_COMPACTION_SEEDS=10000 runs that many. The second half plants the
 mistakes a cleaner can make, one at a time, and requires that the simulation catches each by its name.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.chosen_seeds import CHUNK, chosen
+from tests.doses import seeds
 from tests.simulation.compaction_history import CompactionHistory
 from tests.simulation.simulated_disk import SimulatedDisk, SimulatedFile
 from tidelog.protocol.control_batches import ControlRecordType
@@ -25,6 +25,7 @@ from tidelog.storage.compaction import Compaction
 from tidelog.storage.log import PartitionLog
 from tidelog.storage.segment import CLEANED_SUFFIX, SWAP_SUFFIX
 
+CHUNK = 50
 PLANTED_SEEDS = 2000
 
 
@@ -35,15 +36,15 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seeds", chosen(150), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
-def test_a_compacted_log_is_a_dict_whatever_a_bad_disk_does(seeds: range):
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_COMPACTION_SEEDS", chunk=CHUNK, fast=CHUNK, full=3 * CHUNK))
+def test_a_compacted_log_is_a_dict_whatever_a_bad_disk_does(chosen: range):
     cleanings = swaps_cut_short = 0
-    for seed in seeds:
+    for seed in chosen:
         history = CompactionHistory(seed)
         history.run()
         cleanings += history.cleanings
         swaps_cut_short += history.swaps_cut_short
-    if len(seeds) == CHUNK:
+    if len(chosen) == CHUNK:
         assert cleanings > CHUNK
         assert swaps_cut_short > 0
 

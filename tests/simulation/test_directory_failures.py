@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from random import Random
 from typing import Any
 
 import pytest
 
+from tests.doses import seeds
 from tests.simulation.cluster import Layout
 from tests.simulation.cluster_faults import DIRECTORY_WEIGHTS, MOVING_WEIGHTS
 from tests.simulation.cluster_history import ClusterHistory
 from tests.simulation.stage import Stage, stage
 from tidelog.broker import replica_moves
 from tidelog.protocol.errors import ErrorCode
-
-CHUNK = 2
-FAST = 2
-SEEDS = int(os.environ.get("TIDELOG_DIRECTORY_SEEDS", "40"))
 
 
 def history(seed: int, **options: Any) -> ClusterHistory:
@@ -42,20 +38,12 @@ def history(seed: int, **options: Any) -> ClusterHistory:
     )
 
 
-def chosen() -> list[object]:
-    if "TIDELOG_SEED" in os.environ:
-        seed = int(os.environ["TIDELOG_SEED"])
-        return [range(seed, seed + 1)]
-    chunks = [range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)]
-    return [pytest.param(chunk, marks=() if chunk.start < FAST else pytest.mark.slow) for chunk in chunks]
-
-
-@pytest.mark.parametrize("seeds", chosen(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
-def test_nothing_acknowledged_is_lost_with_a_directory(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_DIRECTORY_SEEDS", chunk=2, fast=2, full=12))
+def test_nothing_acknowledged_is_lost_with_a_directory(chosen: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas move between the directories meanwhile, slowly enough for something to happen on the way."""
     monkeypatch.setattr(replica_moves, "STEP_BYTES", 500)
     monkeypatch.setattr(replica_moves, "IDLE_S", 0.2)
-    for seed in seeds:
+    for seed in chosen:
         history(seed).run()
 
 

@@ -1,6 +1,6 @@
 """A log on a disk that loses what was not synced: whatever happens, what was promised is there and all of it is true.
 
-TIDELOG_SEED=7 replays one history; TIDELOG_SEEDS=10000 runs that many instead of 300. The second half plants the
+TIDELOG_SEED=7 replays one history; TIDELOG_STORAGE_SEEDS=10000 runs that many. The second half plants the
 classic mistakes, one at a time, and requires that the simulation catches each: a check that cannot fail checks nothing.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.chosen_seeds import chosen
+from tests.doses import seeds
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.storage_history import History
 from tidelog.protocol.record_batch import BatchHeader
@@ -38,9 +38,9 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seeds", chosen(300), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
-def test_a_log_survives_what_a_bad_disk_does(seeds: range):
-    for seed in seeds:
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_STORAGE_SEEDS", chunk=50, fast=100, full=300))
+def test_a_log_survives_what_a_bad_disk_does(chosen: range):
+    for seed in chosen:
         History(seed).run()
 
 

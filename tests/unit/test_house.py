@@ -82,6 +82,8 @@ IMPURE_IMPORTS = frozenset(
     "asyncio concurrent fcntl io logging mmap multiprocessing os pathlib queue random secrets select selectors shutil "
     "signal socket subprocess tempfile threading time uvloop".split()
 )
+# Which files are worth parsing for that.
+IMPORTS_A_ROOM = re.compile(rf"^\s*(?:from|import)\b.*(?<![.\w])(?:{'|'.join(ROOMS)})\b", re.MULTILINE)
 FILE_IMPORTS = frozenset({"fcntl", "glob", "io", "mmap", "os", "pathlib", "shutil", "tempfile"})
 
 
@@ -95,13 +97,30 @@ def pure_modules() -> list[Path]:
     return sorted({*modules(*PURE), *declared})
 
 
+@cache
+def source_of(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Only of the package: it is looked at in several tests."""
+    return ast.parse(source_of(path))
+
+
 def docstring(path: Path) -> str:
-    return ast.get_docstring(ast.parse(path.read_text())) or ""
+    """Read as text: every run of pytest asks for that of every module, also to run one test."""
+    found = re.match(r'\s*[rR]?"""(.+?)"""', source_of(path), re.DOTALL)
+    return found[1] if found else ""
 
 
 def imported(source: str) -> Iterator[str]:
     """Every module named by an import anywhere in the source, except those for the type checker alone."""
-    pending: list[ast.AST] = [ast.parse(source)]
+    yield from imported_by(ast.parse(source))
+
+
+def imported_by(tree: ast.AST) -> Iterator[str]:
+    pending = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -117,7 +136,7 @@ def imported(source: str) -> Iterator[str]:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    return frozenset(imported(path.read_text()))
+    return frozenset(imported_by(tree_of(path)))
 
 
 @cache
@@ -181,8 +200,7 @@ def test_the_reader_of_imports_sees_what_it_should(source: str, names: set[str])
 def test_in_storage_only_the_disk_port_touches_files(path: Path):
     if path.name == "disk.py":
         return
-    tree = ast.parse(path.read_text())
-    opens = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "open"]
+    opens = [n.lineno for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "open"]
     names = {name.split(".")[0] for name in imports_of(path)} & FILE_IMPORTS
     assert not names, f"{short(path)} imports {names}; files are reached through storage/disk.py"
     assert not opens, f"{short(path)} opens a file at lines {opens}"
@@ -195,15 +213,14 @@ def test_a_module_says_what_it_is_for(path: Path):
 
 @pytest.mark.parametrize("path", modules("**/*.py"), ids=short)
 def test_files_and_functions_stay_readable(path: Path):
-    source = path.read_text()
     lengths = {
         f"{short(path)}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     long = {name: lines for name, lines in lengths.items() if lines > ALLOWED_LINES.get(name, FUNCTION_LINES_MAX)}
     assert not long
-    assert source.count("\n") <= ALLOWED_LINES.get(short(path), FILE_LINES_MAX)
+    assert source_of(path).count("\n") <= ALLOWED_LINES.get(short(path), FILE_LINES_MAX)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -216,7 +233,11 @@ def test_a_link_leads_to_each_room(room: str):
 def test_nobody_imports_through_a_link():
     files = [path for folder in (PACKAGE, ROOT / "tests") for path in folder.rglob("*.py")]
     offenders = {
-        str(path.relative_to(ROOT)) for path in files for name in imports_of(path) if name.split(".")[0] in ROOMS
+        str(path.relative_to(ROOT))
+        for path in files
+        if IMPORTS_A_ROOM.search(source := path.read_text())
+        for name in imported(source)
+        if name.split(".")[0] in ROOMS
     }
     assert not offenders
 
@@ -224,7 +245,7 @@ def test_nobody_imports_through_a_link():
 def defined_in(path: Path) -> set[str]:
     """Names of a module's functions and classes, and of the methods of its classes as Class.method."""
     names: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):

@@ -30,6 +30,7 @@ class Kind:
     loses: frozenset[str] = frozenset()
     strategies: tuple[str, ...] = ("range",)
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_python: bool = False
 
 
 class Missing(Exception):
@@ -86,17 +87,20 @@ KINDS = {
         Kind(
             "confluent-kafka",
             _python("confluent_kafka", "confluent_adapter"),
+            is_python=True,
             strategies=("range", "roundrobin", "cooperative"),
         ),
         Kind(
             "kafka-python",
             _python("kafka", "kafka_python_adapter"),
+            is_python=True,
             loses=frozenset({"null in headers"}),
             strategies=("range", "roundrobin", "cooperative"),
         ),
         Kind(
             "aiokafka",
             _python("aiokafka", "aiokafka_adapter"),
+            is_python=True,
             lacks={
                 "set_group_offset": "its admin client does not alter offsets of groups",
                 "delete_group": "its admin client does not delete groups",

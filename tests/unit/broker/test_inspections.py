@@ -91,6 +91,7 @@ async def test_with_acks_0_a_refusal_ends_the_connection_and_nothing_else_is_ans
     assert produced(await other.call(produce("t", keyed(1)), 9, ProduceResponse)) == [(0, LONG + 1)]
 
 
+@pytest.mark.slow
 async def test_others_are_served_while_many_are_looked_at(start_node: StartNode, begun: list[Unseen]) -> None:
     running = await start_node()
     setup = await running.connect()

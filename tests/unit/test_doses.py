@@ -1,0 +1,78 @@
+"""Seeds are shared out among `make check`, `make test` and the hunts, none is lost, and every dose is somebody's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doses import DOSES, dose, seeds
+from tests.sharing import group_of
+
+TESTS = Path(__file__).resolve().parents[1]
+ME = "tests/unit/test_doses.py"
+
+
+def by_mark(chosen: list[Any]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for parameter in chosen:
+        (mark,) = [each.name for each in parameter.marks] or ["fast"]
+        found.setdefault(mark, []).extend(parameter.values[0])
+    return found
+
+
+def test_seeds_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDELOG_SEED", raising=False)
+    monkeypatch.setenv("TIDELOG_RAFT_SEEDS", "20")
+    found = by_mark(seeds("TIDELOG_RAFT_SEEDS", chunk=2, fast=4, full=10))
+    assert found == {"fast": list(range(4)), "slow": list(range(4, 10)), "hunt": list(range(10, 20))}
+
+
+def test_a_small_number_takes_nothing_from_make_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDELOG_SEED", raising=False)
+    monkeypatch.setenv("TIDELOG_RAFT_SEEDS", "1")
+    assert by_mark(seeds("TIDELOG_RAFT_SEEDS", chunk=5, fast=0, full=10)) == {"slow": list(range(10))}
+
+
+def test_one_seed_is_replayed_by_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDELOG_SEED", "4711")
+    assert by_mark(seeds("TIDELOG_RAFT_SEEDS", chunk=5, fast=5, full=10)) == {"fast": [4711]}
+
+
+def test_a_number_of_its_own_comes_before_the_dose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDELOG_KILLS", raising=False)
+    for size in ("small", "large"):
+        monkeypatch.setenv("TIDELOG_DOSE", size)
+        assert dose("TIDELOG_KILLS") == getattr(DOSES["TIDELOG_KILLS"], size)
+    monkeypatch.setenv("TIDELOG_KILLS", "7")
+    assert dose("TIDELOG_KILLS") == 7
+
+
+@pytest.mark.parametrize("variable", DOSES)
+def test_a_dose_is_taken_by_a_test_and_is_larger_when_large(variable: str) -> None:
+    users = [path for path in TESTS.rglob("*.py") if f'("{variable}"' in path.read_text()]
+    assert [path for path in users if path.name != "test_doses.py"]
+    assert DOSES[variable].small < DOSES[variable].large
+
+
+# Which tests stay in one process
+
+
+@pytest.fixture(scope="module")
+def made_once() -> str:
+    return "a node"
+
+
+def test_a_fast_test_stays_with_its_file(request: pytest.FixtureRequest) -> None:
+    assert group_of(request.node) == ME
+
+
+@pytest.mark.slow
+def test_a_slow_test_goes_where_there_is_room(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    assert group_of(request.node) is None
+
+
+@pytest.mark.slow
+def test_a_slow_test_of_what_is_made_once_stays_with_its_file(request: pytest.FixtureRequest, made_once: str) -> None:
+    assert group_of(request.node) == ME
