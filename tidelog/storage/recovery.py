@@ -17,26 +17,20 @@ from tidelog.protocol.records import ControlRecordType, control_record_type, dec
 from tidelog.storage.append import Batch
 from tidelog.storage.disk import Buffer
 from tidelog.storage.leader_epochs import LeaderEpochs
-from tidelog.storage.producer_state import (
-    BATCHES_RETAINED,
-    CompletedTransaction,
-    EndMarker,
-    ProducerState,
-    SentBatch,
-)
+from tidelog.storage.producer_state import CompletedTransaction, EndMarker, ProducerState
 from tidelog.storage.reader import batch_at, headers, position_of
+from tidelog.storage.recall import recall
 from tidelog.storage.segment import CorruptIndex, Segment
 from tidelog.storage.transaction_index import AbortedTransaction
 
 _log = logging.getLogger("tidelog.storage")
 
 _CHUNK_BYTES: Final = 1024 * 1024
-_RECALLED_BYTES: Final = 32 * 1024
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
     """Bring the producer state from its end offset to `end_offset` by the batches in the log."""
-    _recall(producers, segments)
+    recall(producers, segments)
     for index, segment in enumerate(segments):
         if segment.base_offset >= end_offset:
             break
@@ -52,37 +46,6 @@ def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -
         except CorruptIndex as error:
             _log.warning("producer state is rebuilt only in part: %s", error)
     producers.end_offset = end_offset
-
-
-def _recall(producers: ProducerState, segments: list[Segment]) -> None:
-    """Find the batches before the last one of each producer, which is all that a snapshot names.
-
-    Several may have been under way when this replica stopped; sent again to it, they are to be known as duplicates.
-    """
-    end_offset = producers.end_offset
-    found: dict[int, list[SentBatch]] = {one.producer_id: [] for one in producers.entries.values() if one.batches}
-    segment = next((segment for segment in reversed(segments) if segment.base_offset < end_offset), None)
-    if not found or segment is None:
-        return
-    try:
-        position = position_of(segment, end_offset, wait=True)
-        row = segment.offset_index.floor_value(max(0, position - _RECALLED_BYTES))
-        for _, header in headers(segment, row[1] if row is not None else 0):
-            if header.base_offset >= end_offset:
-                break
-            batches = found.get(header.producer_id)
-            entry = producers.entries.get(header.producer_id)
-            if batches is None or entry is None or header.is_control or header.producer_epoch != entry.epoch:
-                continue
-            if header.base_offset < entry.batches[0][2]:
-                last_sequence = header.last_sequence
-                offsets = header.base_offset, header.last_offset
-                batches.append((header.base_sequence, last_sequence, *offsets, header.max_timestamp))
-    except CorruptIndex as error:
-        _log.warning("producer state knows only the last batch of each: %s", error)
-    for producer_id, batches in found.items():
-        entry = producers.entries[producer_id]
-        entry.batches = [*batches, *entry.batches][-BATCHES_RETAINED:]
 
 
 def find_end(segment: Segment) -> None:

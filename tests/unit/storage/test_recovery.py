@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, records_of
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import BatchHeader
 from tidelog.protocol.records import iter_records
+from tidelog.storage import recall
 from tidelog.storage.log import PartitionLog
 from tidelog.storage.producer_snapshots import encode_snapshot
 from tidelog.storage.producer_state import ProducerEntry
+from tidelog.storage.reader import headers
+from tidelog.storage.segment import Segment
 
 MakeLogs = Callable[..., Logs]
 FIRST, SECOND = "00000000000000000000", "00000000000000000010"
@@ -383,6 +388,51 @@ def test_the_last_five_batches_of_a_producer_are_known_again(logs, how: str):
     for start, size in zip(starts, sizes):
         info = home.log.append_as_leader(idempotent(start, size), 0, NOW)
         assert (info.duplicate, info.first_offset) == (True, start)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_large_batches_of_several_producers_are_known_again(logs: MakeLogs, how: str):
+    """Five batches of each lie further apart than one read, and in several segments."""
+    home = logs(segment_bytes=300_000)
+    sent = [(producer_id, sequence) for sequence in range(8) for producer_id in (7, 8, 9)]
+    for producer_id, sequence in sent:
+        home.append(idempotent(sequence, producer_id=producer_id, value=b"x" * 40_000))
+    assert len(home.log.segments) > 3
+    home.close_and_open() if how == "closed" else home.kill_and_open()
+    for offset, (producer_id, sequence) in list(enumerate(sent))[-15:]:
+        info = home.log.append_as_leader(idempotent(sequence, producer_id=producer_id, value=b"x" * 40_000), 0, NOW)
+        assert (info.duplicate, info.first_offset) == (True, offset)
+
+
+def test_batches_of_an_older_epoch_are_not_known_again(logs: MakeLogs):
+    """A batch of the old epoch would be taken for a duplicate of the new one, and its answer for an acknowledgement."""
+    home = logs()
+    home.append(*(idempotent(sequence, epoch=0) for sequence in range(4)))
+    home.append(*(idempotent(sequence, epoch=1) for sequence in range(2)))
+    log = home.close_and_open()
+    assert [batch[:3] for batch in log.producers.entries[7].batches] == [(0, 0, 4), (1, 1, 5)]
+    info = log.append_as_leader(idempotent(2, epoch=1), 0, NOW)
+    assert (info.duplicate, info.first_offset) == (False, 6)
+    with pytest.raises(KafkaError) as caught:
+        home.log.append_as_leader(idempotent(5, epoch=1), 0, NOW)
+    assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_it_does_not_read_a_whole_log_for_one_producer(logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
+    home = logs()
+    home.append(idempotent(5, producer_id=8), *(batch(value=b"x" * 300) for _ in range(4000)))
+    home.append(idempotent(3), idempotent(4))
+    read: list[int] = []
+
+    def counted(segment: Segment, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+        for found in headers(segment, position):
+            read.append(found[0])
+            yield found
+
+    monkeypatch.setattr(recall, "headers", counted)
+    log = home.close_and_open()
+    assert [batch[0] for batch in log.producers.entries[7].batches] == [3, 4]
+    assert len(read) < 3000
 
 
 def test_a_small_log_is_recovered_without_making_files(logs: MakeLogs):
