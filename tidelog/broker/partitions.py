@@ -25,9 +25,11 @@ from tidelog.broker.timers import DeadlineTimer
 from tidelog.broker.wakes import Wakes
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
+from tidelog.replication.controller.topic_names import MAX_LENGTH
 from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
 from tidelog.storage.inspection import Unseen
 from tidelog.storage.log import CorruptLog
+from tidelog.storage.refused_batches import sequenced_header
 
 if TYPE_CHECKING:
     import random
@@ -176,6 +178,16 @@ class Partitions:
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flushes.flush_if_due(partition)
         return info
+
+    def note_refused(self, topic: str | bytes, index: int, batches: memoryview | None, code: ErrorCode) -> None:
+        """A client's batch was refused, wherever on its way: what follows it is refused, too, until it comes again."""
+        partition = self.find(topic, index)
+        if partition is not None:
+            partition.note_refused(batches, code, self._clock_ms())
+        elif len(topic) <= MAX_LENGTH:
+            header = sequenced_header(batches)
+            if header is not None:
+                self.replica_ports.refused.note(((topic, index),), header, code, None, self._clock_ms())
 
     def delete_records(self, partition: Partition, offset: int) -> int:
         """Move the leader's log start; the offset meant. Raises KafkaError. Whoever fetches is told."""

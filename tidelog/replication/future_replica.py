@@ -98,4 +98,5 @@ class FutureReplica:
             if epoch > log.leader_epochs.latest:
                 log.leader_epochs.assign(epoch, start_offset)  # it has begun, and nothing was written in it yet
         log.cleaned_offset = present.cleaned_offset
+        log.producers.refused = present.producers.refused
         self.partition.log = log

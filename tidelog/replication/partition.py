@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import check_crc
 from tidelog.replication.controller.image import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
+from tidelog.storage.refused_batches import RefusedBatches, sequenced_header
 
 if TYPE_CHECKING:
     from tidelog.replication.controller.image import BrokerImage, PartitionImage
@@ -62,6 +64,7 @@ class ReplicaPorts:
     isr_expands: int = 0
     isr_shrinks: int = 0
     isr_rejections: int = 0
+    refused: RefusedBatches = field(default_factory=RefusedBatches)
 
     def eligible(self, broker_id: int, broker_epoch: int) -> bool:
         """May this replica join an ISR: alive, not stopping, and the same process that fetches (KIP-841, KIP-903)."""
@@ -72,8 +75,8 @@ class ReplicaPorts:
 class Partition:
     __slots__ = (
         "_on_advance", "_ports", "awaits_followers", "future_log", "in_sync", "index", "is_internal", "leader_epoch",
-        "leader_id", "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "throttled_as_follower",
-        "throttled_as_leader", "topic", "topic_id", "watch",
+        "leader_id", "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "refused",
+        "throttled_as_follower", "throttled_as_leader", "topic", "topic_id", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +105,7 @@ class Partition:
         self.awaits_followers = False
         """Whether an append alone cannot move the mark: somebody else is in sync, or the ISR is too small."""
         self.min_insync_replicas = 1
+        self.refused = ports.refused.of((topic_id, index), (topic, index))
         self.throttled_as_leader = self.throttled_as_follower = False
         self.watch: Any = None
         """Who waits for this partition; the floor above keeps it here, so that no append has to look it up."""
@@ -127,6 +131,7 @@ class Partition:
             self.in_sync = InSyncReplicas(placed.leader, ports.lag_ms_max)
         if begins:
             log.assign_epoch(placed.leader_epoch)
+        log.producers.refused = self.refused
         proposal = self.in_sync.pending
         if proposal is not None and {member for member, _ in proposal.isr} == set(placed.isr):
             self._count(proposal)  # the metadata came before the answer
@@ -177,10 +182,13 @@ class Partition:
     ) -> AppendInfo:
         """Append client batches; `batches` must be writable, offsets and epoch are written into it.
 
-        Raises NOT_ENOUGH_REPLICAS when acks=all and the ISR is smaller than min.insync.replicas, and whatever the
-        log refuses.
+        Raises NOT_ENOUGH_REPLICAS when acks=all and the ISR is smaller than min.insync.replicas, unless the batch is in
+        the log already, and whatever the log refuses.
         """
         if required_acks == ACKS_ALL and self.is_under_min_isr:
+            repeated = self._find_repeated(batches) if from_client else None
+            if repeated is not None:
+                return repeated
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"The size of the current ISR {list(self.in_sync.isr)} is insufficient to satisfy the min.isr "
@@ -191,6 +199,24 @@ class Partition:
         if not self.awaits_followers and log.committable_offset > log.high_watermark:
             self.advance_high_watermark()
         return info
+
+    def _find_repeated(self, batches: memoryview) -> AppendInfo | None:
+        """Where the batch is in the log already. Its producer waits for the acknowledgement, not for a place."""
+        header = sequenced_header(batches)
+        if header is None:
+            return None
+        repeated = self.log.producers.find_repeated(
+            header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta
+        )
+        # A damaged header could name another batch.
+        return self.log.repeated(repeated) if repeated is not None and check_crc(batches, 0, header) else None
+
+    def note_refused(self, batches: memoryview | None, code: ErrorCode, now_ms: int) -> None:
+        """A client's batch was refused with `code`, here or before it came here."""
+        header = sequenced_header(batches)
+        if header is not None:
+            expected = self.log.producers.expected_sequence(header.producer_id, header.producer_epoch)
+            self.refused.note(header, code, expected, now_ms)
 
     @property
     def is_under_min_isr(self) -> bool:

@@ -173,10 +173,11 @@ class PartitionLog:
                         self.producers.check_marker(marker)
                     continue
                 repeated = self.producers.check(
-                    batch[6], batch[7], batch[8], batch[3] - batch[2], bool(batch[5] & TRANSACTIONAL_FLAG), from_client
-                )
+                    batch[6], batch[7], batch[8], batch[3] - batch[2], bool(batch[5] & TRANSACTIONAL_FLAG), from_client,
+                    now_ms,
+                )  # fmt: skip
                 if repeated is not None:
-                    return self._repeated(repeated)
+                    return self.repeated(repeated)
         self._append(data, admitted, now_ms, markers)
         if leader_epoch != self.leader_epochs.latest and leader_epoch >= 0:
             self.leader_epochs.assign(leader_epoch, first_offset)
@@ -235,7 +236,7 @@ class PartitionLog:
         if log_end_offset >= self._flush_at:
             self.durability.note_append(admitted[0][2], log_end_offset)
 
-    def _repeated(self, batch: SentBatch) -> AppendInfo:
+    def repeated(self, batch: SentBatch) -> AppendInfo:
         append_time_ms = batch[4] if self._rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(batch[2], batch[3], append_time_ms, self.log_start_offset, True)
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader, increment_sequence
+from tidelog.storage.refused_batches import RefusedOfPartition
 
 BATCHES_RETAINED: Final = 5
 NO_OFFSET: Final = -1
@@ -76,9 +77,11 @@ class ProducerEntry:
 class ProducerState:
     """All producers of one partition, and its transactions that are open or not yet replicated."""
 
-    __slots__ = ("_ongoing", "_unreplicated", "end_offset", "entries")
+    __slots__ = ("_ongoing", "_unreplicated", "end_offset", "entries", "refused")
 
     def __init__(self) -> None:
+        self.refused: RefusedOfPartition | None = None
+        """What was refused and will come again; given by the replica that leads, not a part of the state."""
         self.entries: dict[int, ProducerEntry] = {}
         self._ongoing: dict[int, int] = {}  # first offset -> producer id, in rising order of offset
         self._unreplicated: dict[int, int] = {}  # first offset -> offset of the marker that is above the high watermark
@@ -112,14 +115,18 @@ class ProducerState:
         record_delta: int,
         is_transactional: bool,
         from_client: bool,
+        now_ms: int = 0,
     ) -> SentBatch | None:
         """Whether a batch of `record_delta` + 1 records may be appended: None, or the batch that it repeats.
 
-        Raises OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE. A producer that is unknown here,
-        perhaps because it expired, may begin with any sequence.
+        Raises OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, and behind batches that were
+        refused what they were refused with. A producer that is unknown here, perhaps because it expired, may begin with
+        any sequence.
         """
         entry = self.entries.get(producer_id)
         if entry is None:
+            if from_client and self.refused is not None:
+                self.refused.check_gap(producer_id, epoch, first_sequence, None, now_ms)
             return None
         if epoch < entry.epoch:
             raise KafkaError(
@@ -130,15 +137,19 @@ class ProducerState:
                 batches = entry.batches
                 last = batches[-1][1] if batches else -1
                 if first_sequence != last + 1 and not (first_sequence == 0 and last == _MAX_SEQUENCE):
-                    last_sequence = increment_sequence(first_sequence, record_delta)
-                    for batch in batches:
-                        if batch[0] == first_sequence and batch[1] == last_sequence:
-                            return batch
+                    repeated = self.find_repeated(producer_id, epoch, first_sequence, record_delta)
+                    if repeated is not None:
+                        return repeated
+                    if self.refused is not None:
+                        expected = 0 if last == _MAX_SEQUENCE else last + 1
+                        self.refused.check_gap(producer_id, epoch, first_sequence, expected, now_ms)
                     raise KafkaError(
                         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                         f"sequence {first_sequence} of producer {producer_id} does not follow {last}",
                     )
             elif first_sequence:
+                if self.refused is not None:
+                    self.refused.check_gap(producer_id, epoch, first_sequence, 0, now_ms)
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                     f"producer {producer_id} begins epoch {epoch} at sequence {first_sequence}",
@@ -146,6 +157,25 @@ class ProducerState:
         if entry.transaction_first_offset >= 0 and not is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} has an open transaction")
         return None
+
+    def find_repeated(self, producer_id: int, epoch: int, first_sequence: int, record_delta: int) -> SentBatch | None:
+        """The batch of the log that this one repeats, if it is among the last five of its producer."""
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.epoch != epoch:
+            return None
+        last_sequence = increment_sequence(first_sequence, record_delta)
+        for batch in entry.batches:
+            if batch[0] == first_sequence and batch[1] == last_sequence:
+                return batch
+        return None
+
+    def expected_sequence(self, producer_id: int, epoch: int) -> int | None:
+        """The sequence that comes next; None of a producer that is unknown, or of an epoch that is over."""
+        entry = self.entries.get(producer_id)
+        if entry is None or epoch < entry.epoch:
+            return None
+        last = entry.last_sequence if epoch == entry.epoch else -1
+        return 0 if last == _MAX_SEQUENCE else last + 1
 
     def accept(
         self,

@@ -309,9 +309,10 @@ class ReplicaNode:
         data = b"".join(map(bytes, found.read(found.log_start_offset, 1 << 20, found.log_end_offset).regions))
         return [record.value for record in iter_records(data) if record.value is not None]
 
-    def produce(self, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Sent:
+    def produce(self, *values: bytes, acks: int = -1, timeout_ms: int = 1000, **sequence: Any) -> Sent:
+        """`sequence`: producer_id, producer_epoch and base_sequence of an idempotent producer."""
         now_ms = self.clock_ms()
-        batch = bytes(encode_batch([Record(n, now_ms, None, value) for n, value in enumerate(values)]))
+        batch = bytes(encode_batch([Record(n, now_ms, None, value) for n, value in enumerate(values)], **sequence))
         request = ProduceRequest(
             acks=acks,
             timeout_ms=timeout_ms,

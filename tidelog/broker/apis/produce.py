@@ -33,6 +33,7 @@ from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.inspection import Unseen
 
 if TYPE_CHECKING:
+    from tidelog.broker.partitions import Committed, Partitions
     from tidelog.replication.partition import Partition
     from tidelog.storage.log import AppendInfo
 
@@ -42,14 +43,16 @@ API_KEY = 0
 VERSIONS = range(3, 14)
 ZSTD_FROM = 7
 ACKS = (ACKS_ALL, 0, 1)
+# A batch that is in the log already waits so long for an ISR that is too small. All answers behind it wait, too.
+REPEATED_WAIT_MS_MAX = 1000
 
 # From these versions on a client may be told of the errors on the left; older ones get the one on the right.
 _SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
 
 _Wanted = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
-# The partition, the offset its high watermark must reach, and where its answer stands.
-_Waiting = tuple["Partition", int, list[ProducedPartition], int]
+# The partition, where the batch was appended, and where its answer stands.
+_Waiting = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
 # Topic, partition, the batch to be looked at, and where its answer stands.
 _Looking = tuple[str | bytes, int, Unseen, list[ProducedPartition], int]
 
@@ -87,10 +90,11 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
                 continue
             except KafkaError as error:
                 failed = True
+                partitions.note_refused(topic, index, records, error.code)
                 answered.append(_refused(services, index, error, version))
                 continue
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                waiting.append((partition, info.last_offset + 1, answered, len(answered)))
+                waiting.append((partition, info, answered, len(answered)))
             answered.append(_appended(index, info))
         topics.append((topic, answered))
     so_far = _SoFar(connection, acks, request.timeout_ms, topics, waiting, failed)
@@ -161,6 +165,7 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
         so_far = _SoFar(connection, acks, timeout_ms, [(topic, answered)], [], failed=False)
         return _Looked(to, so_far, [(topic, index, unseen, answered, 0)])
     except KafkaError as error:
+        partitions.note_refused(topic, index, records, error.code)
         to = _Asker(services, connection.listener_name, version, correlation_id)
         return to.encode([(topic, [_refused(services, index, error, version)])])
     if not partition.may_answer(info.last_offset, acks):
@@ -190,6 +195,8 @@ class _ParkedOne(Deferred):
         partitions = to.services.partitions
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
         partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
+        if info.duplicate:
+            _limit_wait(partitions, partition, self._settled)
 
     def _settled(self, error: Exception | None) -> None:
         if self.response is not None:
@@ -266,11 +273,13 @@ class _Looked(Deferred):
             self._left.append((topic, index, again, answered, position))
         except Exception as error:
             self._so_far = so_far._replace(failed=True)
-            answered[position] = _refused(to.services, index, partitions.refusal(None, error), to.version)
+            refusal = partitions.refusal(None, error)
+            partitions.note_refused(topic, index, unseen.batches, refusal.code)
+            answered[position] = _refused(to.services, index, refusal, to.version)
         else:
             answered[position] = _appended(index, info)
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                so_far.waiting.append((partition, info.last_offset + 1, answered, position))
+                so_far.waiting.append((partition, info, answered, position))
         finally:
             unseen.rules.seen = None
         if self._left:
@@ -300,10 +309,13 @@ class _Parked(Deferred):
         self._open = set(range(len(waiting)))
         partitions = to.services.partitions
         self._bucket = partitions.deadlines.add(max(timeout_ms, 0), self._expired)
-        for number, (partition, required_offset, _, _) in enumerate(waiting):
-            partitions.when_acknowledged(partition, required_offset, acks, partial(self._settled, number))
+        for number, (partition, info, _, _) in enumerate(waiting):
+            settled = partial(self._settled, number)
+            partitions.when_acknowledged(partition, info.last_offset + 1, acks, settled)
+            if info.duplicate:
+                _limit_wait(partitions, partition, settled)
 
-    def _settled(self, number: int, error: KafkaError | None) -> None:
+    def _settled(self, number: int, error: Exception | None) -> None:
         if number not in self._open:
             return  # it had timed out
         self._open.discard(number)
@@ -319,7 +331,8 @@ class _Parked(Deferred):
         self._open.clear()
         self._finish()
 
-    def _fail(self, number: int, error: KafkaError) -> None:
+    def _fail(self, number: int, error: Exception) -> None:
+        assert isinstance(error, KafkaError)
         _, _, answered, position = self._waiting[number]
         answered[position] = _refused(self._to.services, answered[position].partition_index, error, self._to.version)
 
@@ -330,6 +343,13 @@ class _Parked(Deferred):
             self.failed(failure)
         else:
             self.complete(frame)
+
+
+def _limit_wait(partitions: Partitions, partition: Partition, settled: Committed) -> None:
+    """A batch that is sent again waits for a while only, where the ISR is too small for any acknowledgement."""
+    if partition.is_under_min_isr:
+        error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        partitions.deadlines.add(REPEATED_WAIT_MS_MAX, partial(settled, error))
 
 
 def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int) -> None:

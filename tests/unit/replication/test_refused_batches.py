@@ -1,0 +1,213 @@
+"""Several batches of one producer under way, and the broker's mind changes between two of them."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tests.unit.replication.replicas import Replicas, Sent
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.segment import Segment
+
+PID = 7
+
+
+def cluster_of(count: int = 3) -> Replicas:
+    return Replicas(count, min_insync_replicas="2")
+
+
+def send(cluster: Replicas, sequence: int, *, node: int = 1, producer_id: int = PID, epoch: int = 0, **kw) -> Sent:
+    sent = cluster.nodes[node].produce(
+        b"%d.%d" % (producer_id, sequence), producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, **kw
+    )
+    cluster.loop.settle()
+    return sent
+
+
+def codes(cluster: Replicas, *sequences: int, **kw) -> list[int | None]:
+    return [send(cluster, sequence, **kw).code for sequence in sequences]
+
+
+def shrink(cluster: Replicas) -> None:
+    for follower in (2, 3):
+        cluster.cut.add((follower, 1))
+    cluster.alter(isr=(1,))
+
+
+def grow(cluster: Replicas) -> None:
+    cluster.heal()
+    cluster.loop.run_for(2000)
+    cluster.agree(1)
+    cluster.loop.run_for(100)
+
+
+NOT_ENOUGH = ErrorCode.NOT_ENOUGH_REPLICAS
+OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_isr_grows_between_two_batches(known: bool) -> None:
+    cluster = cluster_of()
+    first = 1 if known else 0
+    if known:
+        assert send(cluster, 0).code == 0
+    shrink(cluster)
+    assert send(cluster, first).code == NOT_ENOUGH
+    grow(cluster)
+    assert codes(cluster, first + 1, first + 2, first + 1) == [NOT_ENOUGH] * 3
+    assert codes(cluster, first, first + 1, first + 2) == [0, 0, 0]
+    assert cluster.nodes[1].values() == [b"7.%d" % n for n in range(first + 3)]
+
+
+def test_a_gap_that_nobody_refused_is_still_one() -> None:
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    assert send(cluster, 2).code == OUT_OF_ORDER
+    shrink(cluster)
+    assert codes(cluster, 1, 3) == [NOT_ENOUGH, NOT_ENOUGH]
+    grow(cluster)
+    assert send(cluster, 4).code == OUT_OF_ORDER, "2 was never sent"
+    assert send(cluster, 3).code == OUT_OF_ORDER
+
+
+def test_several_producers_and_epochs_are_kept_apart() -> None:
+    cluster = cluster_of()
+    for producer_id in (7, 8):
+        assert send(cluster, 0, producer_id=producer_id).code == 0
+    shrink(cluster)
+    assert send(cluster, 1).code == NOT_ENOUGH
+    assert send(cluster, 0, producer_id=9, epoch=3).code == NOT_ENOUGH
+    grow(cluster)
+    assert send(cluster, 2, producer_id=8).code == OUT_OF_ORDER
+    assert send(cluster, 1, producer_id=9, epoch=3).code == NOT_ENOUGH
+    assert send(cluster, 1, producer_id=9, epoch=2).code == 0, "an epoch of which nothing was refused"
+    # A producer that gives up its batch begins another epoch; the old one is over then.
+    assert codes(cluster, 0, 1, epoch=1) == [0, 0]
+    assert send(cluster, 2, epoch=0).code == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_the_first_batch_of_a_new_epoch_is_awaited_too() -> None:
+    cluster = cluster_of()
+    assert codes(cluster, 0, 1) == [0, 0]
+    shrink(cluster)
+    assert send(cluster, 0, epoch=1).code == NOT_ENOUGH
+    grow(cluster)
+    assert codes(cluster, 1, 2, epoch=1) == [NOT_ENOUGH, NOT_ENOUGH]
+    assert codes(cluster, 0, 1, 2, epoch=1) == [0, 0, 0]
+
+
+def test_refused_again_in_the_middle() -> None:
+    """Refused, sent again, and the ISR shrinks once more behind the first of them."""
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    shrink(cluster)
+    assert codes(cluster, 1, 2, 3) == [NOT_ENOUGH] * 3
+    grow(cluster)
+    assert send(cluster, 1).code == 0
+    shrink(cluster)
+    assert send(cluster, 2).code == NOT_ENOUGH
+    grow(cluster)
+    assert codes(cluster, 3, 4) == [NOT_ENOUGH] * 2
+    assert codes(cluster, 2, 3, 4) == [0, 0, 0]
+
+
+def test_it_becomes_the_leader_between_two_batches() -> None:
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    cluster.loop.run_for(600)
+    assert send(cluster, 1, node=2).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(100)
+    assert codes(cluster, 2, 3, node=2) == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+    assert codes(cluster, 1, 2, 3, node=2) == [0, 0, 0]
+
+
+def test_a_new_leader_that_has_refused_nothing_goes_by_the_numbers() -> None:
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    shrink(cluster)
+    assert send(cluster, 1).code == NOT_ENOUGH
+    cluster.heal()
+    cluster.elect(2, [2, 3])
+    cluster.loop.run_for(100)
+    assert send(cluster, 2, node=2).code == OUT_OF_ORDER
+    assert codes(cluster, 1, 2, node=2) == [0, 0]
+
+
+def test_the_device_refuses_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is out of something for a moment: the partition stays, the batch comes again."""
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+
+    def exhausted(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "append", exhausted)
+        assert send(cluster, 1).code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert codes(cluster, 2, 3) == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert codes(cluster, 1, 2, 3) == [0, 0, 0]
+
+
+def test_a_partition_that_is_not_here_yet() -> None:
+    """The client knows of the new topic before this node does, whose first answer is that there is none."""
+    cluster = cluster_of()
+    node = cluster.nodes[1]
+    partition = node.partition
+    node.partitions.remove(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert send(cluster, 0).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    again = node.partitions.add("t", 0, partition.topic_id, partition.log)
+    again.min_insync_replicas = 1
+    again.become_leader(cluster.placed)
+    assert send(cluster, 1).code == ErrorCode.NOT_LEADER_OR_FOLLOWER, "it would be taken as the first of all"
+    send(cluster, 0)
+    send(cluster, 1)
+    assert node.values() == [b"7.0", b"7.1"]
+
+
+def test_a_batch_in_the_log_waits_for_its_acknowledgement_where_new_ones_are_refused() -> None:
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    for follower in (2, 3):
+        cluster.cut.add((follower, 1))
+    lost = send(cluster, 1)
+    assert lost.code is None
+    cluster.alter(isr=(1,))
+    assert lost.code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    known, again, new = send(cluster, 0), send(cluster, 1, timeout_ms=30_000), send(cluster, 2)
+    assert (known.code, again.code, new.code) == (0, None, NOT_ENOUGH)
+    cluster.heal()
+    cluster.loop.run_for(700)
+    cluster.agree(1)
+    cluster.loop.run_for(10)
+    assert again.code == 0
+    assert again.response.responses[0].partition_responses[0].base_offset == 1
+    assert codes(cluster, 3) == [NOT_ENOUGH]
+    assert codes(cluster, 2, 3) == [0, 0]
+    assert cluster.nodes[1].values() == [b"7.%d" % n for n in range(4)]
+
+
+def test_it_does_not_wait_long_for_answers_wait_behind_it() -> None:
+    cluster = cluster_of()
+    for follower in (2, 3):
+        cluster.cut.add((follower, 1))
+    send(cluster, 0)
+    cluster.alter(isr=(1,))
+    again = send(cluster, 0, timeout_ms=30_000)
+    cluster.loop.run_for(900)
+    assert again.code is None
+    cluster.loop.run_for(200)
+    assert again.code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+
+def test_a_damaged_batch_is_not_taken_for_one_in_the_log() -> None:
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    shrink(cluster)
+    node = cluster.nodes[1]
+    batch = memoryview(bytearray(b"".join(map(bytes, node.log.read(0, 1 << 20, 1).regions))))
+    assert node.partition.append_as_leader(batch, 0).duplicate
+    batch[-1] ^= 1
+    with pytest.raises(KafkaError, match="insufficient"):
+        node.partition.append_as_leader(batch, 0)
