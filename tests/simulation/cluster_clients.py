@@ -141,6 +141,9 @@ class RecordingProducer(Client):
 class RecordingConsumer(Client):
     """Reads everything from the beginning; as a member of `group` if one is given."""
 
+    fatal: tuple[ErrorCode, ...] = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.OFFSET_OUT_OF_RANGE)
+    """Errors that no fault explains."""
+
     def __init__(self, cluster: Cluster, knowledge: Knowledge, topics: Topics, group: str | None = None) -> None:
         super().__init__(cluster, knowledge)
         self.topics, self.group = topics, group
@@ -168,7 +171,7 @@ class RecordingConsumer(Client):
             try:
                 polled = await consumer.poll(timeout_ms=400)
             except KafkaError as error:
-                if error.code in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.OFFSET_OUT_OF_RANGE):
+                if error.code in self.fatal:
                     raise Broken(f"ConsumersReadWhatStays: {error}") from error
                 continue
             for partition, records in polled.items():

@@ -43,6 +43,8 @@ TOPICS = {"t": 2, "u": 1}
 
 
 class ClusterHistory:
+    consumer = RecordingConsumer
+
     def __init__(self, seed: int, faults: list[Fault] | None = None, **options: Any) -> None:
         self.seed = seed
         self.options = options
@@ -145,8 +147,12 @@ class ClusterHistory:
             consumer.stopping = True
         self._within(HEALED_S, "ConsumersFinish", lambda: all(each.done for each in self.consumers))
         self._within(HEALED_S, "EveryReplicaReturns", cluster.all_in_sync)
+        self._at_rest()
         for invariant in self.invariants:
             invariant.at_end()
+
+    def _at_rest(self) -> None:
+        """Nothing is wrong any more and nobody sends; what is still to be waited for."""
 
     def _start_clients(self) -> None:
         cluster, knowledge = self.cluster, self.knowledge
@@ -154,9 +160,9 @@ class ClusterHistory:
         self.producers = [RecordingProducer(cluster, knowledge, name, TOPICS, gap_s=gap_s) for name in ("a", "b")]
         if self.rng.random() < 0.3:
             self.producers.append(RecordingProducer(cluster, knowledge, "l", TOPICS, acks="1"))
-        self.consumers = [RecordingConsumer(cluster, knowledge, TOPICS)]
+        self.consumers = [self.consumer(cluster, knowledge, TOPICS)]
         if self.rng.random() < 0.25:
-            self.consumers.append(RecordingConsumer(cluster, knowledge, TOPICS, group="g"))
+            self.consumers.append(self.consumer(cluster, knowledge, TOPICS, group="g"))
         for client in (*self.producers, *self.consumers):
             client.start()
 

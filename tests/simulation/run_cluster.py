@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
 from tests.simulation.cluster_faults import Fault
@@ -31,10 +32,10 @@ class Outcome(NamedTuple):
     counts: Counter[str]
 
 
-def run_one(seed: int) -> Outcome:
+def run_one(seed: int, kind: type[ClusterHistory] = ClusterHistory) -> Outcome:
     begin = time.process_time()
     failure = report = trace = ""
-    history = ClusterHistory(seed)
+    history = kind(seed)
     try:
         trace = history.run()
     except Exception as error:
@@ -50,17 +51,17 @@ def run_one(seed: int) -> Outcome:
     return Outcome(seed, failure, report, trace, time.process_time() - begin, history.world.now - 1000, counts)
 
 
-def still_breaks(seed: int, faults: list[Fault], name: str) -> bool:
+def still_breaks(kind: type[ClusterHistory], seed: int, faults: list[Fault], name: str) -> bool:
     try:
-        ClusterHistory(seed, faults).run()
+        kind(seed, faults).run()
     except Exception as error:
         return str(error).startswith(name)
     return False
 
 
-def minimise(seed: int) -> list[Fault]:
+def minimise(seed: int, kind: type[ClusterHistory] = ClusterHistory) -> list[Fault]:
     """Leave out faults, halves first, as long as the same invariant breaks."""
-    history = ClusterHistory(seed)
+    history = kind(seed)
     faults = list(history.planned)
     try:
         history.run()
@@ -73,7 +74,7 @@ def minimise(seed: int) -> list[Fault]:
         start = 0
         while start < len(faults):
             fewer = faults[:start] + faults[start + size :]
-            if still_breaks(seed, fewer, name):
+            if still_breaks(kind, seed, fewer, name):
                 faults = fewer
             else:
                 start += size
@@ -82,8 +83,13 @@ def minimise(seed: int) -> list[Fault]:
         size //= 2
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(
+    arguments: list[str] | None = None,
+    kind: type[ClusterHistory] = ClusterHistory,
+    description: str | None = __doc__,
+) -> int:
+    """`kind`: what a history is."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
@@ -92,20 +98,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--failures-max", type=int, default=20)
     options = parser.parse_args(arguments)
     if options.minimise is not None:
-        for fault in minimise(options.minimise):
+        for fault in minimise(options.minimise, kind):
             print(fault)
         return 0
-    return run_many(range(options.first, options.first + options.seeds), options)
+    return run_many(range(options.first, options.first + options.seeds), options, kind)
 
 
-def run_many(seeds: range, options: Any) -> int:
+def run_many(seeds: range, options: Any, kind: type[ClusterHistory]) -> int:
     totals = Totals()
     gc.freeze()
     context = multiprocessing.get_context("fork")
     with context.Pool(options.jobs, initializer=_ignore_interrupts, maxtasksperchild=200) as pool:
         signal.signal(signal.SIGTERM, _interrupt)
         try:
-            for outcome in pool.imap_unordered(run_one, seeds, chunksize=1):
+            for outcome in pool.imap_unordered(partial(run_one, kind=kind), seeds, chunksize=1):
                 totals.add(outcome)
                 if outcome.failure:
                     print(f"seed {outcome.seed}: {outcome.failure[:600]}", flush=True)

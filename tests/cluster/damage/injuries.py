@@ -1,7 +1,8 @@
-"""Damage to one file of one replica: which file, which place, which bytes.
+"""Damage to one file of one replica: which file, which place, which bytes. Pure but for `inflict`.
 
-An `Injury` is chosen before anything runs: places are fractions, so that the same seed damages the same place of
-what is there. `inflict` finds the file and changes it behind the node's back; it returns what it did, in words.
+An `Injury` is chosen before anything runs: places are fractions, so that the same seed damages the same place of what
+is there. `find` picks the file among those of a node, `damaged` says what becomes of its bytes; `inflict` does it
+behind the back of a node whose files are in a directory (the simulated disk has its own).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.cluster.damage.replicas import Batch, parse_batches
 
 PAGE_BYTES = 4096
 METADATA = "__cluster_metadata-0"
+OFFSETS = "__consumer_offsets-"
 
 # Field of a batch header -> where it stands and how long it is.
 FIELDS = {
@@ -27,15 +29,21 @@ FIELDS = {
     "crc": (17, 4),
     "last_offset_delta": (23, 4),
 }
-BATCH_WAYS = (*FIELDS, "payload_bit", "payload_bits", "zero_page", "zero_batch", "cut_tail", "cut_batches")
+ONE_BATCH_WAYS = (*FIELDS, "payload_bit", "payload_bits", "zero_batch")
+BATCH_WAYS = (*ONE_BATCH_WAYS, "zero_page", "cut_tail", "cut_batches")
 FILE_WAYS = ("flip", "zero", "cut", "garbage", "empty", "remove")
 DATA_TARGETS = ("sealed", "active", "metadata_log", "offsets_log")
-COMPANIONS = ("index", "timeindex", "txnindex", "snapshot", "epochs", "partition_metadata", "metadata_epochs")
 DIRECTORY_FILES = {
     "high_watermarks": "replication-offset-checkpoint",
     "recovery_points": "recovery-point-offset-checkpoint",
     "log_starts": "log-start-offset-checkpoint",
     "clean_shutdown": ".kafka_cleanshutdown",
+}
+WEIGHTS = {
+    **dict.fromkeys(("sealed", "active"), 12),
+    **dict.fromkeys(("metadata_log", "offsets_log"), 4),
+    **dict.fromkeys(("index", "timeindex", "snapshot", "epochs", "metadata_snapshot"), 2),
+    **dict.fromkeys(("txnindex", "partition_metadata", "metadata_epochs", *DIRECTORY_FILES), 1),
 }
 
 
@@ -54,151 +62,151 @@ class Injury:
 
 
 def choose(rng: random.Random, target: str | None = None) -> Injury:
-    targets = [
-        *[(12, one) for one in ("sealed", "active")],
-        *[(4, one) for one in ("metadata_log", "offsets_log")],
-        *[(2, one) for one in ("index", "timeindex", "snapshot", "epochs", "metadata_snapshot")],
-        *[(1, one) for one in ("txnindex", "partition_metadata", "metadata_epochs", *DIRECTORY_FILES)],
-    ]
-    target = target or rng.choices([one for _, one in targets], [weight for weight, _ in targets])[0]
+    target = target or rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     way = rng.choice(BATCH_WAYS if target in DATA_TARGETS else FILE_WAYS)
     return Injury(target, way, rng.random(), rng.random(), rng.random())
 
 
 def inflict(injury: Injury, data_directory: Path, partition_directory: str) -> str:
-    """Damage what the injury names in this node's directory. `partition_directory` is the partition's, "topic-0"."""
-    rng = random.Random(injury.amount)
-    file = _find(injury, data_directory, partition_directory)
-    if file is None:
+    """Damage what the injury names in this node's directory; what was done. `partition_directory` is "topic-0"."""
+    present = [one for one in data_directory.rglob("*") if one.is_file()]
+    sizes = {str(one.relative_to(data_directory)): one.stat().st_size for one in present}
+    name = find(injury, sizes, partition_directory)
+    if name is None:
         return "nothing there to damage"
-    name = f"{file.parent.name}/{file.name}"
+    file = data_directory / name
     before = file.read_bytes() if file.exists() else b""
-    if injury.target in DATA_TARGETS:
-        what = _damage_batches(injury, file, before, rng)
+    after, what = damaged(injury, before)
+    if after is None:
+        file.unlink()
     else:
-        what = f"{_damage_file(injury, file, before, rng)} of {len(before)} bytes"
+        file.touch()
+        _write_what_differs(file, before, after)
     return f"{name}: {what}"
 
 
-def _find(injury: Injury, data: Path, partition_directory: str) -> Path | None:
-    directory = data / partition_directory
-    if injury.target in DIRECTORY_FILES:
-        return data / DIRECTORY_FILES[injury.target]
-    if injury.target in ("metadata_log", "metadata_snapshot", "metadata_epochs"):
-        directory = data / METADATA
-    if injury.target == "offsets_log":
-        logs = [one for one in sorted(data.glob("__consumer_offsets-*/*.log")) if one.stat().st_size]
+def _write_what_differs(file: Path, before: bytes, after: bytes) -> None:
+    """Nothing else: the node may be writing to the same file."""
+    common = min(len(before), len(after))
+    first = next((at for at in range(common) if before[at] != after[at]), common)
+    last = next((at + 1 for at in range(common - 1, first - 1, -1) if before[at] != after[at]), first)
+    with open(file, "r+b") as opened:
+        opened.seek(first)
+        opened.write(after[first:last])
+        opened.seek(common)
+        opened.write(after[common:])
+    if len(after) < len(before):
+        os.truncate(file, len(after))
+
+
+def find(injury: Injury, sizes: Mapping[str, int], partition_directory: str) -> str | None:
+    """The file that is meant, of a node's files by their path below its data directory, with their sizes."""
+    target, files = injury.target, sorted(sizes)
+    if target in DIRECTORY_FILES:
+        return DIRECTORY_FILES[target]
+    directory = METADATA if target.startswith("metadata_") else partition_directory
+    if target in ("epochs", "metadata_epochs"):
+        return f"{directory}/leader-epoch-checkpoint"
+    if target == "partition_metadata":
+        return f"{directory}/partition.metadata"
+    if target == "offsets_log":
+        logs = [one for one in files if one.startswith(OFFSETS) and one.endswith(".log") and sizes[one]]
         return _at(logs, injury.file_at)
-    if injury.target in ("epochs", "metadata_epochs"):
-        return directory / "leader-epoch-checkpoint"
-    if injury.target == "partition_metadata":
-        return directory / "partition.metadata"
-    segments = sorted(directory.glob("*.log"))
-    if injury.target == "txnindex":
-        return _at(segments, injury.file_at, ".txnindex")
-    if injury.target in ("active", "metadata_log"):
-        filled = [one for one in segments if one.stat().st_size]
+    segments = [one for one in files if one.startswith(f"{directory}/") and one.endswith(".log")]
+    if target in ("active", "metadata_log"):
+        filled = [one for one in segments if sizes[one]]
         return filled[-1] if filled else None
-    if injury.target == "sealed":
+    if target == "sealed":
         return _at(segments[:-1], injury.file_at)
-    suffix = {"metadata_snapshot": "checkpoint"}.get(injury.target, injury.target)
-    return _at(sorted(directory.glob(f"*.{suffix}")), injury.file_at)
+    if target == "txnindex":
+        log = _at(segments, injury.file_at)
+        return None if log is None else log.removesuffix(".log") + ".txnindex"
+    suffix = {"metadata_snapshot": "checkpoint"}.get(target, target)
+    named = [one for one in files if one.startswith(f"{directory}/") and one.endswith(f".{suffix}")]
+    return _at(named, injury.file_at)
 
 
-def _at(files: list[Path], fraction: float, suffix: str | None = None) -> Path | None:
-    if not files:
-        return None
-    found = files[int(fraction * len(files))]
-    return found if suffix is None else found.with_suffix(suffix)
+def _at(files: list[str], fraction: float) -> str | None:
+    return files[int(fraction * len(files))] if files else None
+
+
+def damaged(injury: Injury, data: bytes) -> tuple[bytes | None, str]:
+    """The bytes after the damage, None for a file that is gone; and what was done, in words."""
+    rng = random.Random(injury.amount)
+    if injury.target not in DATA_TARGETS:
+        return _damage_file(injury, data, rng)
+    batches = parse_batches(data, "", [])
+    if not batches:
+        return data, "no batch there"
+    batch = batches[int(injury.place * len(batches))]
+    changed = bytearray(data)
+    what = _damage_batch(injury, changed, batch, rng)
+    where = f"the batch {batch.base_offset} to {batch.next_offset - 1} at {batch.position}"
+    return bytes(changed), f"{injury.way} of {where}, {what}"
 
 
 # Batches
 
 
-def _damage_batches(injury: Injury, file: Path, data: bytes, rng: random.Random) -> str:
-    batches = parse_batches(data, file.name, [])
-    if not batches:
-        return "no batch there"
-    batch = batches[int(injury.place * len(batches))]
-    where = f"{injury.way} of the batch {batch.base_offset} to {batch.next_offset - 1} at {batch.position}"
-    ways: dict[str, Callable[[], str]] = {
-        "payload_bit": lambda: _flip(file, data, batch, 1, rng),
-        "payload_bits": lambda: _flip(file, data, batch, 20, rng),
-        "zero_page": lambda: _zero_page(file, data, batch),
-        "zero_batch": lambda: _write(file, batch.position, bytes(batch.size_bytes)),
-        "cut_tail": lambda: _cut(file, batch.position + 1 + int(injury.amount * (batch.size_bytes - 2))),
-        "cut_batches": lambda: _cut(file, batch.position),
-    }
-    if injury.way in ways:
-        return f"{where}, {ways[injury.way]()}"
-    return f"{where}, {_damage_field(injury, file, data, batch, rng)}"
+def _damage_batch(injury: Injury, data: bytearray, batch: Batch, rng: random.Random) -> str:
+    first, last = batch.position, batch.position + batch.size_bytes
+    size_bytes = len(data)
+    if injury.way in FIELDS:
+        return _damage_field(injury.way, data, batch, rng)
+    if injury.way in ("payload_bit", "payload_bits"):
+        bits = [rng.randrange(8 * (first + 61), 8 * last) for _ in range(1 if injury.way == "payload_bit" else 20)]
+        for bit in set(bits):
+            data[bit // 8] ^= 1 << bit % 8
+        return f"bits of the bytes {sorted({bit // 8 for bit in bits})[:3]}"
+    if injury.way in ("zero_page", "zero_batch"):
+        if injury.way == "zero_page":
+            first = first // PAGE_BYTES * PAGE_BYTES
+            last = min(first + PAGE_BYTES, size_bytes)
+        data[first:last] = bytes(last - first)
+        return f"zeros from {first} to {last}"
+    kept = first + 1 + int(injury.amount * (batch.size_bytes - 2)) if injury.way == "cut_tail" else first
+    del data[kept:]
+    return f"{kept} bytes left of {size_bytes}"
 
 
-def _damage_field(injury: Injury, file: Path, data: bytes, batch: Batch, rng: random.Random) -> str:
-    at, size = FIELDS[injury.way]
+def _damage_field(field: str, data: bytearray, batch: Batch, rng: random.Random) -> str:
+    at, size = FIELDS[field]
     position = batch.position + at
-    old = data[position : position + size]
+    old = bytes(data[position : position + size])
     kinds: list[Callable[[], bytes]] = [
         lambda: (int.from_bytes(old, "big") ^ 1 << rng.randrange(8 * size)).to_bytes(size, "big"),
         lambda: (int.from_bytes(old, "big") ^ 1 << rng.randrange(min(8 * size, 10))).to_bytes(size, "big"),
         lambda: rng.randbytes(size),
         lambda: bytes(size),
         lambda: b"\xff" * size,
-        lambda: struct.pack(">q", int.from_bytes(old, "big") + rng.choice((-1, 1, 7)))[-size:],
+        lambda: struct.pack(">Q", int.from_bytes(old, "big") + rng.choice((-1, 1, 7)) & (1 << 64) - 1)[-size:],
     ]
     new = old
     while new == old:
         new = rng.choice(kinds)()
-    _write(file, position, new)
+    data[position : position + size] = new
     return f"{old.hex()} became {new.hex()}"
-
-
-def _flip(file: Path, data: bytes, batch: Batch, bits: int, rng: random.Random) -> str:
-    changed = bytearray(data[batch.position + 61 : batch.position + batch.size_bytes])
-    if not changed:
-        return "no payload"
-    for _ in range(bits):
-        bit = rng.randrange(8 * len(changed))
-        changed[bit // 8] ^= 1 << bit % 8
-    return _write(file, batch.position + 61, bytes(changed))
-
-
-def _zero_page(file: Path, data: bytes, batch: Batch) -> str:
-    page = batch.position // PAGE_BYTES * PAGE_BYTES
-    return _write(file, page, bytes(min(PAGE_BYTES, len(data) - page)))
-
-
-def _write(file: Path, position: int, data: bytes) -> str:
-    with open(file, "r+b") as opened:
-        opened.seek(position)
-        opened.write(data)
-    return f"{len(data)} bytes at {position}"
-
-
-def _cut(file: Path, size_bytes: int) -> str:
-    before = file.stat().st_size
-    os.truncate(file, size_bytes)
-    return f"{size_bytes} bytes left of {before}"
 
 
 # Other files
 
 
-def _damage_file(injury: Injury, file: Path, data: bytes, rng: random.Random) -> str:
+def _damage_file(injury: Injury, data: bytes, rng: random.Random) -> tuple[bytes | None, str]:
+    size = f"of {len(data)} bytes"
     if not data or injury.way == "garbage":
         garbage = rng.randbytes(rng.choice((7, 34, 68, 200)))
-        file.write_bytes(garbage if not data or injury.amount < 0.5 else data + garbage)
-        return f"garbage, {len(garbage)} bytes"
-    if injury.way == "remove":
-        file.unlink()
-        return "removed"
-    if injury.way == "empty":
-        _cut(file, 0)
-        return "emptied"
-    if injury.way == "cut":
-        return _cut(file, int(injury.place * (len(data) - 1)))
+        return (garbage if not data or injury.amount < 0.5 else data + garbage), f"{len(garbage)} bytes of garbage"
     position = int(injury.place * len(data))
+    if injury.way == "remove":
+        return None, f"removed, {size}"
+    if injury.way == "empty":
+        return b"", f"emptied, {size}"
+    if injury.way == "cut":
+        return data[: min(position, len(data) - 1)], f"cut to {position} {size}"
+    changed = bytearray(data)
     if injury.way == "zero":
-        size = min(rng.choice((4, 16, PAGE_BYTES)), len(data) - position)
-        return "zeros, " + _write(file, position, bytes(size))
-    return "a bit, " + _write(file, position, bytes([data[position] ^ 1 << rng.randrange(8)]))
+        count = min(rng.choice((4, 16, PAGE_BYTES)), len(data) - position)
+        changed[position : position + count] = bytes(count)
+        return bytes(changed), f"{count} zeros at {position} {size}"
+    changed[position] ^= 1 << rng.randrange(8)
+    return bytes(changed), f"a bit at {position} {size}"
