@@ -16,7 +16,7 @@ PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
           $(BIN)/python -m pip install --quiet --no-input
 PYTEST := $(BIN)/python -m pytest -q
 # Half of what slow tests take is waiting, so there is one process more than there are processors.
-SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 # What a small dose tries is what `make test` does not.
 HUNT   := TIDELOG_DOSE=$(DOSE) $(PYTEST) $(if $(filter small,$(DOSE)),-m hunt)
 SIMULATIONS := tests/simulation tests/unit/replication/quorum/test_raft_simulation.py

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.doses import dose
-from tests.sharing import keep_together
 
 # One place decides how hard properties are tried: `make check` uses "fast", `make test` "full", a hunt "deep". The
 # first two try the same examples each time, so that what fails is what was changed; `make properties` tries others.
@@ -19,7 +19,10 @@ settings.register_profile("deep", max_examples=dose("TIDELOG_EXAMPLES"), deadlin
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        keep_together(items)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from tests.sharing import Scheduling
+
+    return Scheduling(config, log)

@@ -1,37 +1,37 @@
-"""Which tests stay together when `pytest -n` spreads them over several processes (`--dist loadgroup`).
+"""Which tests stay together when `pytest -n 3 --dist loadscope` spreads them over several processes.
 
-Fast tests of a file do, and those that share a node, a cluster or a Spark session that is made once: it would be made
-again in each process. Every other slow test goes where a process is free.
+Those of a file do: what they share (a node, compiled codecs) is made once. Where each test starts processes of its own,
+or simulates for seconds, each goes where a process is free; all that use the one Spark session stay together.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from functools import cache
+from pathlib import Path
 
-import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-_MADE_ONCE = ("class", "module", "package", "session")
-# All files that use these stay together: they are made once for a whole run, and take long.
-_FOR_ALL_FILES = ("spark",)
-
-
-def group_of(item: pytest.Item) -> str | None:
-    """The name that the tests of a group have in common; None for a test by itself."""
-    file = item.nodeid.partition("::")[0]  # pytest-xdist puts the group behind it
-    if not isinstance(item, pytest.Function) or item.get_closest_marker("slow") is None:
-        return file
-    definitions: dict[str, Any] = item._fixtureinfo.name2fixturedefs
-    shared = [
-        name
-        for name, definition in definitions.items()
-        if definition[-1].baseid.startswith("tests") and definition[-1].scope in _MADE_ONCE
-    ]
-    if common := [name for name in shared if name in _FOR_ALL_FILES]:
-        return common[0]
-    return file if shared else None
+ROOT = Path(__file__).resolve().parents[1]
+ONE_BY_ONE = ("tests/cluster/", "tests/demo/", "tests/simulation/")
+TOGETHER = ("tests/spark/",)
 
 
-def keep_together(items: list[pytest.Item]) -> None:
-    for item in items:
-        if (group := group_of(item)) is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+def scope_of(node_id: str) -> str:
+    """What the tests that stay together have in common; the whole id where a test goes by itself."""
+    file = node_id.partition("::")[0]
+    for folder in TOGETHER:
+        if file.startswith(folder):
+            return folder
+    return node_id if file.startswith(ONE_BY_ONE) and not makes_something_once(file) else file
+
+
+@cache
+def makes_something_once(file: str) -> bool:
+    """Whether the file has a fixture for more than one test."""
+    return re.search(r'scope="(class|module|package|session)"', (ROOT / file).read_text()) is not None
+
+
+class Scheduling(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)

@@ -36,7 +36,6 @@ BESIDE_US = {"need_java", "running_brokers"}
 FOREIGN_CLIENTS = {name for name, kind in KINDS.items() if not kind.is_python}
 
 
-@pytest.hookimpl(tryfirst=True)  # before the tests are grouped by what they share
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:

@@ -1,4 +1,4 @@
-"""Seeds are shared out among `make check`, `make test` and the hunts, none is lost, and every dose is somebody's."""
+"""Seeds are shared out among `make check`, `make test` and the hunts, none is lost, and a test takes every dose."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from tests.doses import DOSES, dose, seeds
-from tests.sharing import group_of
 
 TESTS = Path(__file__).resolve().parents[1]
-ME = "tests/unit/test_doses.py"
 
 
 def by_mark(chosen: list[Any]) -> dict[str, list[int]]:
@@ -54,25 +52,3 @@ def test_a_dose_is_taken_by_a_test_and_is_larger_when_large(variable: str) -> No
     users = [path for path in TESTS.rglob("*.py") if f'("{variable}"' in path.read_text()]
     assert [path for path in users if path.name != "test_doses.py"]
     assert DOSES[variable].small < DOSES[variable].large
-
-
-# Which tests stay in one process
-
-
-@pytest.fixture(scope="module")
-def made_once() -> str:
-    return "a node"
-
-
-def test_a_fast_test_stays_with_its_file(request: pytest.FixtureRequest) -> None:
-    assert group_of(request.node) == ME
-
-
-@pytest.mark.slow
-def test_a_slow_test_goes_where_there_is_room(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    assert group_of(request.node) is None
-
-
-@pytest.mark.slow
-def test_a_slow_test_of_what_is_made_once_stays_with_its_file(request: pytest.FixtureRequest, made_once: str) -> None:
-    assert group_of(request.node) == ME
