@@ -10,7 +10,8 @@ ARGS   ?=
 MINUTES ?=
 # Of a hunt: large, or small as CI takes it. tests/doses.py says how much that is.
 DOSE   ?= large
-WORKERS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
+PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr $(PROCESSORS) + 1)
 BIN    := $(VENV)/bin
 PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
           $(BIN)/python -m pip install --quiet --no-input
@@ -19,6 +20,8 @@ PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 # What a small dose tries is what `make test` does not.
 HUNT   := TIDELOG_DOSE=$(DOSE) $(PYTEST) $(if $(filter small,$(DOSE)),-m hunt)
+# Where every test is slow, make check need not look.
+ALL_SLOW := compatibility demo packaging spark
 SIMULATIONS := tests/simulation tests/unit/replication/quorum/test_raft_simulation.py
 # Tests start hundreds of processes that import the same modules; whatever the shell says, each is compiled once.
 export PYTHONDONTWRITEBYTECODE =
@@ -79,7 +82,7 @@ check-code: $(VENV)/.dev-installed
 	$(BIN)/mypy
 
 check-tests: $(VENV)/.dev-installed
-	$(PYTEST) $(SPREAD) -m "not slow and not hunt" $(ARGS)
+	$(PYTEST) $(SPREAD) -n $(PROCESSORS) -m "not slow and not hunt" $(addprefix --ignore=tests/,$(ALL_SLOW)) $(ARGS)
 
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff format .

@@ -6,7 +6,7 @@ import random
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.protocol.errors import KafkaError
@@ -29,7 +29,6 @@ def as_compiled(section: bytes, base_timestamp: int, kept: KeptRecords) -> tuple
     return kept.runs, kept.records, newest, kept.has_tombstone, kept.keyless
 
 
-@settings(max_examples=150, deadline=None)
 @given(batches=st.lists(RECORDS, min_size=1, max_size=6), sparse=st.booleans(), from_offset=st.integers(0, 100))
 def test_the_two_tables_agree(
     batches: list[list[tuple[int, bytes | None, bytes | None]]], sparse: bool, from_offset: int
@@ -58,7 +57,6 @@ def test_the_two_tables_agree(
 
 
 @given(data=st.binary(max_size=200), count=st.integers(1, 20))
-@settings(max_examples=300, deadline=None)
 def test_what_is_no_record_is_refused_by_both(data: bytes, count: int):
     header = read_header(encode_batch([(0, b"k", b"v", ())]))._replace(record_count=count, last_offset_delta=count - 1)
     for table in (PlainKeyTable(1 << 20, 0.9), CompiledKeyTable(1 << 20, 0.9, SECRET)):

@@ -19,7 +19,7 @@ from tests.simulation.cluster_history import ClusterHistory
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_CLUSTER_SEEDS", chunk=5, fast=5, full=30))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_CLUSTER_SEEDS", chunk=3, fast=3, full=30))
 def test_a_cluster_survives_what_a_bad_world_does(chosen: range):
     for seed in chosen:
         ClusterHistory(seed).run()
@@ -41,6 +41,7 @@ print(ClusterHistory({seed}).run())
 """
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_history_in_another_process():
     def trace(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}

@@ -241,6 +241,7 @@ print(run({seed}))
 """
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_history_in_another_process():
     def trace(seed: int, hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
