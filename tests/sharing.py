@@ -32,6 +32,6 @@ def makes_something_once(file: str) -> bool:
     return re.search(r'scope="(class|module|package|session)"', (ROOT / file).read_text()) is not None
 
 
-class Scheduling(LoadScopeScheduling):
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
