@@ -14,7 +14,7 @@ PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(PROCESSORS) + 1)
 BIN    := $(VENV)/bin
 PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-          $(BIN)/python -m pip install --quiet --no-input
+          $(BIN)/python -m pip install --no-input
 PYTEST := $(BIN)/python -m pytest -q
 # Half of what slow tests take is waiting, so there is one process more than there are processors.
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
@@ -56,13 +56,13 @@ $(BIN)/python:
 
 # What the demo needs.
 $(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing Tidelog and what the demo needs into $(VENV) ..."
+	@echo "Installing Tidelog and what the demo needs (Spark, Arrow, numba, matplotlib: some minutes) into $(VENV) ..."
 	@$(PIP) -e '.[demo]'
 	@touch $@
 
 # The same and the developer's tools.
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing Tidelog and the developer's tools into $(VENV) ..."
+	@echo "Installing Tidelog and the developer's tools (Spark, stock clients, checkers: some minutes) into $(VENV) ..."
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.demo-installed $@
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -53,10 +54,12 @@ def compare(
     """Tidelog beside Apache Kafka, interleaved in one run, as ratios.
 
     Kafka needs Java 17 and Maven; without them it is left out with a line that says so.
+
+    Example: tidelog bench compare --rows produce --rounds 1
     """
     errors = Console(stderr=True)
     if find_spec("confluent_kafka") is None:
-        raise click.ClickException("the benchmark's client is not installed: pip install 'tidelog[dev]'")
+        raise click.ClickException("the benchmark's client is not installed: pip install confluent-kafka")
     scenarios = comparison.select(rows)
     if not scenarios:
         known = ", ".join(one.name for one in comparison.catalogue())
@@ -87,8 +90,24 @@ def compare(
 
 
 @command.command()
-def rows() -> None:
-    """The names of the rows that `compare` knows."""
+@click.option("--json", "json_", is_flag=True, help="Print JSON.")
+def rows(json_: bool) -> None:
+    """The names of the rows that `compare` knows.
+
+    Example: tidelog bench rows
+    """
+    if json_:
+        known = comparison.catalogue()
+        click.echo(
+            json.dumps(
+                [
+                    {"name": one.name, "title": one.title, "metrics": [each.name for each in one.metrics]}
+                    for one in known
+                ],
+                indent=2,
+            )
+        )
+        return
     for scenario in comparison.catalogue():
         click.echo(f"{scenario.name:22} {scenario.title}: {', '.join(one.name for one in scenario.metrics)}")
 
@@ -157,11 +176,20 @@ def scale_(partitions: int, few: int, brokers: int, connections: int, only: str,
 
 @command.command()
 @click.option("--only", default="", metavar="TEXT", help="Only those whose name contains TEXT.")
-def micro(only: str) -> None:
-    """CPU microseconds of single functions on the hot path, in this process."""
+@click.option("--json", "json_", is_flag=True, help="Print JSON.")
+def micro(only: str, json_: bool) -> None:
+    """CPU microseconds of single functions on the hot path, in this process.
+
+    Example: tidelog bench micro --only fetch
+    """
+    costs: dict[str, float] = {}
     for name, call in hot_path.calls().items():
         if only in name:
-            click.echo(f"{name:32} {hot_path.cost_us(call):10.2f} us")
+            costs[name] = hot_path.cost_us(call)
+            if not json_:
+                click.echo(f"{name:32} {costs[name]:10.2f} us")
+    if json_:
+        click.echo(json.dumps(costs, indent=2))
 
 
 def _kafka_or_none(errors: Console) -> list[str]:

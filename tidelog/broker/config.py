@@ -34,7 +34,7 @@ _ALONE = {
     "transaction.state.log.replication.factor": "1",
 }
 # Keys of plugins and of single listeners carry free names.
-_FREE_PREFIXES = ("listener.name.", "rsm.config.", "rlmm.config.", "config.providers.")
+FREE_PREFIXES = ("listener.name.", "rsm.config.", "rlmm.config.", "config.providers.")
 _META_ADDRESSES = ("0.0.0.0", "::", "0:0:0:0:0:0:0:0")
 
 
@@ -60,6 +60,8 @@ class NodeConfig(TypedValues):
         self._implied: Mapping[str, str] = {}
         _check_names(self.explicit)
         for name, text in self.explicit.items():
+            if "\0" in text:
+                raise ConfigError(f"{name} holds a NUL character")
             if name in BROKER:
                 self._typed[name] = BROKER[name].parse(text)
         # Two names of one thing, as in Kafka.
@@ -300,7 +302,7 @@ def own_name() -> str:
 
 def _check_names(explicit: Mapping[str, str]) -> None:
     for name in explicit:
-        if name in BROKER or name.startswith(_FREE_PREFIXES):
+        if name in BROKER or name.startswith(FREE_PREFIXES):
             continue
         if name in DYNAMIC_ONLY:
             raise ConfigError(f"{name} is set on a running cluster (configs alter), not in a node's configuration")

@@ -95,7 +95,8 @@ class LogDirectories:
                 directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id)
             except OSError as error:
                 if path == metadata_path:
-                    raise
+                    problem = f"the log directory cannot be used: {error.strerror or error}"
+                    raise OSError(error.errno, problem, error.filename or path) from None
                 log.error("log directory %s is offline: %s", path, error)
                 self.offline[path] = str(error)
             else:

@@ -338,7 +338,10 @@ class OsDisk:
             return [DirectoryEntry(entry.name, entry.is_dir()) for entry in entries]
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except FileExistsError:  # a file, a device or a dangling link
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)

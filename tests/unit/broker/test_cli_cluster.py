@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,3 +112,30 @@ def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subproc
     file.path.write_text("{}")
     with pytest.raises(NoCluster, match="is not a cluster's file"):
         file.read()
+
+
+def test_a_restart_keeps_what_a_node_has_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # Away from the range of ports that the system gives out, the controller's is not checked here.
+    (node,) = cluster_nodes.plan(tmp_path, 1, 0, min(port, 65000), {}).nodes
+    log = Path(node.output)
+    log.write_text("a traceback of the last process\nnode 1 ready: long ago\n")
+    try:
+        cluster_nodes.launch(node, "0XP3lYbQSHSPjHDVXXXXXX")
+        assert node.output_from == len("a traceback of the last process\nnode 1 ready: long ago\n")
+        cluster_nodes.await_ready([node])
+        assert log.read_text().startswith("a traceback of the last process\n")
+        assert "traceback" not in cluster_nodes.last_words(node)
+    finally:
+        cluster_nodes.kill([node])
+    # Without end it does not grow.
+    monkeypatch.setattr(cluster_nodes, "OUTPUT_BYTES_MAX", 10)
+    try:
+        cluster_nodes.launch(node, "0XP3lYbQSHSPjHDVXXXXXX")
+        assert node.output_from == 0
+        cluster_nodes.await_ready([node])
+        assert "traceback" in Path(f"{node.output}.1").read_text()
+    finally:
+        cluster_nodes.kill([node])

@@ -106,6 +106,42 @@ def test_brokers_have_configs_of_their_own_and_of_all(cli: Cli) -> None:
     assert described(cli, "brokers", "1", "--all", "-k", "ssl.key.password")["ssl.key.password"]["sensitive"]
 
 
+@pytest.mark.parametrize(
+    ("words", "warning"),
+    [
+        (("brokers", "1", "--set", "log.retention.mss=5"), "'log.retention.mss' of brokers; did you mean log.retenti"),
+        (("brokers", "--default", "--delete", "max.conections"), "'max.conections' of brokers; did you mean max.conn"),
+        (("topics", "{topic}", "--set", "retention.hours=5"), "'retention.hours' of topics; did you mean retention"),
+        (("groups", "g", "--set", "zzz=5"), "'zzz' of groups"),
+    ],
+)
+def test_a_config_that_kafka_does_not_know_gets_a_warning_with_the_nearest(
+    cli: Cli, topic: str, words: tuple[str, ...], warning: str
+) -> None:
+    _, _, err = cli("configs", "alter", *(word.format(topic=topic) for word in words), "--dry-run")
+    assert f"tidelog: warning: Kafka knows no config {warning}" in err
+
+
+def test_a_config_that_kafka_knows_gets_none(cli: Cli, topic: str) -> None:
+    plugin = ("brokers", "1", "--set", "listener.name.plaintext.max.connections=5")
+    for words in (plugin, ("topics", topic, "--set", "retention.ms=5"), ("broker-loggers", "1", "--set", "root=INFO")):
+        assert "warning" not in cli("configs", "alter", *words, "--dry-run")[2]
+
+
+def test_changes_are_told_in_json(cli: Cli, topic: str) -> None:
+    words = ("configs", "alter", "topics", topic, "--set", "segment.ms=9000", "--json")
+    assert json.loads(cli(*words)[1]) == [{"type": "topic", "name": topic, "outcome": "changed"}]
+    more = ("topics", "alter", topic, "--partitions", "2", "--config", "segment.ms=9001", "--json")
+    assert json.loads(cli(*more)[1]) == {
+        "name": topic,
+        "partitions": 2,
+        "configs": {"segment.ms": "9001"},
+        "outcome": "changed",
+    }
+    missing = json.loads(cli("topics", "alter", "nowhere", "-p", "2", "--if-exists", "--json")[1])
+    assert missing["outcome"] == "missing"
+
+
 def test_a_loggers_level_is_changed(cli: Cli) -> None:
     name = "tidelog.tests.cli"
     logging.getLogger(name)

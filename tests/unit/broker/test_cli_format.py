@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import click
 import pytest
 
-from tidelog.broker.cli.common import key_values
+from tidelog.broker.cli.commands import cli
+from tidelog.broker.cli.common import key_values, with_ports
 from tidelog.broker.cli.produce import Shape
 from tidelog.broker.cli.record_format import as_json, compile_template
 from tidelog.broker.main import main
@@ -63,6 +65,43 @@ def test_key_values():
 
 
 @pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("host", "host:9092"),
+        ("host:1234", "host:1234"),
+        ("a, b:1,c", "a:9092,b:1,c:9092"),
+        ("[::1]", "[::1]:9092"),
+        ("[::1]:7", "[::1]:7"),
+        ("host:", "host:"),
+        ("", ""),
+    ],
+)
+def test_a_bootstrap_server_without_a_port_has_kafkas(given: str, meant: str):
+    assert with_ports(given) == meant
+
+
+def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        if isinstance(found, click.Group):
+            yield from leaves(found, *path, name)
+        elif found is not None:
+            yield " ".join((*path, name)), found
+
+
+# A node's output is its log (log.format=json makes JSON of it), and a profile is text of the profiler's.
+WITHOUT_JSON = {"start", "bench profile"}
+
+
+@pytest.mark.parametrize(("name", "leaf"), list(leaves(cli)))
+def test_every_command_has_an_example_and_prints_json(name: str, leaf: click.Command):
+    assert f"tidelog {name} " in f"{leaf.help} ".replace("\n", " "), "an example of this very command"
+    options = {option for parameter in leaf.params for option in parameter.opts}
+    assert name in WITHOUT_JSON or options & {"--json", "--output-json"}
+
+
+@pytest.mark.parametrize(
     ("words", "status"),
     [
         (["--version"], 0),
@@ -81,7 +120,7 @@ def test_key_values():
         (["consume", "t", "-g", "g", "-p", "0"], 2),
         (["consume", "t", "--from-beginning", "-o", "5"], 2),
         (["topics", "list", "-X", "no.such.option=1"], 2),
-        (["topics", "list", "-b", "nonsense"], 2),
+        (["topics", "list", "-b", "nonsense:"], 2),
         (["consume", "t", "-o", "--5"], 2),
         (["consume", "t", "-f", "{value!r}"], 2),
     ],

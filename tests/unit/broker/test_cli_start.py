@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -108,6 +109,31 @@ def test_a_busy_port_is_refused_before_a_directory_is_made(tmp_path: Path):
         line = refused("-o", f"listeners=PLAINTEXT://127.0.0.1:{port}", cwd=tmp_path)
     assert f"127.0.0.1:{port}" in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("directories", "problem"),
+    [
+        ("{here}/file", "{here}/file: the log directory cannot be used: Not a directory"),
+        ("{here}/file/below", "{here}/file/below: the log directory cannot be used: Not a directory"),
+        ("/dev/null", "/dev/null: the log directory cannot be used: Not a directory"),
+        ("/proc/tidelog", "/proc/tidelog: the log directory cannot be used: "),
+        ("{here}/" + "x" * 300, "the log directory cannot be used: File name too long"),
+        ("{here}", "is not empty and has no meta.properties: it holds "),
+        ("nul", "log.dirs holds a NUL character"),
+    ],
+)
+def test_a_log_directory_that_cannot_be_one(tmp_path: Path, directories: str, problem: str):
+    (tmp_path / "file").write_text("not ours")
+    config = tmp_path / "config"
+    config.mkdir()
+    given = directories.format(here=tmp_path) if directories != "nul" else "a\0b"
+    (config / "node.yaml").write_text(
+        f"listeners: PLAINTEXT://127.0.0.1:{free_port()}\nlog.dirs: {json.dumps(given)}\n"
+    )
+    line = refused(config / "node.yaml", cwd=config)
+    assert problem.format(here=tmp_path) in line
+    assert (tmp_path / "file").read_text() == "not ours"
 
 
 def test_a_wrong_key_names_the_right_one(tmp_path: Path):

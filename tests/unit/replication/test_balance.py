@@ -67,3 +67,14 @@ def test_shares_add_up(measures: dict[str, dict[int, float]]) -> None:
     found = assess(measures)
     assert sum(found.shares.values()) == pytest.approx(1)
     assert all(share >= 0 for share in found.shares.values())
+
+
+def test_what_is_negligible_says_nothing() -> None:
+    """Idle processes differ by a page here and a file there."""
+    idle = {"cpu": {1: 0.001, 2: 0.004}, "leaders": {1: 5.0, 2: 5.0}}
+    assert assess(idle).deviating == [1, 2]
+    result = assess(idle, negligible={"cpu": 0.01, "leaders": 1.0})
+    assert (result.deviating, list(result.measure_shares)) == ([], ["leaders"])
+    busy = {"cpu": {1: 0.9, 2: 0.1}}
+    assert assess(busy, negligible={"cpu": 0.5}).deviating == [1, 2]
+    assert assess(busy, negligible={"cpu": 0.51}).shares == {1: 0.5, 2: 0.5}

@@ -66,7 +66,7 @@ def acks(numbers: Sequence[int], rounds: int, seconds: float, with_kafka: bool, 
         console.print(report.law_table(measured))
         click.echo(_NOTE)
     if find_spec("matplotlib") is None:
-        errors.print("no chart: matplotlib is not installed", style="yellow")
+        errors.print("no chart: matplotlib is not installed (pip install matplotlib)", style="yellow")
     elif any(measured.rates(name) for name in brokers):
         chart.draw(measured, image)
         errors.print(f"chart: {image}", highlight=False, markup=False)

@@ -23,7 +23,7 @@ def check(out: Path) -> None:
     """Raises NotReady."""
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
-        raise NotReady(f"not installed: {', '.join(missing)}; run `make demo`, or pip install 'tidelog[demo]'")
+        raise NotReady(f"not installed: {', '.join(missing)}; run `make demo`, or pip install {' '.join(missing)}")
     try:
         source.data_directory()
     except source.SourceMissing as error:

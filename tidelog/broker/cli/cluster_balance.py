@@ -26,6 +26,17 @@ from tidelog.replication.controller.balance import Balance, assess
 MEASURES = (
     "partitions", "leaders", "cpu", "bytes in", "bytes out", "disk read", "disk write", "iowait", "memory", "open files"
 )  # fmt: skip
+NEGLIGIBLE: Mapping[str, float] = {
+    "cpu": 0.02,
+    "bytes in": 20_000,
+    "bytes out": 20_000,
+    "disk read": 20_000,
+    "disk write": 20_000,
+    "iowait": 0.01,
+    "memory": 100 * 1024 * 1024,
+    "open files": 200,
+}
+"""The mean of a broker, per second where a measure grows, below which the shares are those of idle processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,7 @@ def show(state: ClusterState, names: Sequence[str], weights: Mapping[str, float]
     missing = [name for name in names or MEASURES if name not in chosen]
     if not chosen:
         raise click.ClickException(f"this machine does not tell: {', '.join(missing)}")
-    result = assess(chosen, {name: weights.get(name, 1.0) for name in chosen})
+    result = assess(chosen, {name: weights.get(name, 1.0) for name in chosen}, negligible=NEGLIGIBLE)
     if json:
         print_json(as_values(chosen, result))
         return 0
@@ -132,7 +143,7 @@ def show(state: ClusterState, names: Sequence[str], weights: Mapping[str, float]
     limit = f"alarm above {result.spread_max:.4f}"
     click.echo(f"\nmean share {1 / len(result.shares):.1%}, spread {result.spread:.4f} ({limit}): {verdict}")
     if idle:
-        click.echo(f"nothing during {seconds:g} s: {', '.join(idle)}")
+        click.echo(f"nothing to speak of during {seconds:g} s: {', '.join(idle)}")
     if missing:
         click.echo(f"not told by this machine: {', '.join(missing)}")
     return 0

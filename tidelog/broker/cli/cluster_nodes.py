@@ -1,7 +1,8 @@
 """Planning, launching and ending the processes of a local cluster; `cluster_state` remembers them.
 
 A node is `tidelog start DIR/node-ID.yaml` in a session of its own, its output in DIR/node-ID.log, its data in
-DIR/node-ID. Its first line on standard output says that it is ready.
+DIR/node-ID. A start appends to the output, so that what came before a crash can be read. The first line on standard
+output says that the node is ready.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ STOP_S = 30.0
 READY_S = 60.0
 _CONTROLLERS_APART = 100
 _POLL_S = 0.01
+OUTPUT_BYTES_MAX = 16 * 1024 * 1024
+"""From that size on, a start moves what is there to node-ID.log.1, over the one before."""
 # Processes started here; the kernel keeps those that ended until somebody asks for them.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -111,7 +114,11 @@ def launch(node: Node, cluster_id: str) -> None:
     file = Path(node.data).with_suffix(".yaml")
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in node.config.items()]
     file.write_text("".join(lines), encoding="utf-8")
-    with open(node.output, "wb") as output:
+    output_file = Path(node.output)
+    if output_file.exists() and output_file.stat().st_size >= OUTPUT_BYTES_MAX:
+        output_file.replace(f"{node.output}.1")
+    with open(node.output, "ab") as output:
+        node.output_from = output.tell()
         child = subprocess.Popen(
             [sys.executable, "-m", "tidelog", "start", str(file)],
             stdin=subprocess.DEVNULL,
@@ -154,19 +161,23 @@ def await_ready(nodes: Iterable[Node], timeout_s: float = READY_S) -> None:
 
 
 def is_ready(node: Node) -> bool:
-    try:
-        return b" ready: " in Path(node.output).read_bytes()
-    except OSError:
-        return False
+    return b" ready: " in _output(node)
 
 
 def last_words(node: Node) -> str:
     """The last lines of a node's output in one."""
-    try:
-        lines = Path(node.output).read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
+    lines = _output(node).decode(errors="replace").strip().splitlines()
     return " | ".join(lines[-3:]) + f" (see {node.output})"
+
+
+def _output(node: Node) -> bytes:
+    """What the present process of a node has written so far."""
+    try:
+        with open(node.output, "rb") as output:
+            output.seek(node.output_from)
+            return output.read()
+    except OSError:
+        return b""
 
 
 def end(nodes: Iterable[Node], timeout_s: float = STOP_S) -> list[Node]:
@@ -221,3 +232,4 @@ def take_processes(file: ClusterFile, nodes: Iterable[Node]) -> None:
             if node.id in taken:
                 mine = taken[node.id]
                 node.pid, node.started, node.asked, node.config = mine.pid, mine.started, mine.asked, mine.config
+                node.output_from = mine.output_from

@@ -39,6 +39,8 @@ class Node:
     started: int = 0
     """When, in the kernel's ticks since boot."""
     asked: str = STOPPED
+    output_from: int = 0
+    """Where in `output` the words of the present process begin, in bytes."""
 
     @property
     def is_broker(self) -> bool:

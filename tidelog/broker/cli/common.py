@@ -22,6 +22,20 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 PATIENCE_MS = 5_000
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+_DEFAULT_PORT = 9092
+
+
+def with_ports(text: str) -> str:
+    """Bootstrap servers as host:port; Kafka's port where there is none."""
+    return ",".join(map(_with_port, text.split(",")))
+
+
+def _with_port(server: str) -> str:
+    host = server.strip()
+    has_port = not host or (host.rpartition("]")[2] if host.startswith("[") else host).count(":")
+    return host if has_port else f"{host}:{_DEFAULT_PORT}"
+
+
 _BOOTSTRAP = click.option(
     "-b",
     "--bootstrap-server",
@@ -30,8 +44,9 @@ _BOOTSTRAP = click.option(
     envvar="TIDELOG_BOOTSTRAP_SERVER",
     show_default=True,
     show_envvar=True,
-    metavar="HOST:PORT",
-    help="A broker of the cluster; several with commas.",
+    metavar="HOST[:PORT]",
+    callback=lambda context, parameter, value: with_ports(value),
+    help="A broker of the cluster; several with commas. Without PORT it is 9092.",
 )
 _PROPERTIES = click.option(
     "-X",

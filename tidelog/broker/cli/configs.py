@@ -5,6 +5,8 @@ Through the admin client of any Kafka-compatible cluster; which values are allow
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -19,6 +21,7 @@ from tidelog.broker.cli.common import (
     print_table,
     run,
 )
+from tidelog.broker.config import FREE_PREFIXES
 from tidelog.client import Admin
 from tidelog.client.admin_configs import APPEND, DELETE, SUBTRACT, ConfigChange, ConfigResource
 from tidelog.client.model import ConfigEntry
@@ -117,6 +120,7 @@ def describe(
 @click.option("--append", "appends", multiple=True, metavar="KEY=VALUE", help="Add to the list that a config is.")
 @click.option("--subtract", "subtracts", multiple=True, metavar="KEY=VALUE", help="Take from the list.")
 @click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
+@as_json
 @connecting
 def alter(
     kind: str,
@@ -129,8 +133,11 @@ def alter(
     appends: tuple[str, ...],
     subtracts: tuple[str, ...],
     dry_run: bool,
+    json_wanted: bool,
 ) -> None:
     """Change configs of NAMES while the cluster runs. What takes effect at once is said in the documentation.
+
+    A config that Kafka does not know gets a warning with the nearest one. Whether it is taken is the cluster's to say.
 
     \b
     Example:
@@ -151,13 +158,43 @@ def alter(
     if not changes:
         raise click.UsageError("nothing to change: --set, --delete, --append or --subtract is wanted")
 
+    warn_of_unknown(kind, [change.name for change in changes])
+
     async def ask() -> None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             for resource in resources:
                 await admin.alter_config_resources({resource: changes}, validate_only=dry_run)
-                click.echo(f"{'Would change' if dry_run else 'Changed'} the configuration of {resource}.")
+                if not json_wanted:
+                    click.echo(f"{'Would change' if dry_run else 'Changed'} the configuration of {resource}.")
 
     run(ask())
+    if json_wanted:
+        outcome = "would change" if dry_run else "changed"
+        print_json([{"type": each.type, "name": each.name, "outcome": outcome} for each in resources])
+
+
+def warn_of_unknown(kind: str, names: Iterable[str]) -> None:
+    """A line on standard error for each name that is no config of this kind in Kafka 4.3, with the nearest one."""
+    known = _known_configs(kind)
+    for name in names:
+        if not known or name in known or name.startswith(FREE_PREFIXES):
+            continue
+        near = get_close_matches(name.lower(), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        click.echo(f"tidelog: warning: Kafka knows no config {name!r} of {kind}{hint}", err=True)
+
+
+def _known_configs(kind: str) -> set[str]:
+    """Empty for broker-loggers, which each version names as it likes."""
+    from tidelog.broker.config_definitions import BROKER, CLIENT_METRICS, DYNAMIC_ONLY, GROUP, TOPIC
+
+    tables: dict[str, set[str]] = {
+        "topics": set(TOPIC),
+        "brokers": {*BROKER, *DYNAMIC_ONLY},
+        "groups": set(GROUP),
+        "client-metrics": set(CLIENT_METRICS),
+    }
+    return tables.get(kind, set())
 
 
 def _named(kind: str, names: tuple[str, ...], for_all: bool) -> list[ConfigResource]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tidelog.broker.cli import partition_lists
-from tidelog.broker.cli.common import HELP, as_count, client_options, connecting, run
+from tidelog.broker.cli.common import HELP, as_count, client_options, connecting, print_json, run
 from tidelog.client import Admin, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -24,6 +24,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 )
 @click.option("-t", "--topic", help="One topic: all of its partitions, or those of --partition.")
 @click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="May be given many times.")
+@click.option("--output-json", is_flag=True, help="Print JSON.")
 @connecting
 def command(
     bootstrap: str,
@@ -33,6 +34,7 @@ def command(
     file: Path | None,
     topic: str | None,
     numbers: tuple[int, ...],
+    output_json: bool,
 ) -> int:
     """Elect leaders: the preferred replica, which is the first of each partition, or with --unclean any that lives.
 
@@ -52,7 +54,10 @@ def command(
                 partitions = [TopicPartition(topic, number) for number in numbers or [each.partition for each in known]]
             return await admin.elect_leaders(partitions, unclean=unclean)
 
-    return _told(run(ask()))
+    outcomes = run(ask())
+    if output_json:
+        return _as_json(outcomes)
+    return _told(outcomes)
 
 
 def _read(path: Path) -> list[TopicPartition]:
@@ -60,6 +65,19 @@ def _read(path: Path) -> list[TopicPartition]:
         return partition_lists.partitions_in(path.read_text())
     except (partition_lists.ListError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{path}: {error}") from None
+
+
+def _as_json(outcomes: dict[TopicPartition, KafkaError | None]) -> int:
+    states = {
+        partition: "elected"
+        if error is None
+        else "not needed"
+        if error.code is ErrorCode.ELECTION_NOT_NEEDED
+        else error.code.name
+        for partition, error in sorted(outcomes.items())
+    }
+    print_json([{"topic": topic, "partition": number, "outcome": state} for (topic, number), state in states.items()])
+    return int(any(state not in ("elected", "not needed") for state in states.values()))
 
 
 def _told(outcomes: dict[TopicPartition, KafkaError | None]) -> int:

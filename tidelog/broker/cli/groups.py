@@ -155,9 +155,15 @@ async def _look(admin: Admin, group: GroupDescription, *, with_offsets: bool) ->
 @click.argument("group")
 @click.option("--instance", "instances", multiple=True, metavar="ID", help="A static member, by group.instance.id.")
 @click.option("--all", "everybody", is_flag=True, help="All members.")
+@as_json
 @connecting
 def remove_members(
-    bootstrap: str, properties: dict[str, str], group: str, instances: tuple[str, ...], everybody: bool
+    bootstrap: str,
+    properties: dict[str, str],
+    group: str,
+    instances: tuple[str, ...],
+    everybody: bool,
+    json_wanted: bool,
 ) -> int:
     """Take members out of GROUP.
 
@@ -176,10 +182,12 @@ def remove_members(
             return await admin.remove_group_members(group, None if everybody else instances)
 
     outcome = run(ask())
+    if json_wanted:
+        print_json([{"member": member, "error": error and error.code.name} for member, error in outcome.items()])
     for member, error in outcome.items():
         if error is not None:
             fail(str(error))
-        else:
+        elif not json_wanted:
             click.echo(f"Removed {member}.")
     return 1 if any(outcome.values()) else 0
 

@@ -16,7 +16,16 @@ from typing import Any
 
 import click
 
-from tidelog.broker.cli.common import HELP, PATIENCE_MS, client_options, connecting, key_values, run, say_count
+from tidelog.broker.cli.common import (
+    HELP,
+    PATIENCE_MS,
+    client_options,
+    connecting,
+    key_values,
+    print_json,
+    run,
+    say_count,
+)
 from tidelog.client import Producer, RecordMetadata
 from tidelog.protocol.compression import CODECS
 
@@ -34,6 +43,7 @@ _SETTLE_ABOVE = 1000
 @click.option("-z", "--compression", type=click.Choice(list(CODECS)), default="none", show_default=True)
 @click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Do not say how many records were sent.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON: how many records went to which offsets.")
 @connecting
 def command(
     topic: str,
@@ -44,6 +54,7 @@ def command(
     compression: str,
     acks: str,
     quiet: bool,
+    json_wanted: bool,
     bootstrap: str,
     properties: dict[str, str],
 ) -> None:
@@ -60,9 +71,35 @@ def command(
     options = client_options(bootstrap, properties, compression_type=compression, acks=acks, max_block_ms=PATIENCE_MS)
     # The first failure is what this command ends with; there is no need to hear of every batch behind it.
     logging.getLogger("tidelog.client.sender").addHandler(logging.NullHandler())
-    count = run(_produce(options, topic, partition, shape))
-    if not quiet:
-        say_count(count)
+    sent = run(_produce(options, topic, partition, shape))
+    if json_wanted:
+        print_json({"topic": topic, "records": sent.count, "partitions": sent.partitions()})
+    elif not quiet:
+        say_count(sent.count)
+
+
+class Sent:
+    """What was acknowledged."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._offsets: dict[int, tuple[int, int]] = {}
+
+    def add(self, metadata: RecordMetadata) -> None:
+        self.count += 1
+        first, last = self._offsets.get(metadata.partition, (metadata.offset, metadata.offset))
+        self._offsets[metadata.partition] = min(first, metadata.offset), max(last, metadata.offset)
+
+    def partitions(self) -> list[dict[str, int | None]]:
+        """The first and last offset in each; None with acks=0, where nothing is said of them."""
+        return [
+            {
+                "partition": partition,
+                "first_offset": first if first >= 0 else None,
+                "last_offset": last if last >= 0 else None,
+            }
+            for partition, (first, last) in sorted(self._offsets.items())
+        ]
 
 
 class Shape:
@@ -87,21 +124,20 @@ class Shape:
         return None if data == self._null else data
 
 
-async def _produce(options: dict[str, Any], topic: str, partition: int | None, shape: Shape) -> int:
-    """Sends until the input ends; how many records were acknowledged."""
+async def _produce(options: dict[str, Any], topic: str, partition: int | None, shape: Shape) -> Sent:
+    """Sends until the input ends; what was acknowledged."""
     pending: deque[asyncio.Future[RecordMetadata]] = deque()
-    count = 0
+    sent = Sent()
     async with Producer(**options) as producer:
         async for line in _lines(sys.stdin.fileno()):
             key, value = shape.split(line)
             pending.append(await producer.send(topic, value, key, partition=partition, headers=shape.headers))
-            count += 1
             while pending and (pending[0].done() or len(pending) > _SETTLE_ABOVE):
-                await pending.popleft()
+                sent.add(await pending.popleft())
         await producer.flush()
         for future in pending:
-            await future
-    return count
+            sent.add(await future)
+    return sent
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:

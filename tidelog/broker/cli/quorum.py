@@ -55,9 +55,15 @@ def describe(bootstrap: str, properties: dict[str, str], view: str, json_wanted:
 @click.argument("node_id", type=click.IntRange(0))
 @click.argument("directory_id")
 @click.argument("endpoints", nargs=-1, required=True, metavar="LISTENER://HOST:PORT...")
+@as_json
 @connecting
 def add_voter(
-    node_id: int, directory_id: str, endpoints: tuple[str, ...], bootstrap: str, properties: dict[str, str]
+    node_id: int,
+    directory_id: str,
+    endpoints: tuple[str, ...],
+    bootstrap: str,
+    properties: dict[str, str],
+    json_wanted: bool,
 ) -> None:
     """Make the controller NODE_ID, which is running and not a voter yet, one. DIRECTORY_ID is in its meta.properties.
 
@@ -72,14 +78,20 @@ def add_voter(
             await admin.add_raft_voter(node_id, _directory(directory_id), addresses)
 
     run(ask())
-    click.echo(f"Node {node_id} votes.")
+    if json_wanted:
+        print_json({"node_id": node_id, "directory_id": directory_id, "outcome": "added"})
+    else:
+        click.echo(f"Node {node_id} votes.")
 
 
 @command.command("remove-voter")
 @click.argument("node_id", type=click.IntRange(0))
 @click.argument("directory_id")
+@as_json
 @connecting
-def remove_voter(node_id: int, directory_id: str, bootstrap: str, properties: dict[str, str]) -> None:
+def remove_voter(
+    node_id: int, directory_id: str, bootstrap: str, properties: dict[str, str], json_wanted: bool
+) -> None:
     """Let the voter NODE_ID vote no longer. Its DIRECTORY_ID: see `quorum describe`.
 
     \b
@@ -92,7 +104,10 @@ def remove_voter(node_id: int, directory_id: str, bootstrap: str, properties: di
             await admin.remove_raft_voter(node_id, _directory(directory_id))
 
     run(ask())
-    click.echo(f"Node {node_id} does not vote any more.")
+    if json_wanted:
+        print_json({"node_id": node_id, "directory_id": directory_id, "outcome": "removed"})
+    else:
+        click.echo(f"Node {node_id} does not vote any more.")
 
 
 def _directory(text: str) -> bytes:

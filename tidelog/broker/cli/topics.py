@@ -17,6 +17,7 @@ from tidelog.broker.cli.common import (
     print_table,
     run,
 )
+from tidelog.broker.cli.configs import warn_of_unknown
 from tidelog.client import Admin, NewTopic, TopicPartition
 from tidelog.client.model import ConfigEntry, PartitionDescription, PartitionReassignment, TopicDescription
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -92,6 +93,7 @@ def create(
       tidelog topics create flights --assignment 1:2,2:3,3:1
     """
     replicas = _assignment(assignment)
+    warn_of_unknown("topics", key_values(configs))
     if replicas and (partitions or replication_factor):
         raise click.UsageError("--assignment says both how many partitions and how many replicas")
     topic = NewTopic(name, partitions or -1, replication_factor or -1, key_values(configs), dict(enumerate(replicas)))
@@ -184,6 +186,7 @@ def describe(
 @click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="One to put back to its default.")
 @click.option("--if-exists", is_flag=True, help="Succeed when there is no such topic.")
 @click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
+@as_json
 @connecting
 def alter(
     name: str,
@@ -195,6 +198,7 @@ def alter(
     deleted: tuple[str, ...],
     if_exists: bool,
     dry_run: bool,
+    json_wanted: bool,
 ) -> None:
     """Give the topic NAME more partitions, or another configuration.
 
@@ -209,23 +213,32 @@ def alter(
     if assignment and partitions is None:
         raise click.UsageError("--assignment is about new partitions: --partitions says how many there shall be")
     placed = {name: _assignment(assignment)} if assignment else None
+    warn_of_unknown("topics", changes)
+
+    def tell(line: str) -> None:
+        if not json_wanted:
+            click.echo(line)
 
     async def ask() -> None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             if changes:
                 await admin.incremental_alter_configs(topics={name: changes}, validate_only=dry_run)
-                click.echo(f"{'Would change' if dry_run else 'Changed'} the configuration of topic {name}.")
+                tell(f"{'Would change' if dry_run else 'Changed'} the configuration of topic {name}.")
             if partitions is not None:
                 await admin.create_partitions({name: partitions}, assignments=placed, validate_only=dry_run)
                 verb = "would have" if dry_run else "has"
-                click.echo(f"Topic {name} {verb} {as_count(range(partitions), 'partition')}.")
+                tell(f"Topic {name} {verb} {as_count(range(partitions), 'partition')}.")
 
+    outcome = "would change" if dry_run else "changed"
     try:
         run(ask())
     except KafkaError as error:
         if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             raise
-        click.echo(f"There is no topic {name}.")
+        outcome = "missing"
+        tell(f"There is no topic {name}.")
+    if json_wanted:
+        print_json({"name": name, "partitions": partitions, "configs": changes, "outcome": outcome})
 
 
 @command.command("delete")

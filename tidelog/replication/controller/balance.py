@@ -43,17 +43,18 @@ def assess(
     weights: Mapping[str, float] | None = None,
     *,
     deviation_max: float = DEVIATION_MAX,
+    negligible: Mapping[str, float] | None = None,
 ) -> Balance:
     """`measures`: name -> broker id -> value, of the same brokers each; `weights`: equal unless given.
 
-    A measure of which nobody has anything says nothing and is left out.
+    A measure says nothing and is left out when its sum is zero, or its mean is below `negligible`.
     """
     brokers = sorted({broker_id for values in measures.values() for broker_id in values})
     assert brokers, "a balance of no brokers"
     measure_shares: dict[str, dict[int, float]] = {}
     for name, values in measures.items():
         total = sum(values.values())
-        if total > 0:
+        if total > 0 and total / len(brokers) >= (negligible or {}).get(name, 0.0):
             measure_shares[name] = {broker_id: values.get(broker_id, 0.0) / total for broker_id in brokers}
     load = {
         broker_id: sum(
