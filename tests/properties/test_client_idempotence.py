@@ -1,17 +1,20 @@
 """Idempotence under a hostile network: the producer's real batching and sequences against a model of Kafka's log.
 
 The network delivers requests in order per connection, but may drop a connection with any number of its requests, and
-their answers, unseen; brokers refuse records, or forget the producer while it is at rest; batches expire. What
+their answers, unseen; brokers refuse records, or forget the producer while it is at rest; batches expire. A broker that
+is killed comes back with its log, and of a producer it knows only the last batch, as from Kafka's snapshot. Another
+leader has only the batches that were committed. A log that is asked may answer late, or not, or be a follower's. What
 must hold: no record is in the log twice, records are in the order in which they were sent, every acknowledged one is
-there, and once the network heals everything that was not failed arrives. The tests at the end sabotage the session and
-check that this model notices.
+committed, and once the network heals everything that was not failed arrives. The tests at the end sabotage the session
+and check that this model notices.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -19,7 +22,7 @@ from hypothesis import strategies as st
 
 from tidelog.client.accumulator import Accumulator, ProducerBatch
 from tidelog.client.model import TopicPartition
-from tidelog.client.producer_session import REST_MS, ProducerSession, Verdict
+from tidelog.client.producer_session import REST_MS, ProducerSession, Verdict, _Sequences
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.records import BatchBuilder
 
@@ -29,35 +32,85 @@ TIMEOUT_MS = 400
 Batch = ProducerBatch[int]
 
 
+class Entry(NamedTuple):
+    """One batch in a log."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    tickets: tuple[int, ...]
+
+
 class ModelLog:
     """One partition's leader as Kafka's `ProducerStateManager`: last five batches, epochs, no gaps."""
 
     def __init__(self) -> None:
-        self.records: list[int] = []
-        self.epoch = -1
-        self.producer_id = -1
+        self.entries: list[Entry] = []
+        self.committed = 0
+        """How many of the entries every replica has."""
+        self.node_id = 1
+        self.nodes = 1
+        self.learn(())
+
+    def learn(self, entries: Iterable[Entry]) -> None:
+        self.epoch = self.producer_id = -1
         self.next_sequence = 0
         self.last_five: deque[tuple[int, int]] = deque(maxlen=5)
+        for entry in entries:
+            self.note(entry)
+
+    def note(self, entry: Entry) -> None:
+        if (entry.producer_id, entry.epoch) != (self.producer_id, self.epoch):
+            self.last_five.clear()
+        self.producer_id, self.epoch = entry.producer_id, entry.epoch
+        self.last_five.append((entry.sequence, len(entry.tickets)))
+        self.next_sequence = (entry.sequence + len(entry.tickets)) & 0x7FFFFFFF
+
+    @property
+    def records(self) -> list[int]:
+        return [ticket for entry in self.entries for ticket in entry.tickets]
+
+    @property
+    def committed_records(self) -> set[int]:
+        return {ticket for entry in self.entries[: self.committed] for ticket in entry.tickets}
 
     def append(self, sent: Sent) -> ErrorCode:
-        if sent.producer_id != self.producer_id:
-            self.producer_id, self.epoch = sent.producer_id, -1
-            self.last_five.clear()
-        if sent.epoch < self.epoch:
+        known = sent.producer_id == self.producer_id
+        if known and sent.epoch < self.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
-        if sent.epoch > self.epoch:
-            if self.epoch >= 0 and sent.sequence != 0:
-                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-            self.epoch, self.next_sequence = sent.epoch, sent.sequence
-            self.last_five.clear()
-        if (sent.sequence, len(sent.tickets)) in self.last_five:
-            return ErrorCode.NONE  # a duplicate, answered as the first was
-        if sent.sequence != self.next_sequence:
+        if known and sent.epoch > self.epoch and sent.sequence != 0:
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        self.records.extend(sent.tickets)
-        self.last_five.append((sent.sequence, len(sent.tickets)))
-        self.next_sequence += len(sent.tickets)
+        if known and sent.epoch == self.epoch:
+            if (sent.sequence, len(sent.tickets)) in self.last_five:
+                return ErrorCode.NONE  # a duplicate, answered as the first was
+            if sent.sequence != self.next_sequence:
+                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        self.entries.append(Entry(sent.producer_id, sent.epoch, sent.sequence, tuple(sent.tickets)))
+        self.note(self.entries[-1])
         return ErrorCode.NONE
+
+    def kill(self) -> None:
+        """The leader's process dies and comes back: of the producer it knows the last batch."""
+        while len(self.last_five) > 1:
+            self.last_five.popleft()
+
+    def move(self) -> None:
+        """Another replica leads, with the committed batches; it has been there all the time."""
+        del self.entries[self.committed :]
+        forgotten = self.producer_id < 0
+        self.learn(self.entries)
+        if forgotten:
+            self.producer_id = -1
+        self.nodes += 1
+        self.node_id = self.nodes
+
+    def describe(self, missing: int = 0) -> tuple[int, int, int, int]:
+        """DescribeProducers: node, producer id, epoch, last sequence. A follower may miss the last batches."""
+        if not missing:
+            return self.node_id, self.producer_id, self.epoch, (self.next_sequence - 1) & 0x7FFFFFFF
+        follower = ModelLog()
+        follower.learn(self.entries[: max(0, len(self.entries) - missing)])
+        return -2, follower.producer_id, follower.epoch, (follower.next_sequence - 1) & 0x7FFFFFFF
 
 
 class Sent:
@@ -88,7 +141,8 @@ class World:
         self.acknowledged: set[int] = set()
         self.failed: set[int] = set()
         self.wire: deque[list[Sent]] = deque()
-        self.answers: deque[list[tuple[Sent, ErrorCode]]] = deque()
+        self.answers: deque[list[tuple[Sent, ErrorCode, int]]] = deque()
+        self.inquiries: dict[tuple[TopicPartition, int], tuple[int, int, int, int]] = {}
         self.now_ms = 0.0
         self.next_ticket = 0
         self.identities = 1
@@ -115,34 +169,63 @@ class World:
             self.identities += 1
             self.session.adopt_identity(self.identities, 0)
             self.session.settle()
+        for inquiry in self.session.inquiries():
+            self.inquire(*inquiry)
         if len(self.wire) + len(self.answers) >= IN_FLIGHT:
             return
         request = []
         for queue in list(self.accumulator.active()):
-            if self.accumulator.ready_in_ms(queue, self.now_ms) == 0 and self.session.may_send(queue.waiting[0]):
+            if self.accumulator.ready_in_ms(queue, self.now_ms) == 0 and self.session.may_send(queue.head):
                 batch = self.accumulator.take(queue)
                 self.session.begin(batch, self.now_ms)
                 request.append(Sent(batch))
         if request:
             self.wire.append(request)
 
+    def inquire(self, partition: TopicPartition, number: int) -> None:
+        """As `LogInquirer`: the log answers now, or later what it says now; or it refuses, or a follower answers."""
+        if not self.session.is_open(partition, number):
+            return  # another inquiry's failure closed it
+        said = self.inquiries.pop((partition, number), None)
+        if said is None:
+            how = self.choose(8)
+            if how == 3:
+                for batch in self.session.unanswerable(partition, number):
+                    self.fail(batch)
+                return
+            said = self.logs[partition].describe(self.choose(6) if how == 2 else 0)
+            if how == 1:
+                self.inquiries[partition, number] = said
+                return
+        node_id, producer_id, epoch, last_sequence = said
+        if producer_id != self.session.producer_id_of(partition):
+            epoch = last_sequence = -1
+        assert self.session.knows_epoch(partition, epoch)
+        preferred = self.session.learned(partition, number, node_id, epoch, last_sequence)
+        if preferred is not None:
+            self.send_first(preferred)
+
+    def send_first(self, batch: Batch) -> None:
+        self.accumulator.prefer(batch)
+
     def hear(self) -> None:
         if not self.answers:
             return
-        for sent, code in self.answers.popleft():
-            batch = sent.batch
-            if batch.ended:
-                continue
-            if code is ErrorCode.NONE:
-                self.session.acknowledged(batch)
-                self.accumulator.end(batch)
-                self.acknowledged.update(batch.tickets)
-                continue
-            verdict = self.session.refused(batch, code)
-            if verdict is Verdict.RETRY:
-                self.accumulator.put_back(batch, self.now_ms + self.choose(2) * 5)
-            else:
-                self.fail(batch)
+        for sent, code, node_id in self.answers.popleft():
+            self.hear_one(sent.batch, code, node_id)
+
+    def hear_one(self, batch: Batch, code: ErrorCode, node_id: int) -> None:
+        if batch.ended:
+            return
+        if code is ErrorCode.NONE:
+            for each in (*self.session.vouched_for(batch), batch):
+                self.session.acknowledged(each)
+                self.accumulator.end(each)
+                self.acknowledged.update(each.tickets)
+        elif self.session.refused(batch, code, node_id) is Verdict.RETRY:
+            self.accumulator.put_back(batch, self.now_ms + self.choose(2) * 5)
+        else:
+            self.fail(batch)
 
     def fail(self, batch: Batch) -> None:
         self.session.abandoned(batch)
@@ -153,41 +236,66 @@ class World:
 
     def deliver(self) -> None:
         if self.wire:
-            self.answers.append([(sent, self.process(sent)) for sent in self.wire.popleft()])
+            self.answers.append([(sent, *self.process(sent)) for sent in self.wire.popleft()])
 
-    def process(self, sent: Sent) -> ErrorCode:
+    def process(self, sent: Sent) -> tuple[ErrorCode, int]:
+        log = self.logs[sent.batch.partition]
         trouble = self.choose(16)
         if trouble == 1:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER, log.node_id
         if trouble == 2:
-            return ErrorCode.MESSAGE_TOO_LARGE
-        code = self.logs[sent.batch.partition].append(sent)
-        if trouble == 3 and code is ErrorCode.NONE:
-            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-        return code
+            return ErrorCode.MESSAGE_TOO_LARGE, log.node_id
+        code = log.append(sent)
+        if code is not ErrorCode.NONE:
+            return code, log.node_id
+        if trouble == 3:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, log.node_id
+        if trouble == 4:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER, log.node_id  # no longer the leader, once it was appended
+        log.committed = len(log.entries)
+        return ErrorCode.NONE, log.node_id
 
     def cut(self) -> None:
         """The connection dies: some requests are still processed, no answer arrives."""
         for _ in range(self.choose(len(self.wire) + 1)):
             self.deliver()
         lost = [sent for request in self.wire for sent in request]
-        lost += [sent for answer in self.answers for sent, _ in answer]
+        lost += [sent for answer in self.answers for sent, _, _ in answer]
         self.wire.clear()
         self.answers.clear()
         for sent in lost:
-            if not sent.batch.ended:
-                self.accumulator.put_back(sent.batch, self.now_ms)
+            self.hear_one(sent.batch, ErrorCode.NETWORK_EXCEPTION, self.logs[sent.batch.partition].node_id)
+
+    def kill(self) -> None:
+        """Both partitions' leader dies, its connections with it, and comes back; or another one leads."""
+        self.cut()
+        for log in self.logs.values():
+            if self.choose(3) == 2:
+                log.move()
+            if self.choose(3) < 2:
+                log.kill()
 
     def forget_producer(self) -> None:
-        """The producer rests so long that a broker forgets it."""
+        """The producer rests so long that a broker forgets it; then it has much to send at once."""
+        for _ in range(4):
+            self.pump()
+            self.deliver()
+            self.hear()
         if not self.wire and not self.answers and not self.accumulator.unended_count:
             self.now_ms += REST_MS
-            self.logs[PARTITIONS[self.choose(2)]].producer_id = -1
+            partition = PARTITIONS[self.choose(2)]
+            self.logs[partition].producer_id = -1
+            self.burst(partition)
+
+    def burst(self, partition: TopicPartition) -> None:
+        for _ in range(self.choose(12)):
+            self.append(partition)
+            self.pump()
 
     def run(self, steps: int) -> None:
         friendly = [self.append, self.pump, self.deliver, self.hear, self.pump, self.deliver, self.hear]
         for _ in range(steps):
-            step = self.choose(12)
+            step = self.choose(13)
             if step < 7:
                 friendly[step]()
             elif step == 7:
@@ -198,18 +306,18 @@ class World:
                 self.now_ms += 150
             elif step == 10:
                 self.forget_producer()
+            elif step == 11:
+                self.burst(PARTITIONS[self.choose(2)])
+                self.kill()
             else:
-                partition = PARTITIONS[self.choose(2)]
-                for _ in range(self.choose(12)):
-                    self.append(partition)
-                    self.pump()
+                self.burst(PARTITIONS[self.choose(2)])
             self.check()
         self.heal()
 
     def heal(self) -> None:
         """From here on everything works; in bounded time nothing may be left."""
         self.choices = iter(())
-        for _ in range(60):
+        for _ in range(60 + self.accumulator.unended_count):
             for step in (self.pump, self.deliver, self.hear):
                 step()
             self.now_ms += 10
@@ -230,7 +338,7 @@ class World:
             assert len(set(log.records)) == len(log.records), "a record is in the log twice"
             assert log.records == sorted(log.records), "records are out of order"
             acknowledged = [ticket for ticket in self.sent_order[partition] if ticket in self.acknowledged]
-            assert set(acknowledged) <= set(log.records), "an acknowledged record is not in the log"
+            assert set(acknowledged) <= log.committed_records, "an acknowledged record is not committed"
 
 
 @given(st.lists(st.integers(0, 239), max_size=300))
@@ -244,6 +352,51 @@ def test_the_same_when_epochs_run_out(choices):
     world = World(iter(choices), session)
     session.adopt_identity(1, 32766)
     world.run(len(choices) // 2)
+
+
+class StartsNearTheEnd(ProducerSession):
+    """The sequences of the first epoch go round after a few records."""
+
+    def _start_anew(self, state: _Sequences) -> None:
+        super()._start_anew(state)
+        if state.producer_epoch == 0:
+            state.next_sequence = state.settled_up_to = 0x7FFFFFFF - 7
+
+
+@given(st.lists(st.integers(0, 239), max_size=200))
+def test_the_same_when_sequences_go_round(choices):
+    World(iter(choices), StartsNearTheEnd(idempotent=True)).run(len(choices) // 2)
+
+
+class CalmWorld(World):
+    """Connections are cut and leaders are deposed, and nothing else: the broker remembers enough for every resend."""
+
+    def kill(self) -> None:
+        self.cut()
+
+    def forget_producer(self) -> None:
+        pass
+
+    def process(self, sent: Sent) -> tuple[ErrorCode, int]:
+        code, node_id = super().process(sent)
+        if code is ErrorCode.MESSAGE_TOO_LARGE:
+            return ErrorCode.NOT_ENOUGH_REPLICAS, node_id
+        return code, node_id
+
+    def inquire(self, partition: TopicPartition, number: int) -> None:
+        raise AssertionError("the log had to be asked")
+
+
+def run_calm(session: ProducerSession, seed: int) -> None:
+    rng = Random(seed)
+    world = CalmWorld((rng.randrange(240) for _ in range(1_500)), session)
+    world.accumulator._delivery_timeout_ms = 1e9
+    world.run(600)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_log_is_not_asked_while_the_broker_remembers(seed):
+    run_calm(ProducerSession(idempotent=True), seed)
 
 
 @pytest.mark.slow
@@ -290,10 +443,10 @@ class ForgetsTheGap(ProducerSession):
         if batch.partition in self._partitions:
             self._partitions[batch.partition].gap = False
 
-    def refused(self, batch: Batch, code: ErrorCode) -> Verdict:
+    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return Verdict.RETRY
-        return super().refused(batch, code)
+        return super().refused(batch, code, node_id)
 
 
 class NeverBumps(ProducerSession):
@@ -303,8 +456,34 @@ class NeverBumps(ProducerSession):
         return True
 
 
+class TakesOutOfOrderForMissing(ProducerSession):
+    """Sabotage: what is refused as out of sequence is taken to be in no log, as the Java producer takes it."""
+
+    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
+        self._partitions[batch.partition].unsettled[0].in_doubt = False
+        return super().refused(batch, code, node_id)
+
+
+class BelievesAnyReplica(ProducerSession):
+    """Sabotage: it does not matter whose log lacks a batch."""
+
+    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
+        state = self._partitions[batch.partition]
+        if state.checked_by != -1:
+            state.checked_by = node_id
+        return super().refused(batch, code, node_id)
+
+
 @pytest.mark.parametrize(
-    "sabotaged", [ResendsAnew, PipelinesFromRest, KeepsTooManyUnsettled, ForgetsTheGap, NeverBumps]
+    "sabotaged",
+    [
+        ResendsAnew,
+        PipelinesFromRest,
+        ForgetsTheGap,
+        NeverBumps,
+        TakesOutOfOrderForMissing,
+        BelievesAnyReplica,
+    ],
 )
 def test_the_model_notices_a_sabotaged_session(sabotaged):
     caught = 0
@@ -314,4 +493,34 @@ def test_the_model_notices_a_sabotaged_session(sabotaged):
             World((rng.randrange(240) for _ in range(1_500)), sabotaged(idempotent=True)).run(600)
         except AssertionError:
             caught += 1
+    assert caught
+
+
+def test_a_session_that_keeps_too_many_unsettled_has_to_ask():
+    def run_some() -> None:
+        for seed in range(40):
+            run_calm(KeepsTooManyUnsettled(idempotent=True), seed)
+
+    with pytest.raises(AssertionError, match="had to be asked"):
+        run_some()
+
+
+class TakesTheLeadersLogForCommitted(World):
+    """Sabotage: a batch that is in the leader's log is acknowledged without being sent once more."""
+
+    def send_first(self, batch: Batch) -> None:
+        self.hear_one(batch, ErrorCode.NONE, -1)
+
+
+def test_the_model_notices_that_a_log_is_taken_for_committed():
+    caught = 0
+    for seed in range(40):
+        rng = Random(seed)
+        world = TakesTheLeadersLogForCommitted(
+            (rng.randrange(240) for _ in range(1_500)), ProducerSession(idempotent=True)
+        )
+        try:
+            world.run(600)
+        except AssertionError as error:
+            caught += "not committed" in str(error)
     assert caught

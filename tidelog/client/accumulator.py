@@ -33,6 +33,7 @@ class ProducerBatch(Generic[Ticket]):
         "charged_bytes",
         "created_ms",
         "ended",
+        "in_doubt",
         "number",
         "on_wire",
         "partition",
@@ -58,6 +59,8 @@ class ProducerBatch(Generic[Ticket]):
         self.producer_id = -1
         self.producer_epoch = -1
         self.base_sequence = -1
+        self.in_doubt = False
+        """An attempt got no answer, or one that does not exclude that the batch is in the log."""
 
     @property
     def record_count(self) -> int:
@@ -71,13 +74,20 @@ class ProducerBatch(Generic[Ticket]):
 class PartitionQueue(Generic[Ticket]):
     """The batches of one partition: waiting in order, the last of them perhaps still open, and those on the wire."""
 
-    __slots__ = ("on_wire", "open_batch", "partition", "waiting")
+    __slots__ = ("on_wire", "open_batch", "partition", "preferred", "waiting")
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
         self.waiting: deque[ProducerBatch[Ticket]] = deque()
+        self.preferred: ProducerBatch[Ticket] | None = None
+        """A waiting batch that is sent before those that were created before it."""
         self.open_batch: ProducerBatch[Ticket] | None = None
         self.on_wire: list[ProducerBatch[Ticket]] = []
+
+    @property
+    def head(self) -> ProducerBatch[Ticket]:
+        """The batch to send next. Something must be waiting."""
+        return self.waiting[0] if self.preferred is None else self.preferred
 
 
 class Accumulator(Generic[Ticket]):
@@ -175,7 +185,7 @@ class Accumulator(Generic[Ticket]):
 
     def ready_in_ms(self, queue: PartitionQueue[Ticket], now_ms: float) -> float:
         """How long until the head of a non-empty queue is worth sending, as far as time goes; 0 when it is now."""
-        head = queue.waiting[0]
+        head = queue.head
         if head.attempts:
             return max(0.0, head.retry_at_ms - now_ms)
         if head is not queue.open_batch or head.number < self._flushed_number or self.exhausted:
@@ -184,16 +194,33 @@ class Accumulator(Generic[Ticket]):
 
     def take(self, queue: PartitionQueue[Ticket]) -> ProducerBatch[Ticket]:
         """The head of the queue goes onto the wire. Records that follow open a batch of their own."""
-        batch = queue.waiting.popleft()
-        if batch is queue.open_batch:
-            queue.open_batch = None
+        batch = queue.head
+        self._off_waiting(queue, batch)
         batch.on_wire = True
         batch.attempts += 1
         queue.on_wire.append(batch)
-        del self._active[queue.partition]
+        self._active.pop(queue.partition, None)
         if queue.waiting:
             self._active[queue.partition] = queue
         return batch
+
+    def prefer(self, batch: ProducerBatch[Ticket]) -> None:
+        """A waiting batch is sent next, once, before those that were created before it."""
+        queue = self._queues[batch.partition]
+        assert batch in queue.waiting
+        queue.preferred = batch
+
+    def _off_waiting(self, queue: PartitionQueue[Ticket], batch: ProducerBatch[Ticket]) -> None:
+        if queue.waiting[0] is batch:
+            queue.waiting.popleft()
+        else:
+            queue.waiting.remove(batch)
+        if batch is queue.open_batch:
+            queue.open_batch = None
+        if batch is queue.preferred:
+            queue.preferred = None
+        if not queue.waiting:
+            del self._active[queue.partition]
 
     # -- hearing how it went
 
@@ -216,11 +243,7 @@ class Accumulator(Generic[Ticket]):
         if batch.on_wire:
             self._off_wire(batch)
         else:
-            queue.waiting.remove(batch)
-            if batch is queue.open_batch:
-                queue.open_batch = None
-            if not queue.waiting:
-                del self._active[queue.partition]
+            self._off_waiting(queue, batch)
         batch.ended = True
         self._unended -= 1
         self.used_bytes -= batch.charged_bytes

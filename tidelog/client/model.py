@@ -44,7 +44,11 @@ def as_names(given: Iterable[str]) -> list[str]:
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record landed. `offset` is -1 with acks=0, and when the broker only said that it was a duplicate."""
+    """Where a record landed.
+
+    `offset` is -1 when it is not known: with acks=0, when the broker only said that it was a duplicate, and when its
+    acknowledgement was lost and the broker was killed. A batch that follows it proves then that it is in the log.
+    """
 
     topic: str
     partition: int

@@ -7,6 +7,12 @@ batch on at most `WINDOW` are sent, settled or not, which is how many the broker
 goes alone until it is acknowledged. Sequences start anew, under a higher epoch, only when nothing of the partition is
 on the wire and the oldest unsettled batch is known not to be in the log (then none after it can be, as the broker takes
 sequences without gaps).
+
+A refusal as out of sequence does not say that a batch is missing: a broker that was killed remembers only the last
+batch of each producer, and refuses those before it. While the oldest batch is in doubt the partition's leader is asked
+how far its log reaches (DescribeProducers, KIP-664): `inquiries`, then `learned` or `unanswerable`. The leader's log is
+not yet the committed log. So the last batch that is there, which every broker recognises, is sent again, and its
+acknowledgement is that of those before it.
 """
 
 from __future__ import annotations
@@ -26,6 +32,29 @@ REST_MS = 60_000.0
 _LAST_EPOCH = 32767
 _SEQUENCE_MASK = 0x7FFFFFFF
 
+_HALF_OF_SEQUENCES = 2**30
+_NOT_APPENDED = frozenset(
+    {
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_REQUIRED_ACKS,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    }
+)
+"""Answers that a broker gives before it appends. NOT_LEADER_OR_FOLLOWER is not one of them: a leader that is deposed
+while a batch waits for its replicas answers so, and the batch may survive."""
+
 Batch = ProducerBatch[Any]
 
 
@@ -42,6 +71,7 @@ class _Sequences:
 
     __slots__ = (
         "active_ms",
+        "checked_by",
         "confirmed",
         "gap",
         "next_sequence",
@@ -50,6 +80,7 @@ class _Sequences:
         "settled_up_to",
         "unsettled",
         "window",
+        "witness",
     )
 
     def __init__(self) -> None:
@@ -68,6 +99,10 @@ class _Sequences:
         """When the last batch was begun."""
         self.gap = False
         """A batch was given up: whether its sequence was used is unknown until a later one is acknowledged."""
+        self.checked_by = -1
+        """The node whose log was found not to hold the oldest unsettled batch; -1 after an attempt that is in doubt."""
+        self.witness: Batch | None = None
+        """The last batch that the leader's log holds. It goes first, alone, and stands for those before it."""
 
 
 class ProducerSession:
@@ -79,6 +114,8 @@ class ProducerSession:
         self._limit = max_in_flight
         self._partitions: dict[TopicPartition, _Sequences] = {}
         self._restarting: dict[TopicPartition, None] = {}
+        self._inquiries: dict[TopicPartition, int] = {}
+        self._next_inquiry = 0
         self._producer_id = -1
         self._producer_epoch = -1
         self.epoch_bumps = 0
@@ -110,8 +147,10 @@ class ProducerSession:
             return True
         if not self._idempotent:
             return sum(each.on_wire for each in state.unsettled) < self._limit
-        if batch.partition in self._restarting:
+        if batch.partition in self._restarting or batch.partition in self._inquiries:
             return False
+        if state.witness is not None:
+            return batch is state.witness
         if batch.base_sequence >= 0:
             return state.unsettled[0] is batch
         if state.gap or (state.unsettled and not state.confirmed):
@@ -142,6 +181,7 @@ class ProducerSession:
         state.producer_id, state.producer_epoch = self.identity
         state.next_sequence = state.settled_up_to = 0
         state.gap = state.confirmed = False
+        state.checked_by, state.witness = -1, None
         state.window.clear()
 
     @staticmethod
@@ -149,38 +189,60 @@ class ProducerSession:
         batch.producer_id = state.producer_id
         batch.producer_epoch = state.producer_epoch
         batch.base_sequence = state.next_sequence
+        batch.in_doubt = False
         state.window.append(batch.number)
         state.next_sequence = (state.next_sequence + batch.record_count) & _SEQUENCE_MASK
 
     # -- hearing how it went
 
     def acknowledged(self, batch: Batch) -> None:
-        """The batch is in the log."""
+        """The batch is in the log. Those that it stands for (`vouched_for`) are acknowledged before it."""
         state = self._partitions[batch.partition]
         state.unsettled.remove(batch)
         if self._idempotent:
+            if batch is state.witness:
+                state.witness = None
             state.settled_up_to = (batch.base_sequence + batch.record_count) & _SEQUENCE_MASK
             state.confirmed = True
             self._after_settling(batch.partition, state)
         elif not state.unsettled:
             del self._partitions[batch.partition]
 
-    def refused(self, batch: Batch, code: ErrorCode) -> Verdict:
-        """The broker answered with an error. After FAIL the caller says `abandoned`, after SUCCEED `acknowledged`."""
+    def vouched_for(self, batch: Batch) -> list[Batch]:
+        """The batches whose acknowledgement is that of this one: those before it, when it was sent as their witness."""
+        state = self._partitions[batch.partition]
+        return state.unsettled[: state.unsettled.index(batch)] if batch is state.witness else []
+
+    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
+        """That node answered with an error, or with nothing (NETWORK_EXCEPTION, REQUEST_TIMED_OUT).
+
+        After FAIL the caller says `abandoned`, after SUCCEED `acknowledged`.
+        """
         if not self._idempotent:
             return Verdict.RETRY if code.retriable else Verdict.FAIL
         if code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             return Verdict.SUCCEED
         state = self._partitions[batch.partition]
+        state.witness = None
+        if code not in _NOT_APPENDED:
+            batch.in_doubt = True
+            state.checked_by = -1
         if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID):
             # Refused for want of a predecessor: with none left, the broker does not know what we know of.
             if state.unsettled[0] is batch:
-                self._restarting[batch.partition] = None
+                self._renumber_or_ask(state, batch.partition, node_id)
             return Verdict.RETRY
         if code is ErrorCode.INVALID_PRODUCER_EPOCH:
-            self._restarting[batch.partition] = None
+            self._renumber_or_ask(state, batch.partition, node_id)
             return Verdict.RETRY
         return Verdict.RETRY if code.retriable else Verdict.FAIL
+
+    def _renumber_or_ask(self, state: _Sequences, partition: TopicPartition, node_id: int) -> None:
+        if not state.unsettled[0].in_doubt or state.checked_by == node_id:
+            self._restarting[partition] = None
+        elif partition not in self._inquiries:
+            self._inquiries[partition] = self._next_inquiry
+            self._next_inquiry += 1
 
     def abandoned(self, batch: Batch) -> None:
         """The batch failed for good, refused or expired, perhaps while still on the wire."""
@@ -190,6 +252,8 @@ class ProducerSession:
         state.unsettled.remove(batch)
         if self._idempotent:
             state.gap = True
+            if batch is state.witness:
+                state.witness = None
             self._after_settling(batch.partition, state)
         elif not state.unsettled:
             del self._partitions[batch.partition]
@@ -198,11 +262,62 @@ class ProducerSession:
         oldest = state.unsettled[0].number if state.unsettled else None
         while state.window and (oldest is None or state.window[0] < oldest):
             state.window.popleft()
+        if not state.unsettled:
+            self._inquiries.pop(partition, None)
         if state.gap and not state.unsettled:
             if state.settled_up_to == state.next_sequence:
                 state.gap = False
             else:
                 self._restarting[partition] = None
+
+    # -- asking the log
+
+    def inquiries(self) -> list[tuple[TopicPartition, int]]:
+        """Partitions whose leader must be asked, with nothing of theirs on the wire, each with its inquiry's number."""
+        return [
+            (partition, number)
+            for partition, number in self._inquiries.items()
+            if not any(batch.on_wire for batch in self._partitions[partition].unsettled)
+        ]
+
+    def is_open(self, partition: TopicPartition, inquiry: int) -> bool:
+        """Whether the answer to this inquiry is still of interest."""
+        return self._inquiries.get(partition) == inquiry
+
+    def producer_id_of(self, partition: TopicPartition) -> int:
+        """The producer id under which the partition's unsettled batches were sent."""
+        return self._partitions[partition].producer_id
+
+    def knows_epoch(self, partition: TopicPartition, producer_epoch: int) -> bool:
+        """Whether an epoch found in a log is ours. A later one is not: the log says nothing of our batches then."""
+        return producer_epoch <= self._partitions[partition].producer_epoch
+
+    def learned(
+        self, partition: TopicPartition, inquiry: int, node_id: int, producer_epoch: int, last_sequence: int
+    ) -> Batch | None:
+        """The last epoch and sequence of this producer in a node's log; -1 and -1 when it knows none.
+
+        Returns the batch to send next, before older ones; None when all go again in order. Those that are not in the
+        log keep their sequences for one more try: a late request that still arrives would make it a duplicate. When
+        the same node, which is the leader then, refuses them again, they start anew.
+        """
+        if not self.is_open(partition, inquiry):
+            return None
+        del self._inquiries[partition]
+        state = self._partitions[partition]
+        present = [batch for batch in state.unsettled if _reaches(batch, producer_epoch, last_sequence)]
+        if present:
+            state.witness = present[-1]
+        else:
+            state.checked_by = node_id
+        return state.witness
+
+    def unanswerable(self, partition: TopicPartition, inquiry: int) -> list[Batch]:
+        """The log cannot be asked. Returns the batches that may be in it or not: the caller fails them."""
+        if not self.is_open(partition, inquiry):
+            return []
+        del self._inquiries[partition]
+        return [batch for batch in self._partitions[partition].unsettled if batch.in_doubt]
 
     # -- starting anew
 
@@ -248,6 +363,7 @@ class ProducerSession:
             if state is not None and not state.unsettled:
                 del self._partitions[partition]
                 self._restarting.pop(partition, None)
+                self._inquiries.pop(partition, None)
                 bump = bump or (state.producer_id, state.producer_epoch) == self.identity
         if bump and self._producer_id >= 0:
             self._next_epoch()
@@ -259,3 +375,10 @@ class ProducerSession:
         self._producer_epoch += 1
         self.epoch_bumps += 1
         return True
+
+
+def _reaches(batch: Batch, producer_epoch: int, last_sequence: int) -> bool:
+    """Whether a log that ends at this epoch and sequence holds the batch. Sequences go round."""
+    if producer_epoch != batch.producer_epoch or last_sequence < 0:
+        return False
+    return (last_sequence - (batch.base_sequence + batch.record_count - 1)) & _SEQUENCE_MASK < _HALF_OF_SEQUENCES

@@ -16,8 +16,9 @@ from tidelog.client.accumulator import Accumulator, PartitionQueue, ProducerBatc
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ProducerConfig
 from tidelog.client.connection import Connection
+from tidelog.client.log_inquirer import LogInquirer
 from tidelog.client.metadata import NO_TOPIC_ID
-from tidelog.client.model import RecordMetadata
+from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.producer_session import ProducerSession, Verdict
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -37,6 +38,7 @@ Queue = PartitionQueue[Ticket]
 
 _NEWEST_BY_NAME = 12
 _EXPIRY_CHECK_MS = 50.0
+_ATTEMPTS_AT_ONCE = 10
 _REQUEST_OVERHEAD_BYTES = 512
 _PARTITION_OVERHEAD_BYTES = 32
 
@@ -51,6 +53,7 @@ class Sender:
         self._config = config
         self._accumulator = accumulator
         self._session = session
+        self._log_inquirer = LogInquirer(cluster, session, self._learned, self._unanswerable)
         self._loop = asyncio.get_running_loop()
         self._acks = config.required_acks
         self._pass_scheduled = False
@@ -94,6 +97,7 @@ class Sender:
             self._timer.cancel()
         if self._identity_task is not None:
             self._identity_task.cancel()
+        self._log_inquirer.close()
         self.fail_all(KafkaError(ErrorCode.NETWORK_EXCEPTION, "the producer was closed before this was delivered"))
 
     # -- one pass
@@ -109,6 +113,7 @@ class Sender:
         if self._session.restart_pending:
             for partition in self._session.settle():
                 log.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
+        self._log_inquirer.ask(self._session.inquiries())
         if self._session.needs_identity:
             if self._accumulator.unended_count:
                 self._ask_identity()
@@ -127,7 +132,7 @@ class Sender:
             wait_ms = accumulator.ready_in_ms(queue, now_ms)
             if wait_ms > 0:
                 soonest_ms = min(soonest_ms, wait_ms)
-            elif session.may_send(queue.waiting[0]):
+            elif session.may_send(queue.head):
                 leader = metadata.leader(queue.partition)
                 if leader < 0:
                     self._cluster.request_refresh()
@@ -154,7 +159,7 @@ class Sender:
         room = self._config.max_request_size - _REQUEST_OVERHEAD_BYTES
         batches: list[Batch] = []
         for queue in queues:
-            size_bytes = queue.waiting[0].size_bytes + _PARTITION_OVERHEAD_BYTES
+            size_bytes = queue.head.size_bytes + _PARTITION_OVERHEAD_BYTES
             if batches and size_bytes > room:
                 break
             room -= size_bytes
@@ -180,7 +185,7 @@ class Sender:
                 return
         except KafkaError as error:
             for batch in batches:
-                self._refused(batch, error.code, error.message)
+                self._refused(batch, error.code, error.message, connection.node_id)
             return
         for batch in batches:
             self._acknowledged(batch, -1, -1)
@@ -215,7 +220,7 @@ class Sender:
             code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
             self._cluster.request_refresh()
             for batch in batches:
-                self._refused(batch, code, str(error))
+                self._refused(batch, code, str(error), node_id)
             return
         response = answer.result()
         if response.throttle_time_ms > 0:
@@ -228,15 +233,21 @@ class Sender:
             topic_name, number = batch.partition
             outcome = found.get((ids[topic_name] if ids is not None else topic_name, number))
             if outcome is None:
-                self._refused(batch, ErrorCode.UNKNOWN_SERVER_ERROR, "the answer does not mention this partition")
+                text = "the answer does not mention this partition"
+                self._refused(batch, ErrorCode.UNKNOWN_SERVER_ERROR, text, node_id)
             elif outcome.error_code == 0:
                 self._acknowledged(batch, outcome.base_offset, outcome.log_append_time_ms)
             else:
-                self._refused(batch, ErrorCode.of(outcome.error_code), outcome.error_message)
+                self._refused(batch, ErrorCode.of(outcome.error_code), outcome.error_message, node_id)
 
     def _acknowledged(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
         if batch.ended:
             return
+        for earlier in self._session.vouched_for(batch):
+            self._settle(earlier, -1, -1)
+        self._settle(batch, base_offset, log_append_time_ms)
+
+    def _settle(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
         self._session.acknowledged(batch)
         self._end(batch)
         topic, partition = batch.partition
@@ -249,26 +260,40 @@ class Sender:
                 ticket.set_result(RecordMetadata(topic, partition, offset, timestamp_ms))
             offset += step
 
-    def _refused(self, batch: Batch, code: ErrorCode, message: str | None) -> None:
+    def _refused(self, batch: Batch, code: ErrorCode, message: str | None, node_id: int) -> None:
         """An error of the broker, or no answer at all: again, unless that is pointless or out of time."""
         if batch.ended:
             return
         if code.invalidates_metadata:
             self._cluster.request_refresh()
-        unheard = code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
-        verdict = Verdict.RETRY if unheard else self._session.refused(batch, code)
+        verdict = self._session.refused(batch, code, node_id)
         if verdict is Verdict.SUCCEED:
             self._acknowledged(batch, -1, -1)
         elif verdict is Verdict.RETRY and batch.attempts <= self._config.retries:
             now_ms = self._loop.time() * 1000
-            # Out of sequence means that it waits for those before it, which takes no time of its own.
-            in_turn = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            # Out of sequence means that it waits for those before it, or for the log to be asked. Neither takes time of
+            # its own, unless it is said again and again.
+            in_turn = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= _ATTEMPTS_AT_ONCE
             wait_ms = 0.0 if in_turn else self._cluster.retry_backoff.wait_ms(batch.attempts)
             log.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
             self._accumulator.put_back(batch, now_ms + wait_ms)
             self.wake()
         else:
             self._fail(batch, KafkaError(code, f"{batch.partition}: {message or 'refused by the broker'}"))
+
+    def _learned(self, next_batch: Batch | None) -> None:
+        if next_batch is not None:
+            self._accumulator.prefer(next_batch)
+        self.wake()
+
+    def _unanswerable(self, partition: TopicPartition, in_doubt: list[Batch], reason: KafkaError) -> None:
+        text = (
+            f"{partition}: may be in the log or not. An attempt was not answered, the broker forgot what it took "
+            f"and cannot say how far its log reaches ({reason}); sending it again could write it twice"
+        )
+        for batch in in_doubt:
+            self._fail(batch, KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text))
+        self.wake()
 
     def _expire(self, now_ms: float) -> None:
         for batch in self._accumulator.expired(now_ms):

@@ -18,6 +18,7 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages import (
     api_versions,
     create_topics,
+    describe_producers,
     fetch,
     find_coordinator,
     heartbeat,
@@ -78,6 +79,12 @@ class FakePartition:
         self.batches.append(bytes(batch))
         self.end_offset += header.record_count
         return ErrorCode.NONE, base
+
+    def forget_all_but_the_last(self) -> None:
+        """As a Kafka broker that was killed and comes back: its snapshot keeps one batch of each producer."""
+        for _, _, recent in self.producers.values():
+            while len(recent) > 1:
+                recent.popleft()
 
     def read(self, offset: int) -> bytes:
         return b"".join(batch for batch in self.batches if read_header(batch).next_offset > offset)
@@ -226,6 +233,28 @@ class FakeNode:
             )
         self.cluster.appended.set()
         return produce.ProduceResponse(responses=topics)
+
+    def on_describe_producers(self, request: describe_producers.DescribeProducersRequest) -> Message:
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for index in topic.partition_indexes:
+                partition, code = self._find(topic.name, bytes(16), index)
+                answer = describe_producers.DescribeProducersResponsePartitionResponse(
+                    partition_index=index, error_code=code
+                )
+                if partition is not None and code is ErrorCode.NONE:
+                    answer.active_producers = [
+                        describe_producers.DescribeProducersResponseProducerState(
+                            producer_id=producer_id, producer_epoch=epoch, last_sequence=following - 1
+                        )
+                        for producer_id, (epoch, following, _) in partition.producers.items()
+                    ]
+                answers.append(answer)
+            topics.append(
+                describe_producers.DescribeProducersResponseTopicResponse(name=topic.name, partitions=answers)
+            )
+        return describe_producers.DescribeProducersResponse(topics=topics)
 
     def _find(self, name: str, topic_id: bytes, index: int) -> tuple[FakePartition | None, ErrorCode]:
         if topic_id != bytes(16):
@@ -425,6 +454,11 @@ HANDLERS: dict[int, tuple[type[Message], type[Message], Callable[[FakeNode, Any]
     18: (api_versions.ApiVersionsRequest, api_versions.ApiVersionsResponse, FakeNode.on_api_versions),
     19: (create_topics.CreateTopicsRequest, create_topics.CreateTopicsResponse, FakeNode.on_create_topics),
     22: (init_producer_id.InitProducerIdRequest, init_producer_id.InitProducerIdResponse, FakeNode.on_init_producer_id),
+    61: (
+        describe_producers.DescribeProducersRequest,
+        describe_producers.DescribeProducersResponse,
+        FakeNode.on_describe_producers,
+    ),
 }
 
 
