@@ -17,7 +17,8 @@ import pytest
 
 from tests.compatibility.conftest import SERVERS, start
 from tests.patience import until
-from tidelog.bench.processes import ServerProcess, free_port
+from tidelog.bench.ports import free_port
+from tidelog.bench.processes import ServerProcess
 from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.client.model import RecordMetadata
 

@@ -62,6 +62,11 @@ class LoopThread:
             future.cancel()
             raise
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread, as callbacks do."""
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
         """End the thread. Calls of other threads that still wait for something are woken with their RuntimeError."""
         try:
@@ -76,6 +81,7 @@ class Twin:
 
     def __init__(self) -> None:
         self._thread: LoopThread | None = None
+        self._thread_lock = threading.Lock()
         self._closed = False
 
     def _run(
@@ -83,17 +89,31 @@ class Twin:
         call: Callable[[], Coroutine[Any, Any, Outcome]],
         wait: Callable[[Future[Outcome]], Outcome] = Future.result,
     ) -> Outcome:
-        if self._closed:
-            raise RuntimeError("this client is closed")
-        if self._thread is None:
-            self._thread = LoopThread()
-        return self._thread.run(call(), wait)
+        self._refuse_on_loop()
+        with self._thread_lock:
+            if self._closed:
+                raise RuntimeError("this client is closed")
+            if self._thread is None:
+                self._thread = LoopThread()
+            thread = self._thread
+        return thread.run(call(), wait)
+
+    def _on_loop(self) -> bool:
+        thread = self._thread
+        return thread is not None and thread.is_current
+
+    def _refuse_on_loop(self) -> None:
+        """RuntimeError in a callback: it runs on the client's own thread, and to wait there is to wait for ever."""
+        if self._on_loop():
+            raise RuntimeError("a callback of this client cannot wait for it; send from it, or wait in another thread")
 
     def _end(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        thread, self._thread = self._thread, None
+        self._refuse_on_loop()
+        with self._thread_lock:
+            if self._closed:
+                return
+            self._closed = True
+            thread, self._thread = self._thread, None
         if thread is not None:
             try:
                 thread.run(call())

@@ -1,22 +1,17 @@
 """The blocking twins of producer, consumer and admin, and a blocking raw reader, each on an event loop in a thread.
 
 No second implementation: every call is one of the asynchronous client's, waited for. Two hot paths differ, so that a
-record does not cost a change of threads: records to send are queued and taken over in bulk, and iteration takes from
-what one poll brought. A consumer is for one thread at a time.
+record does not cost a change of threads: records to send are queued and taken over in bulk (`sync_producer`), and
+iteration takes from what one poll brought. A consumer is for one thread at a time.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from tidelog.client import consumer, producer
-from tidelog.client.accumulator import Headers
+from tidelog.client import consumer
 from tidelog.client.caller_thread import CallerThread
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
@@ -26,133 +21,16 @@ from tidelog.client.model import (
     ConsumerRecord,
     OffsetAndMetadata,
     OffsetAndTimestamp,
-    PartitionDescription,
-    RecordMetadata,
     TopicPartition,
 )
 from tidelog.client.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
 from tidelog.client.subscription import RebalanceListener
 from tidelog.client.sync_admin import Admin
+from tidelog.client.sync_producer import Producer
 
 __all__ = ["Admin", "Consumer", "Producer", "RawReader"]
 
-log = logging.getLogger(__name__)
 Outcome = TypeVar("Outcome")
-
-_MAX_QUEUED = 4096
-
-
-class Producer(Twin):
-    """`tidelog.Producer`, blocking. `send` may be called from several threads."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self._producer = producer.Producer(**options)
-        self._queue: deque[tuple[Any, ...]] = deque()
-        self._room = threading.Event()
-        self._draining = False
-        self._drain_task: asyncio.Task[None] | None = None
-        self._complained = ""
-
-    def start(self) -> None:
-        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
-        self._run(self._producer.start)
-
-    def send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        *,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Future[RecordMetadata]:
-        """Hand over one record; the future ends with its metadata or with what went wrong. Blocks while the queue to
-        the loop is full, which it is when the producer's memory is.
-        """
-        if self._closed or self._thread is None:
-            self.start()
-        assert self._thread is not None
-        while len(self._queue) >= _MAX_QUEUED:
-            self._room.clear()
-            if len(self._queue) >= _MAX_QUEUED:
-                self._room.wait(0.05)
-        future: Future[RecordMetadata] = Future()
-        future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
-        self._queue.append((future, topic, value, key, headers, partition, timestamp_ms))
-        if not self._draining:
-            self._draining = True
-            self._thread.loop.call_soon_threadsafe(self._start_draining)
-        return future
-
-    def _start_draining(self) -> None:
-        # Two threads may both have found that nobody drains; two drains could change the order.
-        if self._drain_task is None or self._drain_task.done():
-            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
-
-    async def _drain(self) -> None:
-        queue, send = self._queue, self._producer.send
-        while True:
-            while queue:
-                future, topic, value, key, headers, partition, timestamp_ms = queue.popleft()
-                try:
-                    await send(
-                        topic,
-                        value,
-                        key,
-                        headers=headers,
-                        partition=partition,
-                        timestamp_ms=timestamp_ms,
-                        ticket=future,
-                    )
-                except Exception as error:
-                    future.set_exception(error)
-                    self._complain(str(error))
-                if not queue or len(queue) == _MAX_QUEUED // 2:
-                    self._room.set()
-            # First say that nobody drains, then look again: a sender that saw the flag before has queued by then.
-            self._draining = False
-            if not queue:
-                return
-            self._draining = True
-
-    def _complain(self, reason: str) -> None:
-        """Once for many records in a row: their futures may be looked at by nobody."""
-        if reason != self._complained:
-            self._complained = reason
-            log.error("a record was not sent: %s", reason)
-
-    def send_and_wait(self, topic: str, value: Any = None, key: Any = None, **how: Any) -> RecordMetadata:
-        """Send one record and wait until it is acknowledged. Raises KafkaError when it is not."""
-        return self._run(lambda: self._producer.send_and_wait(topic, value, key, **how))
-
-    def flush(self) -> None:
-        """Send everything and wait until all of it is delivered or has failed."""
-        self._run(self._flush)
-
-    async def _flush(self) -> None:
-        while self._queue or (self._drain_task is not None and not self._drain_task.done()):
-            self._start_draining()
-            if self._drain_task is not None:
-                await asyncio.wait([self._drain_task])
-        await self._producer.flush()
-
-    def partitions_for(self, topic: str) -> list[PartitionDescription]:
-        return self._run(lambda: self._producer.partitions_for(topic))
-
-    def close(self, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, within `timeout_ms`, and end the thread."""
-
-        async def end() -> None:
-            try:
-                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                    await self._flush()
-            except TimeoutError:
-                pass
-            await self._producer.close(timeout_ms)
-
-        self._end(end)
 
 
 class _ListenerInCallersThread(RebalanceListener):
