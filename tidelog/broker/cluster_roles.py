@@ -67,7 +67,7 @@ class ControllerCommands(Protocol):
 
 def at_controller(services: Services, context: RequestContext) -> bool:
     """Whether the request came to the controller's listener, not to a broker's."""
-    return context.listener_name in services.config.items("controller.listener.names")
+    return context.listener_name in services.config.controller_listener_names
 
 
 def quorum(services: Services) -> QuorumRequests:

@@ -160,9 +160,7 @@ class NodeConfig(TypedValues):
         listeners = (
             self._parse_listeners("advertised.listeners")
             if self.is_set("advertised.listeners")
-            else [
-                listener for listener in self.listeners if listener.name not in self.items("controller.listener.names")
-            ]
+            else [listener for listener in self.listeners if listener.name not in self.controller_listener_names]
         )
         ports = bound_ports or {}
         return [

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from tidelog.broker.cluster_roles import at_controller
 from tidelog.broker.config import ConfigError, Listener, NodeConfig, nearest_keys
+from tidelog.broker.request import RequestContext
 from tidelog.storage.log_config import INDEX_INTERVAL_BYTES_MAX
 
 
@@ -176,6 +180,15 @@ def test_the_controllers_listener_is_not_for_clients():
         {"listeners": "PLAINTEXT://h:1,CONTROLLER://h:2", "controller.listener.names": "CONTROLLER"},
     )
     assert [one.name for one in config.advertised_listeners()] == ["PLAINTEXT"]
+
+
+def test_the_controllers_listener_is_not_for_clients_in_whatever_case_it_is_named():
+    config = NodeConfig.load(
+        None, {"listeners": "PLAINTEXT://h:1,controller://h:2", "controller.listener.names": "controller"}
+    )
+    assert [listener.name for listener in config.advertised_listeners()] == ["PLAINTEXT"]
+    at_controllers = RequestContext(0, 0, 0, None, "h", "CONTROLLER")
+    assert at_controller(cast(Any, SimpleNamespace(config=config)), at_controllers)
 
 
 def test_node_id_has_an_older_name():

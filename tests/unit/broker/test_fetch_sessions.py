@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from tests.unit.broker.conftest import Wire
+from tests.unit.broker.test_node import produce, produced
 from tidelog.broker import fetch_sessions
 from tidelog.broker.fetch_sessions import (
     EPOCH_FINAL,
@@ -17,7 +20,8 @@ from tidelog.broker.fetch_sessions import (
     SessionPartition,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ForgottenTopic
+from tidelog.protocol.messages.produce import ProduceResponse
 
 A, B, C = ("t", 0), ("t", 1), ("t", 2)
 
@@ -115,6 +119,51 @@ def test_a_full_cache_serves_without_a_session_until_one_is_stale() -> None:
     third, _ = cache.resolve(request(0), False, EVICTION_MS_MIN + 1)
     assert third.id not in (0, first.id)
     assert len(cache) == 1
+
+
+def test_the_session_that_was_not_used_for_longest_makes_place() -> None:
+    """One that began first and is used on stays, also when all are old enough to go."""
+    cache = sessions(slots=2)
+    begun_first, _ = cache.resolve(request(0), False, 0)
+    begun_second, _ = cache.resolve(request(1), False, 1)
+    cache.resolve(request(session_id=begun_first.id, epoch=1), False, 2)
+    begun_third, _ = cache.resolve(request(2), False, EVICTION_MS_MIN + 10)
+    assert {session.id for session in cache} == {begun_first.id, begun_third.id}
+    assert not begun_second.partitions
+
+
+def test_who_is_asked_for_again_goes_behind_those_that_waited_longer() -> None:
+    session = FetchSession(7, False, 0)
+    session.ask([(A, FetchPartition(partition=0)), (B, FetchPartition(partition=1)), (C, FetchPartition(partition=2))])
+    session.ask([(A, FetchPartition(partition=0, fetch_offset=5))])
+    assert list(session.dirty) == [B, C, A]
+    session.ask([(C, FetchPartition(partition=2)), (B, FetchPartition(partition=1))])
+    assert list(session.dirty) == [A, C, B]
+
+
+async def test_with_capped_answers_every_partition_has_its_turn(wire: Wire, make_batch: Any) -> None:
+    """A client asks again for what it was given; were that answered first, the others would wait until its end."""
+    await wire.create_topic("t", 3)
+    for _ in range(4):
+        answer = await wire.call(produce("t", *[make_batch(bytes(1000))] * 3), 9, ProduceResponse)
+        assert produced(answer) == [(0, answer.responses[0].partition_responses[0].base_offset)] * 3
+    session_id, epoch = 0, 0
+    offsets = {0: 0, 1: 0, 2: 0}
+    asked = [0, 1, 2]
+    served: list[int] = []
+    while len(served) < 12:
+        partitions = [
+            FetchPartition(partition=index, fetch_offset=offsets[index], partition_max_bytes=1100) for index in asked
+        ]
+        topics = [FetchTopic(topic="t", partitions=partitions)]
+        fetch = FetchRequest(min_bytes=1, max_bytes=1100, session_id=session_id, session_epoch=epoch, topics=topics)
+        answer = await wire.call(fetch, 11, FetchResponse)
+        session_id, epoch = answer.session_id, epoch + 1
+        asked = [each.partition_index for topic in answer.responses for each in topic.partitions if each.records]
+        assert len(asked) == 1
+        offsets[asked[0]] += 1
+        served += asked
+    assert served == [0, 1, 2] * 4
 
 
 class Watch:
