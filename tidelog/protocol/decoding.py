@@ -30,6 +30,9 @@ PREPARED_COUNT = 17
 BUDGET = 8_000_000
 REQUEST_BUDGET = 400_000
 ELEMENT_COST = 8
+# Of one array, whatever its elements cost, and of one section of tagged fields.
+ELEMENTS_MAX = 1_000_000
+TAGGED_FIELDS_MAX = 10_000
 PREPARED = {width: [Struct(f">{count}{width}").unpack_from for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
 
 
@@ -149,7 +152,10 @@ class DecoderSource:
         self.emit(f"if {count}:")
         self.depth += 1
         self.emit(f"if {count} > 127: {count}, p = long(b, p, {count})")
-        self.emit(f"if (left := left - {count} * {ELEMENT_COST}) < 0: too_many({count})")
+        self.emit(
+            f"if {count} > {TAGGED_FIELDS_MAX} or {count} * 2 > end - p"
+            f" or (left := left - {count} * {ELEMENT_COST}) < 0: too_many({count})"
+        )
         if not fields:
             self.emit(f"p = skip(b, p, {count})")
             self.depth -= 1
@@ -246,7 +252,7 @@ class DecoderSource:
 
     def elements(self, target: str, element: Any, count: str, compact: bool) -> None:
         cost = f"{count} * {ELEMENT_COST}" if isinstance(element, type) or element in ("string", "uuid") else count
-        self.emit(f"if (left := left - {cost}) < 0: too_many({count})")
+        self.emit(f"if {count} > {ELEMENTS_MAX} or (left := left - {cost}) < 0: too_many({count})")
         if element == "uuid":
             self.emit(f"if {count} * 16 > end - p: too_many({count})")
             self.emit(f"{target} = [{self.slice('uuid', 'i', 'i + 16')} for i in range(p, p + {count} * 16, 16)]")

@@ -13,6 +13,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+from tidelog.protocol.decoding import ELEMENT_COST, ELEMENTS_MAX, REQUEST_BUDGET, TAGGED_FIELDS_MAX
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.hot import Buffer
 from tidelog.protocol.primitives import continue_uvarint, read_uvarint, write_uvarint
@@ -20,6 +21,9 @@ from tidelog.protocol.primitives import continue_uvarint, read_uvarint, write_uv
 VERSION = 18
 # An answer with records up to this size is of one piece: it is copied for every follower, and never read twice.
 INLINE_BYTES_MAX = 32 * 1024
+
+# As many as the compiled decoder takes; a request with more is left to it, which says what is wrong.
+PARTITIONS_ASKED_MAX = REQUEST_BUDGET // ELEMENT_COST
 
 # max wait, min bytes, max bytes, isolation level, session id, session epoch
 _REQUEST_HEAD = Struct(">iiibii")
@@ -157,9 +161,13 @@ def _follower_request(body: memoryview) -> FollowerRequest | None:
     position = _REQUEST_HEAD.size
     topics, position = read_uvarint(body, position)
     asked: list[AskedPartition] = []
+    left = PARTITIONS_ASKED_MAX - topics
     for _ in range(topics - 1):
         topic_id = bytes(body[position : position + 16])
         count, position = read_uvarint(body, position + 16)
+        left -= count
+        if left < 0 or count * _PARTITION.size > len(body) - position + 2 * _PARTITION.size:
+            return None
         for _ in range(count - 1):
             index, leader_epoch, offset, last_epoch, log_start, partition_max, tags = _PARTITION.unpack_from(
                 body, position
@@ -254,9 +262,13 @@ def _fetched(body: memoryview) -> tuple[int, int, list[FetchedRecords]] | None:
     _, error, session_id = _RESPONSE_HEAD.unpack_from(body)
     topics, position = read_uvarint(body, _RESPONSE_HEAD.size)
     fetched: list[FetchedRecords] = []
+    left = ELEMENTS_MAX - topics
     for _ in range(topics - 1):
         topic_id = bytes(body[position : position + 16])
         partitions, position = read_uvarint(body, position + 16)
+        left -= partitions
+        if left < 0:
+            return None
         for _ in range(partitions - 1):
             index, code, high_watermark, _, log_start, aborted, _ = _FETCHED.unpack_from(body, position)
             if aborted > 1:
@@ -265,6 +277,8 @@ def _fetched(body: memoryview) -> tuple[int, int, list[FetchedRecords]] | None:
             records = body[position : position + length - 1] if length > 1 else None
             position += max(length - 1, 0)
             tags, position = read_uvarint(body, position)
+            if tags > TAGGED_FIELDS_MAX:
+                return None
             diverging = None
             for _ in range(tags):
                 tag, position = read_uvarint(body, position)

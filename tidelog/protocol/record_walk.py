@@ -13,7 +13,7 @@ from typing import Final
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record import ZIGZAG, read_varint
-from tidelog.protocol.records import MIN_RECORD_BYTES
+from tidelog.protocol.records import HEADERS_MAX, MIN_HEADER_BYTES, MIN_RECORD_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
@@ -128,7 +128,7 @@ def _read_size(data: Buffer, position: int) -> tuple[int, int]:
 
 def _skip_headers(data: Buffer, position: int, stop: int) -> int:
     count, position = read_varint(data, position, 32)
-    if not 0 <= count <= stop - position:
+    if not 0 <= count * MIN_HEADER_BYTES <= stop - position or count > HEADERS_MAX:
         raise _invalid(f"{count} record headers in {stop - position} bytes")
     for _ in range(count):
         size, position = read_varint(data, position, 32)

@@ -55,6 +55,10 @@ __all__ = [
 
 MIN_RECORD_BYTES: Final = 7
 """Length, attributes, two deltas, two sizes and a header count of one byte each."""
+MIN_HEADER_BYTES: Final = 2
+"""The sizes of its key and of its value."""
+HEADERS_MAX: Final = 1_000_000
+"""Of one record; each becomes a hundred times its size when it is decoded."""
 
 _MAX_INT64: Final = 2**63 - 1
 
@@ -203,7 +207,7 @@ def _read_deltas(data: bytes, position: int, base_timestamp: int, base_offset: i
 
 def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
     count, position = read_varint(data, position, 32)
-    if not 0 <= count <= end - position:
+    if not 0 <= count * MIN_HEADER_BYTES <= end - position or count > HEADERS_MAX:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} record headers in {end - position} bytes")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):

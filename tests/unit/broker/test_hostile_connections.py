@@ -246,7 +246,9 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
         "broker.coordinators.runtime": {
             "PENDING_WRITES_MAX": "10,000", "PENDING_BYTES_MAX": "64 MiB", "PARKED_REQUESTS_MAX": "100,000"
         },
-        "protocol.decoding": {"REQUEST_BUDGET": "400,000"},
+        "protocol.decoding": {
+            "REQUEST_BUDGET": "400,000", "ELEMENTS_MAX": "1,000,000", "TAGGED_FIELDS_MAX": "10,000",
+        },
     }.items():  # fmt: skip
         for name, said in names.items():
             value = getattr(importlib.import_module(f"tidelog.{module}"), name)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.protocol import hot_replication as hot
+from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
@@ -20,6 +22,7 @@ from tidelog.protocol.messages.fetch import (
     PartitionData,
     ReplicaState,
 )
+from tidelog.protocol.primitives import write_uvarint
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -116,6 +119,38 @@ def test_nonsense_is_left_to_the_compiled_codec(data: bytes) -> None:
     hot.decode_one_fetched(memoryview(data))
     if len(data) == hot.ONE_REQUEST_BYTES:
         hot.decode_one(memoryview(data))
+
+
+def test_a_request_that_names_too_much_is_left_to_the_compiled_codec_which_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = (b"T" * 16, 0, 0, 0, 0, 0)
+    template = hot.RequestTemplate(2, 1, 500, 1, 1000, 1000)
+    most = template.many(1, 1, [one] * (hot.PARTITIONS_ASKED_MAX - 10))
+    assert hot.decode_follower_request(memoryview(most)) is not None
+    made: list[object] = []
+    monkeypatch.setattr(hot, "AskedPartition", lambda *fields: made.append(fields))
+    for many in (
+        [one] * (hot.PARTITIONS_ASKED_MAX + 1),
+        [(bytes([n % 256, n // 256]) * 8, *one[1:]) for n in range(50_000)],
+    ):
+        request = template.many(1, 1, many)
+        made.clear()
+        assert hot.decode_follower_request(memoryview(request)) is None
+        assert len(made) < hot.PARTITIONS_ASKED_MAX
+        with pytest.raises(MalformedMessage, match="elements"):
+            FetchRequest.decode(bytes(request), hot.VERSION)
+
+
+def test_an_answer_that_claims_too_many_tagged_fields_is_not_understood() -> None:
+    answer = bytearray(hot._RESPONSE_HEAD.pack(0, 0, 7) + b"\2" + b"T" * 16 + b"\2")
+    answer += hot._FETCHED.pack(0, 0, 0, 0, 0, 1, -1) + b"\1"
+    for count in (10_000, 10_001):
+        section = bytearray()
+        write_uvarint(section, count)
+        section += b"\5\0" * count
+        found = hot.decode_fetched(memoryview(answer + section + b"\0\0"))
+        assert (found is None) == (count > 10_000)
 
 
 records = st.sampled_from([b"", b"r", b"r" * 126, b"r" * 127, b"r" * 4096, b"r" * 20000])

@@ -7,8 +7,11 @@ import pytest
 
 from tidelog.protocol import compression as codecs
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.primitives import write_varint
 from tidelog.protocol.record_batch import HEADER_SIZE, LOG_APPEND_TIME, CorruptRecord, check_crc, read_header, write_crc
+from tidelog.protocol.record_walk import scan_records
 from tidelog.protocol.records import (
+    HEADERS_MAX,
     BatchBuilder,
     ControlRecordType,
     Record,
@@ -209,6 +212,24 @@ def test_malformed_records_are_invalid(record, codec):
     section = codecs.compress(codec, bytes.fromhex(record))
     batch = with_section(encode_batch(RECORDS[:1], compression=codec), section, 1)
     assert refusal(batch) is ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("count", [HEADERS_MAX, HEADERS_MAX + 1])
+def test_a_record_has_no_more_than_a_million_headers(count: int):
+    record = bytearray(b"\0\0\0\1\1")
+    write_varint(record, count)
+    record += b"\0\1" * count  # each an empty key and no value
+    section = bytearray()
+    write_varint(section, len(record))
+    section += record
+    batch = with_section(encode_batch(RECORDS[:1]), bytes(section), 1)
+    if count == HEADERS_MAX:
+        assert len(decode_batch(batch)[0].headers) == count
+        assert len(list(scan_records(section, 1))) == 1
+        return
+    assert refusal(batch) is ErrorCode.INVALID_RECORD
+    with pytest.raises(KafkaError, match="headers"):
+        list(scan_records(section, 1))
 
 
 def test_other_negative_lengths_are_null_as_in_java():

@@ -8,7 +8,15 @@ import tracemalloc
 
 import pytest
 
-from tidelog.protocol.decoding import BUDGET, ELEMENT_COST, REQUEST_BUDGET, DecoderSource, minimum_size
+from tidelog.protocol.decoding import (
+    BUDGET,
+    ELEMENT_COST,
+    ELEMENTS_MAX,
+    REQUEST_BUDGET,
+    TAGGED_FIELDS_MAX,
+    DecoderSource,
+    minimum_size,
+)
 from tidelog.protocol.encoding import EncoderSource
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.fields import NEVER, parse_versions
@@ -38,6 +46,10 @@ class Berth(Message):
 class Tide(Message):
     height: int = int16()
     at: int = int64(default=-1)
+
+
+class Numbers(Message, versions="0", flexible="0+"):
+    numbers: list[int] = array(int32)
 
 
 class Harbour(Message, key=99, versions="0-4", flexible="2+"):
@@ -308,8 +320,20 @@ def test_a_request_names_no_more_than_can_be_served_while_others_wait():
     assert f"left = {BUDGET}\n" in DecoderSource(MetadataResponse, 9, views=False).source
 
 
+def test_an_array_in_an_answer_holds_no_more_than_a_million_elements_however_small():
+    for count in (ELEMENTS_MAX, ELEMENTS_MAX + 1):
+        body = bytearray()
+        write_uvarint(body, count + 1)
+        body += bytes(4 * count)
+        if count == ELEMENTS_MAX:
+            assert len(Numbers.decode(bytes(body + b"\0"), 0).numbers) == count
+            continue
+        with pytest.raises(MalformedMessage, match="elements"):
+            Numbers.decode(bytes(body + b"\0"), 0)
+
+
 def test_a_message_holds_so_many_tagged_fields():
-    most = REQUEST_BUDGET // ELEMENT_COST
+    most = TAGGED_FIELDS_MAX
     for count in (most, most + 1):
         body = bytearray(b"\0\1\0\0")  # all topics
         write_uvarint(body, count)
@@ -319,3 +343,10 @@ def test_a_message_holds_so_many_tagged_fields():
             continue
         with pytest.raises(MalformedMessage, match="elements"):
             MetadataRequest.decode(bytes(body), 9)
+
+
+def test_a_section_claims_no_more_tagged_fields_than_there_are_bytes_for():
+    body = bytearray(b"\0\1\0\0")
+    write_uvarint(body, TAGGED_FIELDS_MAX)
+    with pytest.raises(MalformedMessage, match="elements"):
+        MetadataRequest.decode(bytes(body + bytes(2 * TAGGED_FIELDS_MAX - 1)), 9)

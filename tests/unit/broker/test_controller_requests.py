@@ -1,0 +1,108 @@
+"""Requests to the controller's listener that mean nothing: each is answered, and the controller goes on.
+
+Empty arrays first: where one partition is expected there may be none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S, until
+from tests.properties.test_messages_against_kio import MESSAGES, filled
+from tests.unit.broker.conftest import RunningNode, StartNode, Wire
+from tidelog.broker.served import CONTROLLER_APIS
+from tidelog.protocol.schema import Message
+
+CONTROLLER = {
+    "listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0",
+    "controller.listener.names": "CONTROLLER",
+}
+ODD_PER_VERSION = 6
+RESPONSES = {
+    each.API_KEY: each
+    for each in MESSAGES
+    if each.__name__.endswith("Response") and each.__module__.startswith("tidelog.protocol.messages")
+}
+
+
+def name_of(api: ModuleType) -> str:
+    return api.__name__.rpartition(".")[2]
+
+
+@pytest.fixture
+async def controller(start_node: StartNode) -> tuple[RunningNode, Wire]:
+    running = await start_node(**CONTROLLER)
+    running.port = running.node._bound_ports["CONTROLLER"]
+    return running, await running.connect()
+
+
+def emptied(message: Message) -> Message:
+    """The same without any element in any array."""
+    for name, _ in type(message).FIELDS:
+        value = getattr(message, name)
+        if isinstance(value, list):
+            setattr(message, name, [])
+        elif isinstance(value, Message):
+            emptied(value)
+    return message
+
+
+def odd_requests(rng: Random, request: type[Message], version: int) -> list[Message]:
+    """Nothing at all, empty arrays among odd values, one empty array at a time, and odd values everywhere."""
+    found = [request(), emptied(filled(rng, request, version))]
+    for name, field in request.FIELDS:
+        if field.kind == "array" and version in field.versions:
+            one_empty = filled(rng, request, version)
+            setattr(one_empty, name, [])
+            found.append(one_empty)
+            for each in getattr(message := filled(rng, request, version), name) or []:
+                if isinstance(each, Message):
+                    emptied(each)
+            found.append(message)
+    return found + [filled(rng, request, version) for _ in range(ODD_PER_VERSION)]
+
+
+@pytest.mark.parametrize("api", CONTROLLER_APIS, ids=name_of)
+async def test_every_api_of_the_controller_answers_what_means_nothing(
+    controller: tuple[RunningNode, Wire], api: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    running, wire = controller
+    rng = Random(api.__name__)
+    request: Any = api.REQUEST
+    response = RESPONSES[request.API_KEY]
+    for version in request.VERSIONS:
+        for message in odd_requests(rng, request, version):
+            try:
+                message.encode(version)
+            except ValueError:
+                continue  # a value that this version cannot carry
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await wire.call(message, version, response)
+            assert isinstance(answer, response), message
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not errors, errors
+    assert not running.node._failure.done()
+
+
+async def test_the_controller_leads_on_afterwards(controller: tuple[RunningNode, Wire]) -> None:
+    running, wire = controller
+    rng = Random(1)
+    for api in CONTROLLER_APIS:
+        version = api.REQUEST.VERSIONS[-1]
+        for message in odd_requests(rng, api.REQUEST, version)[:2]:
+            async with asyncio.timeout(PATIENCE_S):
+                await wire.call(message, version, RESPONSES[api.REQUEST.API_KEY])
+    metadata = running.node._metadata
+    assert metadata is not None
+    await until(metadata.leads)
+    # One of them unregisters this very broker, which registers again.
+    await until(lambda: any(not broker.fenced for broker in metadata.image.brokers.values()))
+    running.port = running.node._bound_ports["PLAINTEXT"]
+    client = await running.connect()
+    await client.create_topic("still-here")
