@@ -1,8 +1,10 @@
-"""What every test shares: hypothesis profiles and the fixtures that start real processes."""
+"""What every test shares: hypothesis profiles, and the event loop that ships."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -26,3 +28,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.sharing import Scheduling
 
     return Scheduling(config, log)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on the loop that nodes and clients run on (`cli/start.py`, `loop_thread.py`), where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return {"asyncio": asyncio.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}

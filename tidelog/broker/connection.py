@@ -119,6 +119,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self.active = True
+        if self._resting and self._transport is not None:
+            # uvloop begins to read after `connection_made`, also where that has paused reading.
+            self._transport.pause_reading()
+            return
         turns = self._owner.turns
         if nbytes >= READ_LARGE_BYTES:
             turns.took(nbytes * READ_S_PER_BYTE)
@@ -241,6 +245,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if not self._owner.reserve_buffer(capacity_bytes - self._capacity_bytes):
             self._owner.warn("buffers", f"closing connection from {self.host}: the node's receive buffers are full")
             self.close()
+            # At once, not when the transport is closed: others ask for room in this same turn of the loop.
+            self._owner.reserve_buffer(-self._capacity_bytes)
+            self._capacity_bytes = 0
             return False
         self._capacity_bytes = capacity_bytes
         return True

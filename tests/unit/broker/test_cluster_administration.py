@@ -82,7 +82,7 @@ def services_of(asked: Asked | None, image: MetadataImage | None = None) -> Any:
         node_id=1,
         cluster_id="cluster",
         image=lambda: image,
-        config=SimpleNamespace(items=lambda name: ["CONTROLLER"]),
+        config=SimpleNamespace(controller_listener_names=frozenset({"CONTROLLER"})),
         heartbeats=Heartbeats(lambda *broker: asked.broker_connection_lost(*broker) if asked else None),
     )
 

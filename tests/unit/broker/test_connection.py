@@ -352,6 +352,18 @@ def test_large_answers_to_small_requests_are_written_before_all_are_made() -> No
     assert len(owner.frames) == 500
 
 
+def test_what_is_read_from_a_connection_that_rests_is_served_when_it_wakes() -> None:
+    """uvloop begins to read after `connection_made`, whatever that has paused."""
+    owner = Owner()
+    connection, transport = connect(owner)
+    connection.rest()
+    transport.reading = True
+    feed(connection, transport, framed(b"a-early."))
+    assert (bytes(transport.written), transport.reading) == (b"", False)
+    connection.wake()
+    assert (bytes(transport.written), transport.reading) == (b"a-early.", True)
+
+
 def test_nothing_is_served_or_written_after_the_connection_was_closed() -> None:
     owner = Owner()
     connection, transport = connect(owner)
