@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tidelog.client.admin import Admin
     from tidelog.client.config import ConfigError
     from tidelog.client.consumer import Consumer
+    from tidelog.client.log_truncation import LogTruncation
     from tidelog.client.model import (
         ConsumerRecord,
         NewTopic,
@@ -29,6 +30,7 @@ _HOMES = {
     "ConfigError": "config",
     "Consumer": "consumer",
     "ConsumerRecord": "model",
+    "LogTruncation": "log_truncation",
     "NewTopic": "model",
     "OffsetAndMetadata": "model",
     "OffsetAndTimestamp": "model",
@@ -43,6 +45,7 @@ __all__ = [
     "ConfigError",
     "Consumer",
     "ConsumerRecord",
+    "LogTruncation",
     "NewTopic",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",

@@ -32,6 +32,7 @@ class CompletedFetch:
         "_records",
         "_trace",
         "_value_convert",
+        "end_epoch",
         "end_offset",
         "leader_epoch",
         "partition",
@@ -58,8 +59,11 @@ class CompletedFetch:
         self.size_bytes = len(buffer)
         self.end_offset = start_offset
         """The offset after the last whole batch, skipped ones included."""
+        self.end_epoch = -1
+        """The leader epoch of that batch."""
         for _, header in iter_headers(buffer):
             self.end_offset = max(header.next_offset, start_offset)
+            self.end_epoch = header.partition_leader_epoch
         self._buffer = buffer
         self._check_crcs = check_crcs
         self._key_convert = key_convert
@@ -93,7 +97,7 @@ class CompletedFetch:
                         break
                     raise self._problem.with_traceback(self._trace)  # else it grew with every poll
                 if not more:
-                    self.position = self.end_offset
+                    self.position, self.leader_epoch = self.end_offset, self.end_epoch
                     return taken
             end = self._cursor + limit - len(taken)
             taken += self._records[self._cursor : end]

@@ -94,7 +94,7 @@ class Consumer:
                 cluster, self._config, self._subscription, self._fetcher, self._news.set, self._positions
             )
         coordinator = None if self._group is None else self._group.coordinator
-        self._lookup = Positions(cluster, self._config, self._subscription, coordinator, self._news.set)
+        self._lookup = Positions(cluster, self._config, self._subscription, coordinator, self._fetcher, self._news.set)
         self._cluster = cluster
         cluster.on_metadata = self._on_metadata
         self._on_metadata()
@@ -203,6 +203,8 @@ class Consumer:
             names = [name for name, topic in known.items() if pattern.fullmatch(name) and self._to_be_read(topic)]
             subscription.set_topics(names)
         self._say_what_is_missing(known)
+        if self._lookup is not None:
+            self._lookup.validator.check()
         if self._group is not None:
             self._group.membership.metadata_changed()
         elif subscription.subscribed:
@@ -286,9 +288,7 @@ class Consumer:
             self._group.membership.polled()
 
     async def refill(self) -> deque[ConsumerRecord]:
-        """Wait for records to iterate over; the caller takes them from the left of what is returned, as `async for`
-        does. Empty once the consumer is closed. For the blocking twin, which iterates in another thread.
-        """
+        """Wait for records to iterate over, to be taken from the left; none once the consumer is closed."""
         while not self._closed and not self._iteration.records:
             try:
                 self._iteration.fill((await self.poll(60_000)).values())
@@ -317,11 +317,12 @@ class Consumer:
             positions.update((each, not_consumed[each]) for each in not_consumed.keys() & positions.keys())
         return positions
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Go on reading an assigned partition at `offset`. Raises ValueError."""
         partition = as_partition(partition)
         self._rewind()
-        self._subscription.seek(partition, offset)
+        where = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        self._subscription.seek(partition, where.offset, where.leader_epoch)
         if self._fetcher is not None:
             self._fetcher.discard((partition,))
 

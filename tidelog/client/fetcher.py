@@ -1,6 +1,6 @@
 """Fetches for a consumer: one request in flight per broker, one answer ahead of what is being read.
 
-Here: fetch requests and sessions, leaders, errors of partitions. Records come out of `CompletedFetch`, positions are
+Here: fetch requests and sessions, leaders, errors of partitions. Records wait in `FetchBuffer`, positions are
 `Subscription`'s. Invariants: per broker there are at most two answers, unread or on their way, so memory is bounded by
 twice `fetch_max_bytes` per broker; records are handed out only for the position at which they continue, so what was
 fetched before a seek or a rebalance is dropped. All of a broker's partitions are in every request: a quiet one never
@@ -19,6 +19,7 @@ from tidelog.client.cluster import Cluster
 from tidelog.client.completed_fetch import CompletedFetch
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.connection import Connection
+from tidelog.client.fetch_buffer import FetchBuffer
 from tidelog.client.fetch_session import CLOSE_SESSION, FetchPlan, FetchSession, FetchTarget
 from tidelog.client.metadata import NO_TOPIC_ID
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ConsumerRecord, TopicPartition
@@ -37,6 +38,7 @@ from tidelog.protocol.messages.fetch import (
 log = logging.getLogger(__name__)
 
 _NEWEST_BY_NAME = 12
+_DIVERGENCE_FROM = 12
 _ANSWERS_PER_NODE = 2
 RESET_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
@@ -44,9 +46,10 @@ RESET_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 class _NodeFetches:
     """One broker: the session with it, and the answers not yet read to the end."""
 
-    __slots__ = ("answers", "in_flight", "retry_at_ms", "session")
+    __slots__ = ("answers", "in_flight", "node_id", "retry_at_ms", "session")
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
         self.session = FetchSession()
         self.in_flight = False
         self.answers: deque[list[CompletedFetch]] = deque()
@@ -65,28 +68,28 @@ class Fetcher:
         self._on_news = on_news
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
-        self._buffered: dict[TopicPartition, deque[CompletedFetch]] = {}
-        self._problems: dict[TopicPartition, KafkaError] = {}
+        self._buffer = FetchBuffer(subscription)
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     # -- asking
 
     def pump(self) -> None:
-        """Send a fetch to every broker that leads a fetchable partition and owes nothing."""
+        """Send a fetch to every broker that a fetchable partition is read from and that owes nothing."""
         if self._closed:
             return
         now_ms = self._loop.time() * 1000
-        metadata = self._cluster.metadata
-        by_leader: dict[int, list[TopicPartition]] = {}
+        by_source: dict[int, list[TopicPartition]] = {}
         for partition in self._subscription.fetchable(now_ms):
-            if partition not in self._problems:
-                by_leader.setdefault(metadata.leader(partition), []).append(partition)
-        if by_leader.pop(-1, None):
+            if partition not in self._buffer.problems:
+                by_source.setdefault(self._source(partition, now_ms), []).append(partition)
+        if by_source.pop(-1, None):
             self._cluster.request_refresh()
             self._pump_later(self._config.retry_backoff_ms)
-        for node_id, partitions in by_leader.items():
-            node = self._nodes.setdefault(node_id, _NodeFetches())
+        for node_id, partitions in by_source.items():
+            node = self._nodes.get(node_id)
+            if node is None:
+                node = self._nodes[node_id] = _NodeFetches(node_id)
             self._drop_read(node)
             if node.in_flight or len(node.answers) >= _ANSWERS_PER_NODE:
                 continue
@@ -100,9 +103,26 @@ class Fetcher:
             else:
                 self._fetch(node, connection, partitions)
 
+    def _source(self, partition: TopicPartition, now_ms: float) -> int:
+        """The leader, or the replica that it named while that can be used (KIP-392); -1 where there is neither."""
+        state, metadata = self._subscription.assigned[partition], self._cluster.metadata
+        replica = state.read_replica
+        if replica >= 0:
+            if now_ms < state.read_replica_until_ms and metadata.is_online(partition, replica):
+                return replica
+            state.read_replica = -1
+        return metadata.leader(partition)
+
+    def _leave_replica(self, node_id: int) -> None:
+        """A broker that cannot be fetched from: those who read from it as a replica turn to the leaders."""
+        for state in self._subscription.assigned.values():
+            if state.read_replica == node_id:
+                state.read_replica = -1
+
     def _connected(self, node: _NodeFetches, attempt: asyncio.Task[Connection]) -> None:
         node.in_flight = False
         if attempt.cancelled() or attempt.exception() is not None:
+            self._leave_replica(node.node_id)
             self._pump_later(self._config.reconnect_backoff_ms)
         else:
             self.pump()
@@ -117,22 +137,23 @@ class Fetcher:
 
     def _fetch(self, node: _NodeFetches, connection: Connection, partitions: list[TopicPartition]) -> None:
         metadata, config = self._cluster.metadata, self._config
-        targets = {
-            partition: FetchTarget(
+        targets = {}
+        for partition in partitions:
+            offset, epoch = self._buffer.end(partition)
+            targets[partition] = FetchTarget(
                 metadata.topic_id(partition.topic),
-                self._next_offset(partition),
+                offset,
                 metadata.leader_epoch(partition),
-                -1,
+                # A follower may not have heard of an epoch in which nothing was written.
+                epoch if node.node_id == metadata.leader(partition) else -1,
                 config.max_partition_fetch_bytes,
             )
-            for partition in partitions
-        }
         try:
             version = connection.version_of(FetchRequest)
             if version > _NEWEST_BY_NAME and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
                 version = connection.version_of(FetchRequest, _NEWEST_BY_NAME)
             plan = node.session.plan(targets)
-            request = self._request(plan)
+            request = self._request(plan, version)
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
             answer = connection.send(request, FetchResponse, version, timeout_ms)
         except KafkaError as error:
@@ -141,11 +162,7 @@ class Fetcher:
         node.in_flight = True
         answer.add_done_callback(partial(self._answered, node, targets, version))
 
-    def _next_offset(self, partition: TopicPartition) -> int:
-        waiting = self._buffered.get(partition)
-        return waiting[-1].end_offset if waiting else self._subscription.assigned[partition].position
-
-    def _request(self, plan: FetchPlan) -> FetchRequest:
+    def _request(self, plan: FetchPlan, version: int) -> FetchRequest:
         topics: dict[str, FetchTopic] = {}
         for partition, target in plan.to_send.items():
             topic = topics.setdefault(partition.topic, FetchTopic(topic=partition.topic, topic_id=target.topic_id))
@@ -154,7 +171,7 @@ class Fetcher:
                     partition=partition.partition,
                     current_leader_epoch=target.leader_epoch,
                     fetch_offset=target.offset,
-                    last_fetched_epoch=target.last_fetched_epoch,
+                    last_fetched_epoch=target.last_fetched_epoch if version >= _DIVERGENCE_FROM else -1,
                     partition_max_bytes=target.max_bytes,
                 )
             )
@@ -173,6 +190,7 @@ class Fetcher:
             session_epoch=plan.epoch,
             topics=list(topics.values()),
             forgotten_topics_data=list(forgotten.values()),
+            rack_id=config.client_rack,
         )
 
     # -- hearing
@@ -207,12 +225,12 @@ class Fetcher:
             for data in topic.partitions:
                 partition = TopicPartition(name, data.partition_index)
                 if partition in targets:
-                    fetched = self._take_in(partition, targets[partition].offset, data)
+                    fetched = self._take_in(node, partition, targets[partition].offset, data)
                     if fetched is not None:
                         completed.append(fetched)
         if completed:
             node.answers.append(completed)
-        if completed or self._problems:
+        if completed or self._buffer.problems:
             self._on_news()
         self.pump()
 
@@ -222,24 +240,36 @@ class Fetcher:
         log.debug("a fetch failed: %s", problem)
         if problem.code is ErrorCode.UNSUPPORTED_VERSION:
             for partition in self._subscription.assigned:
-                self._problems[partition] = problem
+                self._buffer.problems[partition] = problem
             self._on_news()
             return
         in_session = problem.code in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if not in_session:
+            self._leave_replica(node.node_id)
             node.session.failed()
             self._cluster.request_refresh()
             node.retry_at_ms = self._loop.time() * 1000 + self._config.retry_backoff_ms
         self.pump()
 
-    def _take_in(self, partition: TopicPartition, offset: int, data: PartitionData) -> CompletedFetch | None:
+    def _take_in(
+        self, node: _NodeFetches, partition: TopicPartition, offset: int, data: PartitionData
+    ) -> CompletedFetch | None:
         state = self._subscription.assigned.get(partition)
-        if state is None or state.position < 0 or offset != self._next_offset(partition):
-            return None  # asked for before a seek, a pause or a rebalance
+        if state is None or state.position < 0 or state.unvalidated or offset != self._buffer.end(partition)[0]:
+            return None  # asked for before a seek, a pause, a rebalance or a change of leader
         code = ErrorCode.of(data.error_code)
         if code is not ErrorCode.NONE:
-            self._partition_failed(partition, offset, code)
+            self._partition_failed(node, partition, offset, code)
             return None
+        if data.diverging_epoch.epoch >= 0:
+            if self._buffer.holds(partition):
+                self._buffer.discard((partition,))  # fetched ahead: perhaps only that is gone, so ask from the position
+            else:
+                self.diverged(partition, data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
+            return None
+        if data.preferred_read_replica >= 0 and data.preferred_read_replica != node.node_id:
+            state.read_replica = data.preferred_read_replica
+            state.read_replica_until_ms = self._loop.time() * 1000 + self._config.metadata_max_age_ms
         state.high_watermark = data.high_watermark
         state.last_stable_offset = data.last_stable_offset
         state.log_start_offset = data.log_start_offset
@@ -257,22 +287,51 @@ class Fetcher:
             value_convert=config.value_deserializer,
         )
         if fetched.exhausted:
-            self._problems[partition] = KafkaError(
+            self._buffer.problems[partition] = KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"{partition}: the batch at {offset} is larger than max_partition_fetch_bytes",
             )
             return None
-        self._buffered.setdefault(partition, deque()).append(fetched)
+        self._buffer.add(fetched)
         return fetched
 
-    def _partition_failed(self, partition: TopicPartition, offset: int, code: ErrorCode) -> None:
+    def diverged(self, partition: TopicPartition, epoch: int, end_offset: int) -> None:
+        """The leader has no such record before the position as the one that was read (see `Subscription.diverged`)."""
+        before = self._subscription.assigned[partition].position
+        problem = self._subscription.diverged(
+            partition, epoch, end_offset, RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
+        )
+        after = self._subscription.assigned[partition].position
+        if problem is not None:
+            self.fail(partition, problem)
+        elif after != before:
+            self.discard((partition,))
+            where = f"back to {after}" if after >= 0 else f"reset to {self._config.auto_offset_reset}"
+            log.warning("%s was truncated below %d by an unclean election: %s", partition, before, where)
+            self._on_news()
+
+    def fail(self, partition: TopicPartition, problem: KafkaError) -> None:
+        """Have the next poll raise it; the partition is not fetched from until then."""
+        self._buffer.problems[partition] = problem
+        self._on_news()
+
+    def has_problem(self, partition: TopicPartition) -> bool:
+        return partition in self._buffer.problems
+
+    def _partition_failed(self, node: _NodeFetches, partition: TopicPartition, offset: int, code: ErrorCode) -> None:
+        self._subscription.assigned[partition].read_replica = -1
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            if self._buffered.get(partition):
+            if node.node_id != self._cluster.metadata.leader(partition):
+                # A follower that lags, or who led before: only the leader's word moves a position.
+                self._cluster.request_refresh()
+                self._rest(partition)  # the leader may name the same replica again
+                return
+            if self._buffer.holds(partition):
                 self._rest(partition)  # read first what is there; a later fetch says it again
                 return
             timestamp = RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
             if timestamp is None:
-                self._problems[partition] = KafkaError(
+                self._buffer.problems[partition] = KafkaError(
                     code, f"{partition} has no offset {offset}, auto_offset_reset=none"
                 )
             else:
@@ -281,7 +340,7 @@ class Fetcher:
                 self._on_news()
             return
         if not code.retriable and code is not ErrorCode.UNKNOWN_SERVER_ERROR:
-            self._problems[partition] = KafkaError(code, f"fetch of {partition}")
+            self._buffer.problems[partition] = KafkaError(code, f"fetch of {partition}")
             return
         if code.invalidates_metadata:
             self._cluster.request_refresh()
@@ -295,80 +354,20 @@ class Fetcher:
     # -- handing out
 
     def take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Up to `limit` records by partition, and positions move behind them.
-
-        Raises the KafkaError of a partition that cannot be read, or what a deserializer raised, once nothing else is to
-        be handed out.
-        """
-        taken: dict[TopicPartition, list[ConsumerRecord]] = {}
-        room = limit
-        problem: Exception | None = None
-        progress = True
-        while progress and room > 0:
-            progress = False
-            for partition in list(self._buffered):
-                try:
-                    records = self._take_from(partition, room)
-                except Exception as error:
-                    problem = problem or error
-                    continue
-                if records:
-                    taken.setdefault(partition, []).extend(records)
-                    room -= len(records)
-                    progress = True
-                    if not room:
-                        break
-        if not taken:
-            if problem is not None:
-                raise problem
-            self._raise_problem()
-        return taken
-
-    def _take_from(self, partition: TopicPartition, limit: int) -> list[ConsumerRecord]:
-        waiting = self._buffered[partition]
-        fetched = waiting[0]
-        state = self._subscription.assigned.get(partition)
-        if state is None or state.position != fetched.position:
-            self.discard((partition,))
-            return []
-        if state.paused:
-            return []
-        before = fetched.position
-        records = fetched.take(limit)
-        self._subscription.consumed(partition, before, fetched.position, fetched.leader_epoch)
-        if fetched.exhausted:
-            waiting.popleft()
-            del self._buffered[partition]
-            if waiting:
-                self._buffered[partition] = waiting  # at the end: others have their turn first
-        return records
+        """Up to `limit` records by partition, and positions move behind them. Raises as `FetchBuffer.take`."""
+        return self._buffer.take(limit)
 
     def _drop_read(self, node: _NodeFetches) -> None:
-        while node.answers and not any(self._unread(fetched) for fetched in node.answers[0]):
+        while node.answers and not any(self._buffer.holds_unread(fetched) for fetched in node.answers[0]):
             node.answers.popleft()
-
-    def _unread(self, fetched: CompletedFetch) -> bool:
-        waiting = self._buffered.get(fetched.partition)
-        if not waiting or fetched not in waiting:
-            return False
-        state = self._subscription.assigned.get(fetched.partition)
-        return state is not None and not state.paused
 
     def discard(self, partitions: Collection[TopicPartition]) -> None:
         """Forget what was fetched of these partitions, as after a seek."""
-        for partition in partitions:
-            self._buffered.pop(partition, None)
-            self._problems.pop(partition, None)
+        self._buffer.discard(partitions)
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
         """Forget everything else, as after a rebalance."""
-        self.discard([partition for partition in [*self._buffered, *self._problems] if partition not in partitions])
-
-    def _raise_problem(self) -> None:
-        for partition, problem in list(self._problems.items()):
-            del self._problems[partition]
-            if partition in self._subscription.assigned:
-                raise problem
+        self._buffer.keep_only(partitions)
 
     # -- the end
 
@@ -387,7 +386,7 @@ class Fetcher:
                 except KafkaError:
                     pass
         self._nodes.clear()
-        self._buffered.clear()
+        self._buffer.keep_only(())
 
 
 def _ignore(answer: asyncio.Future[FetchResponse]) -> None:

@@ -83,6 +83,14 @@ class ClusterMetadata(NamedTuple):
             return -1
         return topic.partitions[partition.partition].leader_epoch
 
+    def is_online(self, partition: TopicPartition, node_id: int) -> bool:
+        """Whether this broker is known and holds a replica that can be read from."""
+        topic = self.topics.get(partition.topic)
+        if node_id not in self.nodes or topic is None or not 0 <= partition.partition < len(topic.partitions):
+            return False
+        found = topic.partitions[partition.partition]
+        return node_id in found.replicas and node_id not in found.offline_replicas
+
     def topic_id(self, name: str) -> bytes:
         topic = self.topics.get(name)
         return NO_TOPIC_ID if topic is None else topic.topic_id

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.coordinator import Coordinator
-from tidelog.client.fetcher import RESET_TIMESTAMPS
+from tidelog.client.fetcher import RESET_TIMESTAMPS, Fetcher
 from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.offsets import list_offsets
 from tidelog.client.subscription import Subscription
+from tidelog.client.validation import PositionValidator
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -27,6 +28,7 @@ class Positions:
         config: ConsumerConfig,
         subscription: Subscription,
         coordinator: Coordinator | None,
+        fetcher: Fetcher,
         on_news: Callable[[], None],
     ) -> None:
         self._cluster = cluster
@@ -34,12 +36,17 @@ class Positions:
         self._subscription = subscription
         self._coordinator = coordinator
         self._on_news = on_news
+        self.validator = PositionValidator(cluster, config, subscription, fetcher, on_news)
         self._loop = asyncio.get_running_loop()
         self._search: asyncio.Task[None] | None = None
         self._closed = False
 
     def search(self) -> None:
-        """Look for what is missing, in the background. Raises the KafkaError of the last search, once."""
+        """Look for what is missing, and check what is in doubt, in the background.
+
+        Raises the KafkaError of the last search, once.
+        """
+        self.validator.check()
         if self._search is not None:
             if not self._search.done():
                 return
@@ -82,6 +89,7 @@ class Positions:
 
     async def close(self) -> None:
         self._closed = True
+        await self.validator.close()
         if self._search is not None:
             self._search.cancel()
             await asyncio.wait([self._search])
@@ -92,11 +100,14 @@ class Positions:
             await self._from_group(self._subscription.without_position())
             resets = self._subscription.to_reset(self._loop.time() * 1000)
             if resets:
+                epochs = {partition: self._cluster.metadata.leader_epoch(partition) for partition in resets}
                 found = await self.list_offsets(resets)
                 for partition, timestamp in resets.items():
                     offset = found[partition]
                     if offset is not None:
-                        self._subscription.finish_reset(partition, timestamp, offset.offset, offset.leader_epoch)
+                        self._subscription.finish_reset(
+                            partition, timestamp, offset.offset, offset.leader_epoch, epochs[partition]
+                        )
         except KafkaError as error:
             failed = True
             if not error.retriable:

@@ -2,14 +2,16 @@
 
 Pure state; who assigns (`membership`) and who fetches (`fetcher`) are told through it. Invariants: a partition is
 fetched only with a position and unpaused; a position changes only by consuming, by seeking, or by a reset that was
-asked for, so a late answer for an older position is recognised and dropped.
+asked for, so a late answer for an older position is recognised and dropped; a position that a new leader may not have
+is not fetched from until it was checked (KIP-320).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
+from tidelog.client.log_truncation import LogTruncation
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
 
 Pattern = re.Pattern[str]
@@ -35,14 +37,18 @@ class PartitionState:
     """One assigned partition. Offsets are -1 while unknown."""
 
     __slots__ = (
+        "current_epoch",
         "high_watermark",
         "last_stable_offset",
         "leader_epoch",
         "log_start_offset",
         "paused",
         "position",
+        "read_replica",
+        "read_replica_until_ms",
         "reset_to",
         "retry_at_ms",
+        "unvalidated",
     )
 
     def __init__(self) -> None:
@@ -50,6 +56,13 @@ class PartitionState:
         """The next offset to hand out."""
         self.leader_epoch = -1
         """The epoch of the last batch handed out, to be committed beside the position."""
+        self.current_epoch = -1
+        """The leader epoch for which the position was found, or is to be checked."""
+        self.unvalidated = False
+        """Whether the leader of the current epoch has the records before the position is not known."""
+        self.read_replica = -1
+        """The replica that the leader named to read from instead of itself (KIP-392)."""
+        self.read_replica_until_ms = 0.0
         self.reset_to: int | None = None
         """A ListOffsets timestamp (-1 latest, -2 earliest) from which the position is to be found."""
         self.paused = False
@@ -129,12 +142,16 @@ class Subscription:
     # -- how far
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Go on at `offset`; raises ValueError for a negative one or a partition not assigned."""
+        """Go on at `offset`; raises ValueError for a negative one or a partition not assigned.
+
+        With the leader epoch of the record before it, the leader is asked first whether it has that record.
+        """
         state = self.state(partition)
         if offset < 0:
             raise ValueError(f"cannot seek {partition} to {offset}: offsets are not negative")
         state.position = offset
         state.leader_epoch = leader_epoch
+        state.unvalidated = leader_epoch >= 0
         state.reset_to = None
         state.retry_at_ms = 0.0
 
@@ -143,16 +160,61 @@ class Subscription:
         state = self.state(partition)
         state.position = -1
         state.leader_epoch = -1
+        state.unvalidated = False
+        state.read_replica = -1
         state.reset_to = timestamp
         state.retry_at_ms = 0.0
 
-    def finish_reset(self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int) -> bool:
-        """The answer to a reset; False, and nothing done, when it is no longer wanted."""
+    def finish_reset(
+        self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int, current_epoch: int
+    ) -> bool:
+        """The answer to a reset, of the leader of `current_epoch`; False, and nothing done, when no longer wanted."""
         state = self._assigned.get(partition)
         if state is None or state.reset_to != timestamp:
             return False
         self.seek(partition, offset, leader_epoch)
+        state.unvalidated = False
+        state.current_epoch = current_epoch
         return True
+
+    def note_leader_epochs(self, epoch_of: Callable[[TopicPartition], int]) -> list[TopicPartition]:
+        """Compare the leaders' epochs with those known so far; the partitions whose position is to be checked now."""
+        doubtful = []
+        for partition, state in self._assigned.items():
+            epoch = epoch_of(partition)
+            if epoch < 0 or epoch == state.current_epoch:
+                continue
+            state.current_epoch = epoch
+            state.read_replica = -1
+            if state.position >= 0 and state.leader_epoch >= 0:
+                state.unvalidated = True
+                doubtful.append(partition)
+        return doubtful
+
+    def unvalidated(self) -> list[TopicPartition]:
+        return [partition for partition, state in self._assigned.items() if state.unvalidated and state.position >= 0]
+
+    def diverged(
+        self, partition: TopicPartition, epoch: int, end_offset: int, reset_to: int | None
+    ) -> LogTruncation | None:
+        """The leader's answer about the epoch of the position: the largest epoch it has that is not above, and where
+        that ends. A position beyond the end goes back to it, to where reading must begin anew; without a reset policy
+        (`reset_to` None) it stays, and the error is returned. -1 says that the leader knows no such epoch.
+        """
+        state = self.state(partition)
+        known = epoch >= 0 and end_offset >= 0
+        if known and end_offset >= state.position:
+            state.leader_epoch = min(state.leader_epoch, epoch)
+            state.unvalidated = False
+        elif reset_to is None:
+            state.unvalidated = True
+            divergent = OffsetAndMetadata(end_offset, "", epoch) if known else None
+            return LogTruncation(partition, OffsetAndMetadata(state.position, "", state.leader_epoch), divergent)
+        elif known:
+            state.position, state.leader_epoch, state.unvalidated = end_offset, epoch, False
+        else:
+            self.ask_reset(partition, reset_to)
+        return None
 
     def consumed(self, partition: TopicPartition, from_offset: int, next_offset: int, leader_epoch: int) -> bool:
         """Records were handed out; False when the position had moved meanwhile: then they must not be."""
@@ -199,7 +261,7 @@ class Subscription:
         return [
             partition
             for partition, state in self._assigned.items()
-            if state.position >= 0 and not state.paused and state.retry_at_ms <= now_ms
+            if state.position >= 0 and not state.paused and not state.unvalidated and state.retry_at_ms <= now_ms
         ]
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:

@@ -134,7 +134,7 @@ class Consumer(Twin):
             if not self._closed:
                 raise
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         async def call() -> None:
             self._consumer.seek(partition, offset)
 

@@ -29,6 +29,7 @@ from tidelog.protocol.messages import (
     metadata,
     offset_commit,
     offset_fetch,
+    offset_for_leader_epoch,
     produce,
     sync_group,
 )
@@ -50,6 +51,12 @@ class FakePartition:
     def __init__(self, leader: int) -> None:
         self.leader = leader
         self.leader_epoch = 0
+        self.epochs: list[tuple[int, int]] = [(0, 0)]
+        """(leader epoch, the offset at which it began)."""
+        self.followers: dict[int, int] = {}
+        """By node id how far a replica has got from which consumers may read."""
+        self.nearest = -1
+        """The replica that the leader names to consumers who say their rack."""
         self.batches: list[bytes] = []
         self.start_offset = 0
         self.end_offset = 0
@@ -86,8 +93,35 @@ class FakePartition:
             while len(recent) > 1:
                 recent.popleft()
 
-    def read(self, offset: int) -> bytes:
-        return b"".join(batch for batch in self.batches if read_header(batch).next_offset > offset)
+    def read(self, offset: int, end_offset: int | None = None) -> bytes:
+        headers = [(batch, read_header(batch)) for batch in self.batches]
+        end = self.end_offset if end_offset is None else end_offset
+        return b"".join(batch for batch, header in headers if offset < header.next_offset <= end)
+
+    def truncate(self, end_offset: int) -> None:
+        """As when a replica became leader that had only this much. Batches must end there."""
+        self.batches = [batch for batch in self.batches if read_header(batch).next_offset <= end_offset]
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start < end_offset]
+        self.end_offset = end_offset
+
+    def begin_epoch(self) -> None:
+        self.leader_epoch += 1
+        self.epochs = [each for each in self.epochs if each[1] < self.end_offset]
+        self.epochs.append((self.leader_epoch, self.end_offset))
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """(the largest epoch not above, where it ends), as Kafka's LeaderEpochFileCache."""
+        later = [start for each, start in self.epochs if each > epoch]
+        not_above = [each for each, _ in self.epochs if each <= epoch]
+        if epoch == self.epochs[-1][0]:
+            return epoch, self.end_offset
+        return (not_above[-1] if not_above else epoch, later[0]) if later else (-1, -1)
+
+    def refusal(self, current_leader_epoch: int) -> ErrorCode:
+        if current_leader_epoch < 0 or current_leader_epoch == self.leader_epoch:
+            return ErrorCode.NONE
+        older = current_leader_epoch < self.leader_epoch
+        return ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 class FakeNode:
@@ -207,7 +241,7 @@ class FakeNode:
                     partition_index=number,
                     leader_id=each.leader,
                     leader_epoch=each.leader_epoch,
-                    replica_nodes=[each.leader],
+                    replica_nodes=[each.leader, *each.followers],
                     isr_nodes=[each.leader],
                 )
                 for number, each in enumerate(partitions)
@@ -275,8 +309,15 @@ class FakeNode:
         deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
         while True:
             self.cluster.appended.clear()
-            found = {key: self._read(key, asked) for key, asked in wanted.items()}
-            telling = {key: data for key, data in found.items() if data.records or data.error_code}
+            found = {key: self._read(key, asked, request.rack_id) for key, asked in wanted.items()}
+            telling = {
+                key: data
+                for key, data in found.items()
+                if data.records
+                or data.error_code
+                or data.preferred_read_replica >= 0
+                or data.diverging_epoch.epoch >= 0
+            }
             left = deadline - asyncio.get_running_loop().time()
             if telling or left <= 0 or not wanted:
                 break
@@ -313,17 +354,47 @@ class FakeNode:
         known.update(asked)
         return request.session_id, known, None
 
-    def _read(self, key: tuple[str, bytes, int], asked: fetch.FetchPartition) -> fetch.PartitionData:
+    def _read(self, key: tuple[str, bytes, int], asked: fetch.FetchPartition, rack: str = "") -> fetch.PartitionData:
         partition, code = self._find(*key)
+        end = None if partition is None else partition.end_offset
+        if partition is not None and self.node_id in partition.followers:
+            code, end = ErrorCode.NONE, partition.followers[self.node_id]
+        if partition is not None:
+            code = code or partition.refusal(asked.current_leader_epoch)
         data = fetch.PartitionData(partition_index=key[2], error_code=code, high_watermark=-1)
-        if partition is not None and code is ErrorCode.NONE:
-            data.high_watermark = data.last_stable_offset = partition.end_offset
-            data.log_start_offset = partition.start_offset
-            if not partition.start_offset <= asked.fetch_offset <= partition.end_offset:
-                data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
-            else:
-                data.records = partition.read(asked.fetch_offset)
+        if partition is None or end is None or code is not ErrorCode.NONE:
+            return data
+        data.high_watermark = data.last_stable_offset = end
+        data.log_start_offset = partition.start_offset
+        if asked.last_fetched_epoch >= 0:
+            epoch, epoch_end = partition.end_of_epoch(asked.last_fetched_epoch)
+            if epoch < asked.last_fetched_epoch or epoch_end < asked.fetch_offset:
+                data.diverging_epoch = fetch.EpochEndOffset(epoch=epoch, end_offset=epoch_end)
+                data.error_code = ErrorCode.NONE if epoch >= 0 else ErrorCode.OFFSET_OUT_OF_RANGE
+                return data
+        if not partition.start_offset <= asked.fetch_offset <= end:
+            data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+        elif rack and partition.nearest >= 0 and self.node_id == partition.leader:
+            data.preferred_read_replica = partition.nearest
+        else:
+            data.records = partition.read(asked.fetch_offset, end)
         return data
+
+    def on_offset_for_leader_epoch(self, request: offset_for_leader_epoch.OffsetForLeaderEpochRequest) -> Message:
+        assert request.replica_id == -2, "a consumer says that it is no broker"
+        topics = []
+        for topic in request.topics:
+            ends = []
+            for each in topic.partitions:
+                partition, code = self._find(topic.topic, bytes(16), each.partition)
+                end = offset_for_leader_epoch.EpochEndOffset(partition=each.partition, error_code=code)
+                if partition is not None and code is ErrorCode.NONE:
+                    end.error_code = partition.refusal(each.current_leader_epoch)
+                    if not end.error_code:
+                        end.leader_epoch, end.end_offset = partition.end_of_epoch(each.leader_epoch)
+                ends.append(end)
+            topics.append(offset_for_leader_epoch.OffsetForLeaderTopicResult(topic=topic.topic, partitions=ends))
+        return offset_for_leader_epoch.OffsetForLeaderEpochResponse(topics=topics)
 
     def on_list_offsets(self, request: list_offsets.ListOffsetsRequest) -> Message:
         topics = []
@@ -424,7 +495,7 @@ class FakeCluster:
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
         moved = self.topics[topic][partition]
         moved.leader = node_id
-        moved.leader_epoch += 1
+        moved.begin_epoch()
 
     def api_keys(self) -> list[api_versions.ApiVersion]:
         keys = []
@@ -453,6 +524,11 @@ HANDLERS: dict[int, tuple[type[Message], type[Message], Callable[[FakeNode, Any]
     14: (sync_group.SyncGroupRequest, sync_group.SyncGroupResponse, FakeNode.on_group),
     18: (api_versions.ApiVersionsRequest, api_versions.ApiVersionsResponse, FakeNode.on_api_versions),
     19: (create_topics.CreateTopicsRequest, create_topics.CreateTopicsResponse, FakeNode.on_create_topics),
+    23: (
+        offset_for_leader_epoch.OffsetForLeaderEpochRequest,
+        offset_for_leader_epoch.OffsetForLeaderEpochResponse,
+        FakeNode.on_offset_for_leader_epoch,
+    ),
     22: (init_producer_id.InitProducerIdRequest, init_producer_id.InitProducerIdResponse, FakeNode.on_init_producer_id),
     61: (
         describe_producers.DescribeProducersRequest,

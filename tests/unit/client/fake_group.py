@@ -36,6 +36,8 @@ class _Group:
         self.assignments: dict[str, bytes] | None = None
         self.window: asyncio.TimerHandle | None = None
         self.offsets: dict[tuple[str, int], tuple[int, str | None]] = {}
+        self.epochs: dict[tuple[str, int], int] = {}
+        """The leader epochs that were committed beside the offsets."""
         self.born = 0
 
     @property
@@ -168,6 +170,7 @@ class FakeGroups:
             for each in topic.partitions:
                 if not code:
                     group.offsets[topic.name, each.partition_index] = (each.committed_offset, each.committed_metadata)
+                    group.epochs[topic.name, each.partition_index] = each.committed_leader_epoch
             rows = [
                 OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=code)
                 for each in topic.partitions
@@ -177,7 +180,7 @@ class FakeGroups:
 
     def fetch_offsets(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
         asked = request.groups[0]
-        offsets = self.group(asked.group_id).offsets
+        offsets, epochs = self.group(asked.group_id).offsets, self.group(asked.group_id).epochs
         wanted = (
             list(offsets)
             if asked.topics is None
@@ -186,7 +189,12 @@ class FakeGroups:
         topics: dict[str, OffsetFetchResponseTopics] = {}
         for name, number in wanted:
             offset, text = offsets.get((name, number), (-1, ""))
-            row = OffsetFetchResponsePartitions(partition_index=number, committed_offset=offset, metadata=text)
+            row = OffsetFetchResponsePartitions(
+                partition_index=number,
+                committed_offset=offset,
+                committed_leader_epoch=epochs.get((name, number), -1),
+                metadata=text,
+            )
             topics.setdefault(name, OffsetFetchResponseTopics(name=name)).partitions.append(row)
         group = OffsetFetchResponseGroup(group_id=asked.group_id, topics=list(topics.values()))
         return OffsetFetchResponse(groups=[group])

@@ -258,7 +258,7 @@ class TestPositions:
                         break
                 assert await consuming.position(T0) == 7
                 await consuming.commit()
-                assert await consuming.committed(T0) == {T0: OffsetAndMetadata(7)}
+                assert await consuming.committed(T0) == {T0: OffsetAndMetadata(7, "", 0)}
                 assert await read(consuming, 2) == [7, 8]
 
 

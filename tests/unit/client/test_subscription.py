@@ -67,12 +67,12 @@ def test_a_reset_is_finished_only_while_it_is_wanted():
     subscription.ask_reset(A, -2)
     assert subscription.to_reset(0) == {A: -2}
     assert subscription.without_position() == []
-    assert not subscription.finish_reset(A, -1, 9, 0)
-    assert subscription.finish_reset(A, -2, 3, 0)
-    assert not subscription.finish_reset(A, -2, 4, 0)
+    assert not subscription.finish_reset(A, -1, 9, 0, 3)
+    assert subscription.finish_reset(A, -2, 3, 0, 3)
+    assert not subscription.finish_reset(A, -2, 4, 0, 3)
     subscription.ask_reset(A, -1)
     subscription.seek(A, 7)
-    assert not subscription.finish_reset(A, -1, 9, 0)
+    assert not subscription.finish_reset(A, -1, 9, 0, 3)
     assert subscription.assigned[A].position == 7
 
 
