@@ -4,6 +4,7 @@ python -m tests.cluster.damage.run --cases 100 --seed 1       drawn cases 1 to 1
 python -m tests.cluster.damage.run --only 17                  one of them
 python -m tests.cluster.damage.run --only named               the cases that have names (or one of them by its name)
     --kafka        the same on Apache Kafka
+    --dump N       let Kafka's DumpLogSegments read the segments at the end of every Nth case (Java)
     --keep DIR     keep the directories of what did not go well
     --verbose      every finding and note
 """
@@ -33,8 +34,8 @@ def chosen(options: argparse.Namespace) -> list[Case]:
     return [drawn(int(seed)) for seed in options.only.split(",")]
 
 
-def run_one(case: Case, directory: Path, *, kafka: bool) -> Outcome:
-    trial = Trial(case, directory, kafka=kafka)
+def run_one(case: Case, directory: Path, *, kafka: bool = False, dumps: bool = False) -> Outcome:
+    trial = Trial(case, directory, kafka=kafka, dumps=dumps)
     try:
         return trial.run()
     except Exception as error:
@@ -51,15 +52,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kafka", action="store_true")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--dump", type=int, default=0)
     options = parser.parse_args(arguments)
     totals: Counter[str] = Counter()
     began = time.monotonic()
     for case in chosen(options):
         directory = Path(tempfile.mkdtemp(prefix="tidelog-damage-"))
         try:
-            outcome = run_one(case, directory, kafka=options.kafka)
+            dumps = options.dump > 0 and sum(totals.values()) % options.dump == 0
+            outcome = run_one(case, directory, kafka=options.kafka, dumps=dumps)
             totals[outcome.name] += 1
-            tell(outcome, verbose=options.verbose)
+            print(describe(outcome, verbose=options.verbose), flush=True)
             if options.keep is not None and outcome.name != "well":
                 kept = options.keep / case.name.replace(" ", "-")
                 shutil.rmtree(kept, ignore_errors=True)
@@ -72,17 +75,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if set(totals) <= {"well"} else 1
 
 
-def tell(outcome: Outcome, *, verbose: bool) -> None:
-    print(f"{outcome.case.name}: {outcome.name}: {outcome.case} ({outcome.seconds:.0f} s)", flush=True)
-    if outcome.name == "well" and not verbose:
-        return
-    for damage in outcome.damage:
-        print(f"    damaged: {damage}", flush=True)
-    findings = outcome.findings if verbose else outcome.findings[:6]
-    for name, message in sorted(findings, key=lambda one: CLASSES.index(one[0])):
-        print(f"    {name}: {message}", flush=True)
-    for note in outcome.notes if verbose else ():
-        print(f"    note: {note}", flush=True)
+def describe(outcome: Outcome, *, verbose: bool = True) -> str:
+    """What a reader needs to know of one case; a line alone when all went well."""
+    lines = [f"{outcome.case.name}: {outcome.name}: {outcome.case} ({outcome.seconds:.0f} s)"]
+    if outcome.name != "well" or verbose:
+        findings = sorted(outcome.findings, key=lambda one: CLASSES.index(one[0]))
+        lines += [f"    damaged: {damage}" for damage in outcome.damage]
+        lines += [f"    {name}: {message}" for name, message in (findings if verbose else findings[:6])]
+        lines += [f"    note: {note}" for note in outcome.notes if verbose]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
