@@ -7,6 +7,9 @@
 them the one that holds `first_offset`, none that starts at or after the end. The reader skips records before
 `first_offset` and from the end on, and for read_committed the batches that `records.iter_data_batches` leaves out with
 `aborted`. One request is on its way while the last answer is being read. `sync.RawReader` is the blocking twin.
+
+Headers say where to go on, so every batch of an answer is checked before its header is believed: a damaged one is asked
+for again, elsewhere where the leader has moved, and ends the read when nothing else comes. It is never passed over.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from tidelog.client.model import TopicPartition
 from tidelog.client.offsets import ISOLATION
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
-from tidelog.protocol.record_batch import iter_headers
+from tidelog.protocol.record_batch import BatchHeader, CorruptRecord, check_crc, iter_headers
 
 _NEWEST_BY_NAME = 12
 _WITHOUT_SESSION = -1
@@ -51,6 +54,7 @@ async def fetch_raw(
     isolation_level: str = "read_uncommitted",
     max_wait_ms: int = 500,
     stall_timeout_ms: float = 60_000,
+    check_crcs: bool = True,
 ) -> AsyncIterator[RawBatches]:
     """The batches that hold [start_offset, end_offset), in order, in chunks of about `chunk_bytes` (at least a batch).
 
@@ -58,7 +62,8 @@ async def fetch_raw(
     offset, REQUEST_TIMED_OUT when nothing comes for `stall_timeout_ms`, errors that trying again does not cure.
     """
     await cluster.topic(partition.topic, stall_timeout_ms)
-    reader = _Reader(cluster, partition, chunk_bytes, ISOLATION[isolation_level], max_wait_ms, stall_timeout_ms)
+    isolation = ISOLATION[isolation_level]
+    reader = _Reader(cluster, partition, chunk_bytes, isolation, max_wait_ms, stall_timeout_ms, check_crcs)
     upcoming: asyncio.Task[RawBatches] | None = None
     offset = start_offset
     try:
@@ -85,6 +90,7 @@ class _Reader:
         isolation: int,
         max_wait_ms: int,
         stall_timeout_ms: float,
+        check_crcs: bool,
     ) -> None:
         self._cluster = cluster
         self._partition = partition
@@ -92,6 +98,7 @@ class _Reader:
         self._isolation = isolation
         self._max_wait_ms = max_wait_ms
         self._stall_timeout_ms = stall_timeout_ms
+        self._check_crcs = check_crcs
 
     async def next(self, offset: int, end_offset: int) -> RawBatches:
         """The chunk at `offset`, waited for."""
@@ -102,7 +109,7 @@ class _Reader:
         while loop.time() < deadline:
             try:
                 data = await self._ask(offset)
-                chunk = _chunk(self._partition, data, offset, end_offset)
+                chunk = _chunk(self._partition, data, offset, end_offset, self._check_crcs)
                 if chunk is not None:
                     return chunk
                 failures = 0
@@ -161,24 +168,41 @@ def _partitions(response: FetchResponse) -> list[PartitionData]:
     return [each for topic in response.responses for each in topic.partitions]
 
 
-def _chunk(partition: TopicPartition, data: PartitionData, offset: int, end_offset: int) -> RawBatches | None:
-    """The whole batches of the answer that start before the end; None when there is none (yet)."""
+def _chunk(
+    partition: TopicPartition, data: PartitionData, offset: int, end_offset: int, check_crcs: bool
+) -> RawBatches | None:
+    """The whole batches of the answer that start before the end; None when there is none (yet).
+
+    Raises CORRUPT_MESSAGE for a batch whose CRC is wrong, or whose offsets, which it covers in part only, cannot be.
+    """
     buffer = memoryview(data.records or b"")
-    first = last = next_offset = -1
+    first = last = next_offset = previous_end = -1
+    earlier = False
     for position, header in iter_headers(buffer):
+        if check_crcs:
+            _check(partition, buffer, position, header, previous_end, data.high_watermark)
+            previous_end = header.next_offset
         if header.next_offset <= offset:
+            earlier = True
             continue
         if header.base_offset >= end_offset:
             next_offset = max(next_offset, end_offset)
             break
         if first < 0:
+            if check_crcs and earlier and header.base_offset > offset:
+                # No CRC covers base offsets: the batch before may be the one that holds this offset.
+                raise CorruptRecord(f"{partition}: a batch of earlier offsets came where {offset} was asked for")
             first = position
         last = position + header.size_bytes
         next_offset = header.next_offset
     if next_offset < 0:
+        if earlier:
+            raise CorruptRecord(f"{partition}: only earlier offsets came where {offset} was asked for")
         if len(buffer):
             raise KafkaError(
-                ErrorCode.MESSAGE_TOO_LARGE, f"{partition}: the batch at {offset} is larger than a whole chunk"
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"{partition}: no whole batch in the {len(buffer)} bytes that came for offset {offset}: it is larger "
+                "than a chunk, or its length is damaged",
             )
         return None
     aborted = tuple((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
@@ -186,3 +210,21 @@ def _chunk(partition: TopicPartition, data: PartitionData, offset: int, end_offs
     return RawBatches(
         records, offset, next_offset, data.high_watermark, data.last_stable_offset, data.log_start_offset, aborted
     )
+
+
+def _check(
+    partition: TopicPartition,
+    buffer: memoryview,
+    position: int,
+    header: BatchHeader,
+    previous_end: int,
+    high_watermark: int,
+) -> None:
+    """Raises CORRUPT_MESSAGE."""
+    if not check_crc(buffer, position, header):
+        raise CorruptRecord(f"{partition}: wrong CRC of the batch at offset {header.base_offset}")
+    if not max(previous_end, 0) <= header.base_offset < min(header.next_offset, high_watermark):
+        raise CorruptRecord(
+            f"{partition}: a batch of offsets {header.base_offset} to {header.last_offset} after {previous_end - 1}, "
+            f"with the high watermark at {high_watermark}"
+        )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidelog.protocol import compression as codecs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record import read_varint
-from tidelog.protocol.record_batch import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_crc, check_magic
+from tidelog.protocol.record_batch import HEADER_SIZE, BatchHeader, Buffer, check_magic
 from tidelog.protocol.records import MIN_RECORD_BYTES, Record, decode_section, iter_data_batches, record_section
 
 if TYPE_CHECKING:
@@ -64,15 +64,14 @@ def decode_columns(
     end_offset: int = _MAX_INT64,
     columns: Sequence[str] = COLUMNS,
     aborted: Iterable[tuple[int, int]] = (),
-    check_crcs: bool = False,
     max_batch_bytes: int = codecs.DEFAULT_MAX_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """The records of concatenated `batches` with offsets in [first_offset, end_offset), one row each, in pieces.
 
     Control batches, aborted transactions (`aborted`: producer id and first offset of each, from the fetch response) and
     a torn last batch are left out. `key`, `value` and `headers` may be null. A piece may be empty. Raises KafkaError as
-    `decode_batch` does, also CORRUPT_MESSAGE for a wrong CRC with `check_crcs`, and MESSAGE_TOO_LARGE when one batch
-    decompresses to more than `max_batch_bytes`; the message names the partition and the batch's offset.
+    `decode_batch` does, also MESSAGE_TOO_LARGE when one batch decompresses to more than `max_batch_bytes`; the message
+    names the partition and the batch's offset. No CRC is looked at.
     """
     selected = [
         (position, header)
@@ -81,10 +80,8 @@ def decode_columns(
     ]
     partition_name = f"{topic}-{partition}"
     try:
-        for position, header in selected:
+        for _, header in selected:
             check_magic(header)
-            if check_crcs and not check_crc(batches, position, header):
-                raise CorruptRecord("wrong CRC")
     except KafkaError as error:
         raise _in_batch(error, partition_name, header) from None
     to_columns = _rows_by_kernel if _has_numba() else _rows_by_records

@@ -33,6 +33,9 @@ MAX_BATCH_BYTES = 8 * 1024 * 1024
 """Of one Arrow record batch handed to Spark: beyond that nothing is gained, and the JVM holds it whole."""
 
 
+_REFUSALS_MAX = 20
+
+
 def read_range(
     options: SourceOptions, planned: OffsetRange, columns: Sequence[str]
 ) -> Generator[pa.RecordBatch, None, None]:
@@ -68,7 +71,6 @@ def _columns(
             end_offset=planned.end,
             columns=columns,
             aborted=chunk.aborted,
-            check_crcs=options.consumer.check_crcs,
             max_batch_bytes=options.max_batch_bytes,
         )
     except KafkaError as error:
@@ -95,6 +97,7 @@ async def _chunks(cluster: Cluster, options: SourceOptions, planned: OffsetRange
     config = options.consumer
     partition = TopicPartition(planned.topic, planned.partition)
     position = planned.start
+    refusals = 0
     while position < planned.end:
         try:
             fetched = fetch_raw(
@@ -106,14 +109,20 @@ async def _chunks(cluster: Cluster, options: SourceOptions, planned: OffsetRange
                 isolation_level=config.isolation_level,
                 max_wait_ms=config.fetch_max_wait_ms,
                 stall_timeout_ms=options.poll_timeout_ms,
+                check_crcs=config.check_crcs,
             )
             async with aclosing(fetched) as batches:  # type: ignore[type-var]  # an async generator, declared as less
                 async for chunk in batches:
                     yield chunk
                     position = chunk.next_offset
+                    refusals = 0
         except KafkaError as error:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
+            refusals += 1
+            if refusals > _REFUSALS_MAX:  # the leader refuses an offset that the log is said to hold
+                raise
+            await asyncio.sleep(cluster.retry_backoff.wait_ms(refusals) / 1000)
             position = await _after_the_loss(cluster, options, planned, position)
 
 

@@ -177,15 +177,6 @@ def refusal(batches, **options) -> KafkaError:
     return failure.value
 
 
-def test_a_wrong_crc_is_refused_only_when_asked():
-    batches = bytearray(numbered(0, 3))
-    batches[17] ^= 1
-    assert decode(batches).num_rows == 3
-    error = refusal(batches, check_crcs=True)
-    assert error.code is ErrorCode.CORRUPT_MESSAGE
-    assert "t-3: batch at offset 0: wrong CRC" in str(error)
-
-
 @pytest.mark.parametrize("count", [-1, 2, 4, 2**31 - 1])
 def test_a_wrong_count_is_invalid(count):
     batches = bytearray(numbered(0, 3))

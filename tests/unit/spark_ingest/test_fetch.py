@@ -147,6 +147,42 @@ def test_a_log_that_begins_after_the_range_is_read_from_where_it_begins(node, ne
     assert read(node, topic, 10, 20, failOnDataLoss="false") is None
 
 
+def test_a_leader_that_refuses_what_its_log_is_said_to_hold_ends_the_read(node, new_topic, monkeypatch):
+    monkeypatch.setattr(fetch, "_REFUSALS_MAX", 3)
+    asked = []
+
+    def fetch_raw(cluster, partition, start, end, **options):
+        async def refused():
+            asked.append(start)
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+            yield
+
+        return refused()
+
+    monkeypatch.setattr(fetch, "fetch_raw", fetch_raw)
+    with pytest.raises(KafkaError) as failure:
+        read(node, new_topic(5), 0, 5)
+    assert failure.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert asked == [0] * 4
+
+
+def test_a_damaged_batch_is_an_error_and_not_a_gap(node, new_topic, monkeypatch):
+    topic = new_topic(100, batch_size=500)
+    real = raw_fetch._Reader._ask
+
+    async def ask(reader, offset):
+        answer = await real(reader, offset)
+        damaged = bytearray(answer.records or b"")
+        second = 12 + int.from_bytes(damaged[8:12], "big")
+        damaged[second + 23 : second + 27] = b"\xff\xff\xfc\x18"  # the last offset delta: -1000
+        answer.records = bytes(damaged)
+        return answer
+
+    monkeypatch.setattr(raw_fetch._Reader, "_ask", ask)
+    with pytest.raises(KafkaError, match=f"{topic}-0: wrong CRC of the batch at offset"):
+        read(node, topic, 0, 100, **{"kafkaConsumer.pollTimeoutMs": "300"})
+
+
 def test_other_errors_pass_up(node):
     with pytest.raises(KafkaError) as failure:
         read(node, "nowhere", 0, 1, **{"kafkaConsumer.pollTimeoutMs": "200"})

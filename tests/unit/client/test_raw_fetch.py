@@ -1,0 +1,80 @@
+"""What a raw reader makes of an answer with a damaged batch in it: asked for again or refused, never passed over."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from tidelog.client.model import TopicPartition
+from tidelog.client.raw_fetch import RawBatches, _chunk
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.fetch import PartitionData
+from tidelog.protocol.record_batch import HEADER_SIZE, write_crc
+from tidelog.protocol.records import encode_batch, iter_records
+
+T0 = TopicPartition("t", 0)
+
+
+def batch(first: int, last: int) -> bytes:
+    return bytes(encode_batch([(1, None, b"%d" % offset, ()) for offset in range(first, last)], base_offset=first))
+
+
+THREE = (batch(0, 10), batch(10, 20), batch(20, 30))
+
+
+def chunk(records: bytes, offset: int = 0, end: int = 30, high_watermark: int = 30) -> RawBatches | None:
+    data = PartitionData(records=records, high_watermark=high_watermark, partition_index=0, error_code=0)
+    return _chunk(T0, data, offset, end, check_crcs=True)
+
+
+def offsets(found: RawBatches) -> list[int]:
+    return [record.offset for record in iter_records(found.data) if found.first_offset <= record.offset < 30]
+
+
+@pytest.mark.parametrize("place", range(HEADER_SIZE))
+@pytest.mark.parametrize("value", [0x00, 0x01, 0x7F, 0x80, 0xFF])
+def test_a_damaged_header_makes_no_gap(place: int, value: int):
+    damaged = bytearray(THREE[1])
+    damaged[place] = value
+    # No CRC covers the base offset, bytes 0 to 7: where no batch stands before it, nothing can tell.
+    for offset in (0, 10, 15) if place >= 8 else (0,):
+        try:
+            found = chunk(THREE[0] * (offset < 10) + bytes(damaged) + THREE[2], offset)
+            rows = [each for each in offsets(found) if each >= offset] if found else None
+        except KafkaError:
+            continue
+        assert found is not None
+        assert rows == list(range(offset, found.next_offset))
+
+
+def test_a_batch_of_earlier_offsets_where_another_was_asked_for_is_refused():
+    displaced = bytearray(THREE[1])
+    displaced[7] = 0  # the base offset, 10
+    with pytest.raises(KafkaError, match="a batch of earlier offsets came where 10 was asked for"):
+        chunk(bytes(displaced) + THREE[2], 10)
+    found = chunk(THREE[0] + THREE[1] + THREE[2], 10)  # as a broker may answer that knows its place roughly
+    assert found is not None
+    assert offsets(found) == list(range(10, 30))
+
+
+def test_offsets_that_cannot_be_are_refused_though_the_crc_is_right():
+    negative = bytearray(THREE[1])
+    negative[23:27] = struct.pack(">i", -5)
+    write_crc(negative, 0, len(negative))
+    for records in (THREE[0] + bytes(negative) + THREE[2], THREE[1] + THREE[0], THREE[1] + THREE[1], batch(30, 35)):
+        with pytest.raises(KafkaError) as failure:
+            chunk(records)
+        assert failure.value.code is ErrorCode.CORRUPT_MESSAGE
+        assert "t-0" in str(failure.value)
+
+
+def test_gaps_of_compaction_are_none():
+    found = chunk(THREE[0] + THREE[2])
+    assert found is not None
+    assert (offsets(found), found.next_offset) == ([*range(10), *range(20, 30)], 30)
+
+
+def test_a_batch_that_never_comes_whole_says_so():
+    with pytest.raises(KafkaError, match="no whole batch in the 40 bytes that came for offset 0"):
+        chunk(THREE[0][:40])
