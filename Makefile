@@ -105,7 +105,7 @@ cluster-test: $(VENV)/.dev-installed
 
 # In the small dose Tidelog alone, with the clients and tools that are installed; else Kafka beside it.
 compat: $(VENV)/.dev-installed
-	$(if $(filter small,$(DOSE)),,TIDELOG_COMPAT_KAFKA=1) $(HUNT) tests/compatibility tests/cluster/test_client_node.py $(ARGS)
+	$(if $(filter small,$(DOSE)),$(HUNT) $(SPREAD),TIDELOG_COMPAT_KAFKA=1 $(HUNT)) tests/compatibility tests/cluster/test_client_node.py $(ARGS)
 
 fuzz: $(VENV)/.dev-installed
 	$(BIN)/python -m tests.fuzz.run --minutes $(or $(MINUTES),$(if $(filter small,$(DOSE)),1,10)) $(ARGS)
@@ -116,7 +116,7 @@ properties: $(VENV)/.dev-installed
 
 # So that no hunt is forgotten; 5 says that there is none but those above.
 other-hunts: $(VENV)/.dev-installed
-	TIDELOG_DOSE=$(DOSE) $(PYTEST) -m hunt $(addprefix --ignore=,$(SIMULATIONS) tests/cluster tests/compatibility) || [ $$? -eq 5 ]
+	TIDELOG_DOSE=$(DOSE) $(PYTEST) -m hunt $(addprefix --ignore=,$(SIMULATIONS) tests/cluster tests/compatibility tests/properties) || [ $$? -eq 5 ]
 
 clients: $(VENV)/.dev-installed
 	@$(BIN)/python -m tests.compatibility.clients.install

@@ -19,7 +19,7 @@ class Dose(NamedTuple):
 
 DOSES = {
     # tests/simulation: histories of clusters, of broken directories, of changing voters, of one log, of a cleaned log
-    "TIDELOG_CLUSTER_SEEDS": Dose(60, 1_000),
+    "TIDELOG_CLUSTER_SEEDS": Dose(45, 1_000),
     "TIDELOG_DIRECTORY_SEEDS": Dose(20, 400),
     "TIDELOG_VOTER_SEEDS": Dose(20, 300),
     "TIDELOG_STORAGE_SEEDS": Dose(600, 10_000),
@@ -28,8 +28,8 @@ DOSES = {
     "TIDELOG_RAFT_SEEDS": Dose(60, 1_000),
     # tests/cluster, with real processes: hard kills of one node, faults in a cluster of seven, failovers
     "TIDELOG_KILLS": Dose(5, 100),
-    "TIDELOG_FAULTS": Dose(8, 200),
-    "TIDELOG_FAILOVERS": Dose(3, 50),
+    "TIDELOG_FAULTS": Dose(6, 200),
+    "TIDELOG_FAILOVERS": Dose(2, 50),
     # tests/properties, in the profile "deep": examples of each property
     "TIDELOG_EXAMPLES": Dose(50, 5_000),
 }

@@ -274,7 +274,7 @@ def test_any_message_reads_the_same_here_and_in_kio(rng: Random, pair: tuple[typ
     assert_same(filled(rng, message, version, kio), version, kio)
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize("message", dict(IN_KIO), ids=lambda message: message.__name__)
 def test_many_messages_read_the_same_here_and_in_kio(message: type[Message]):
     @given(st.randoms(use_true_random=False), st.sampled_from(message.VERSIONS))
@@ -343,7 +343,7 @@ def test_arbitrary_bytes_are_malformed_or_a_message(pair: tuple[type[Message], i
     assert_only_malformed(*pair, data)
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)
 def test_many_changed_bytes_are_malformed_or_another_message(message: type[Message]):
     @given(st.randoms(use_true_random=False), st.sampled_from(message.VERSIONS), st.data())

@@ -173,11 +173,13 @@ DEEP_PLANTS = [
         {"append": 60, "truncate": 5, "checkpoint": 6, "flush": 4, "lose_power": 3, **QUIET},
         {"segment_bytes": 1000, "retention_bytes": -1, **NO_FLUSH},
     ),
-    (
+    # It takes longer to find than all others together.
+    pytest.param(
         keep_epochs_of_a_lost_tail,
         "LeaderEpochsAgree",
         {"append": 30, "lose_power": 5, "end_process": 5, "flush": 3, "truncate": 0},
         NO_FLUSH,
+        marks=pytest.mark.hunt,
     ),
     (
         checkpoint_the_end_of_an_open_segment,
