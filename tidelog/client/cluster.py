@@ -66,6 +66,7 @@ class Cluster:
         self._addresses = config.bootstrap_addresses()
         self._links: dict[tuple[int, str], _Link] = {}
         self._bootstrap: Connection | None = None
+        self._bootstrap_attempt: asyncio.Task[Connection] | None = None
         self._topics: dict[str, float] = {}
         self._topic_max_idle_ms: float | None = None
         self._refresh_wanted = asyncio.Event()
@@ -108,6 +109,8 @@ class Cluster:
                 link.connection.close()
         if self._bootstrap is not None:
             self._bootstrap.close()
+        if self._bootstrap_attempt is not None:
+            tasks.append(self._bootstrap_attempt)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -134,7 +137,16 @@ class Cluster:
         found = self.ready(node_id, purpose)
         if found is not None:
             return found
-        return await asyncio.shield(self.attempt(node_id, purpose))
+        return await self._result_of(self.attempt(node_id, purpose))
+
+    async def _result_of(self, attempt: asyncio.Task[Connection]) -> Connection:
+        """Wait for an attempt that others may wait for too. `close` ends it, which is an error and no cancellation."""
+        try:
+            return await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            if self._closed and attempt.cancelled():
+                raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "this client is closed") from None
+            raise
 
     async def _connect(self, link: _Link, node_id: int) -> Connection:
         loop = asyncio.get_running_loop()
@@ -188,13 +200,25 @@ class Cluster:
             up.append(self._bootstrap)
         if up:
             return min(up, key=lambda connection: connection.in_flight)
+        if self._bootstrap_attempt is None:
+            self._bootstrap_attempt = asyncio.get_running_loop().create_task(self._reach_any())
+            self._bootstrap_attempt.add_done_callback(_retrieve)
+        return await self._result_of(self._bootstrap_attempt)
+
+    async def _reach_any(self) -> Connection:
+        try:
+            self._bootstrap = await self._first_reachable()
+            return self._bootstrap
+        finally:
+            self._bootstrap_attempt = None
+
+    async def _first_reachable(self) -> Connection:
         candidates = [(node.host, node.port) for node in self.metadata.nodes.values()]
         self.rng.shuffle(candidates)
         problem: KafkaError | None = None
         for host, port in dict.fromkeys(candidates + self._addresses):
             try:
-                self._bootstrap = await self._open(host, port)
-                return self._bootstrap
+                return await self._open(host, port)
             except KafkaError as error:
                 problem = error
         raise problem or KafkaError(ErrorCode.NETWORK_EXCEPTION, "no address to connect to")
