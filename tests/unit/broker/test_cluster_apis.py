@@ -117,10 +117,11 @@ async def test_many_groups_at_once(services, version):
 
 
 @pytest.mark.parametrize("version", range(1, 7))
-@pytest.mark.parametrize(("kind", "code"), [(1, 15), (2, 42), (9, 42)])
+@pytest.mark.parametrize(("kind", "code"), [(1, 53), (2, 42), (9, 42)])
 async def test_other_coordinators_are_not_there(services, version, kind, code):
     (found,) = await find(services, version, kind=kind)
     assert (found.error_code, found.node_id, found.port) == (code, -1, -1)
+    assert ("transactions are not served" in (found.error_message or "")) == (kind == 1)
     assert not services.image().topics_by_name
 
 
@@ -162,7 +163,7 @@ async def test_an_id_a_producer_had_is_not_kept_without_a_transaction(services):
         ({"producer_id": 5}, ErrorCode.INVALID_REQUEST),
         ({"producer_epoch": 5}, ErrorCode.INVALID_REQUEST),
         ({"transactional_id": ""}, ErrorCode.INVALID_REQUEST),
-        ({"transactional_id": "tx"}, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        ({"transactional_id": "tx"}, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     ],
 )
 async def test_what_cannot_be_had_is_refused(services, fields, code):

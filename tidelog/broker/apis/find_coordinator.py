@@ -1,7 +1,8 @@
 """FindCoordinator (key 10, versions 0-6): the broker that coordinates a group; from version 4 on for many keys at once.
 
 `__consumer_offsets` is created on demand. Deviation: the answer waits for that creation, where Kafka answers
-COORDINATOR_NOT_AVAILABLE and lets the client ask again. Transactions and share groups have no coordinator here yet.
+COORDINATOR_NOT_AVAILABLE and lets the client ask again. Transactions and share groups have no coordinator here yet: a
+transactional id is refused in a way that every stock client takes as final (`NO_TRANSACTIONS`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+from tidelog.broker.apis.init_producer_id import NO_TRANSACTIONS
 from tidelog.broker.cluster_view import broker_endpoint
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
@@ -51,7 +53,7 @@ def _answer(services: Services, context: RequestContext, request: FindCoordinato
     found = _find(services, context, request.key_type, request.key)
     return FindCoordinatorResponse(
         error_code=found.error_code,
-        error_message=_MESSAGES.get(found.error_code, ErrorCode(found.error_code).name),
+        error_message=found.error_message or _MESSAGES.get(found.error_code, ErrorCode(found.error_code).name),
         node_id=found.node_id,
         host=found.host,
         port=found.port,
@@ -60,7 +62,7 @@ def _answer(services: Services, context: RequestContext, request: FindCoordinato
 
 def _find(services: Services, context: RequestContext, key_type: int, key: str) -> Coordinator:
     if key_type == TRANSACTION_KEY:
-        return _nobody(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return _nobody(key, NO_TRANSACTIONS.code, NO_TRANSACTIONS.message)
     if key_type != GROUP_KEY:
         return _nobody(key, ErrorCode.INVALID_REQUEST)
     image = services.image()
@@ -73,8 +75,8 @@ def _find(services: Services, context: RequestContext, key_type: int, key: str) 
     return Coordinator(key=key, node_id=partition.leader, host=endpoint.host, port=endpoint.port)
 
 
-def _nobody(key: str, error: ErrorCode) -> Coordinator:
-    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error)
+def _nobody(key: str, error: ErrorCode, message: str | None = None) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)
 
 
 def refuse(request: FindCoordinatorRequest, error: KafkaError, version: int) -> FindCoordinatorResponse:
