@@ -371,12 +371,13 @@ def _flatten(file: Path, prefix: str, content: Mapping[Any, Any], found: dict[st
         if isinstance(value, dict):
             _flatten(file, f"{name}.", value, found)
         else:
-            found[name] = _text(value)
+            found[name] = as_text(value)
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A value as a configuration file has it: `true`, `3`, lists separated by commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return ",".join(_text(item) for item in value)
+        return ",".join(as_text(item) for item in value)
     return "" if value is None else str(value)

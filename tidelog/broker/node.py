@@ -46,7 +46,7 @@ log = logging.getLogger("tidelog.node")
 
 
 async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
-    """Run a node until cancelled. `on_ready` is given the line that says where it can be reached.
+    """Run a node until cancelled, in a process of its own. `on_ready` is given the line that says where it is.
 
     Raises ConfigError, ForeignDirectory or OSError, each with a text fit to be shown, when it cannot start.
     """
@@ -234,7 +234,8 @@ class Node:
     async def _call_own_controller(self, request: Any, version: int) -> Any:
         return await self._controller_dispatcher.call(request, version)
 
-    def _ready_line(self) -> str:
+    def addresses(self) -> dict[str, str]:
+        """Listener name -> host:port where others reach it, with the ports that were bound. Of a node that started."""
         config = self.config
         bound_ports = self._bound_ports
         listeners: list[Listener] = (
@@ -242,9 +243,11 @@ class Node:
             if config.is_broker
             else [one._replace(port=one.port or bound_ports[one.name]) for one in config.listeners]
         )
-        addresses = ",".join(
-            f"{each.name}://{f'[{each.host}]' if ':' in each.host else each.host}:{each.port}" for each in listeners
-        )
+        return {each.name: f"{f'[{each.host}]' if ':' in each.host else each.host}:{each.port}" for each in listeners}
+
+    def _ready_line(self) -> str:
+        config = self.config
+        addresses = ",".join(f"{name}://{address}" for name, address in self.addresses().items())
         data = ",".join(directory.path for directory in self._directories)
         cluster_id = self._directories.cluster_id
         return f"tidelog {__version__} node {config.node_id} ready: {addresses} (cluster {cluster_id}, data {data})"

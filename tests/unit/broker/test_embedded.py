@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from tidelog.broker.config import ConfigError
 from tidelog.broker.embedded import EmbeddedBroker
+from tidelog.client.model import NewTopic
+from tidelog.client.sync import Admin, Producer
 
 
 def test_it_serves_on_a_port_of_its_own_and_leaves_nothing_behind() -> None:
@@ -36,3 +39,74 @@ def test_what_prevents_a_start_is_raised_where_it_was_started() -> None:
         EmbeddedBroker(config={"num.partitons": "3"}).start()
     with pytest.raises(ConfigError, match="not served yet"):
         EmbeddedBroker(config={"listeners": "SSL://127.0.0.1:0"}).start()
+
+
+def serves(broker: EmbeddedBroker) -> bool:
+    with Producer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        return producer.send_and_wait("t", b"x").offset >= 0
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_broker_that_was_stopped_starts_again(tmp_path: Path, given: bool) -> None:
+    broker = EmbeddedBroker(tmp_path if given else None)
+    for _ in range(2):
+        broker.start()
+        assert serves(broker)
+        assert broker.directory.is_dir()
+        broker.stop()
+        assert broker.bootstrap_servers == ""
+    broker.stop()
+
+
+def test_a_second_start_is_the_first() -> None:
+    with EmbeddedBroker().start() as broker:
+        address, directory = broker.bootstrap_servers, broker.directory
+        assert broker.start() is broker
+        assert (broker.bootstrap_servers, broker.directory) == (address, directory)
+        assert serves(broker)
+    assert not directory.exists()
+
+
+def test_a_start_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    broker = EmbeddedBroker(config={"listeners": f"PLAINTEXT://127.0.0.1:{port}"})
+    with pytest.raises(OSError, match="in use"):
+        broker.start()
+    assert not broker.directory.exists()
+    taken.close()
+    with broker:
+        assert broker.bootstrap_servers == f"127.0.0.1:{port}"
+        assert serves(broker)
+
+
+def test_the_heap_of_the_test_process_is_not_frozen() -> None:
+    before = gc.get_freeze_count()
+    with EmbeddedBroker():
+        assert gc.get_freeze_count() == before
+
+
+def test_values_have_their_own_types() -> None:
+    config = {"num.partitions": 3, "auto.create.topics.enable": False, "log.cleaner.io.buffer.load.factor": 0.8}
+    with (
+        EmbeddedBroker(config=config) as broker,
+        Admin(bootstrap_servers=broker.bootstrap_servers) as admin,
+        Producer(bootstrap_servers=broker.bootstrap_servers) as producer,
+    ):
+        admin.create_topics([NewTopic("t")])
+        assert len(producer.partitions_for("t")) == 3
+
+
+def test_the_address_is_the_first_that_clients_are_told() -> None:
+    listeners = "EXTERNAL://127.0.0.1:0,INTERNAL://127.0.0.1:0"
+    protocols = "EXTERNAL:PLAINTEXT,INTERNAL:PLAINTEXT"
+    config = {
+        "listeners": listeners,
+        "listener.security.protocol.map": protocols,
+        "inter.broker.listener.name": "INTERNAL",
+    }
+    with EmbeddedBroker(config=config) as broker:
+        host, _, port = broker.bootstrap_servers.rpartition(":")
+        assert host == "127.0.0.1"
+        assert port.isdecimal()
+        assert serves(broker)
