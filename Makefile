@@ -20,6 +20,8 @@ PYTEST := $(BIN)/python -m pytest -q
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 # What a small dose tries is what `make test` does not.
 HUNT   := TIDELOG_DOSE=$(DOSE) $(PYTEST) $(if $(filter small,$(DOSE)),-m hunt)
+# What is tried on Kafka too.
+BESIDE_KAFKA := tests/compatibility tests/cluster/test_client_node.py tests/golden
 # Where every test is slow, make check need not look.
 ALL_SLOW := compatibility demo packaging spark
 SIMULATIONS := tests/simulation tests/unit/replication/quorum/test_raft_simulation.py
@@ -105,7 +107,7 @@ cluster-test: $(VENV)/.dev-installed
 
 # In the small dose Tidelog alone, with the clients and tools that are installed; else Kafka beside it.
 compat: $(VENV)/.dev-installed
-	$(if $(filter small,$(DOSE)),$(HUNT) $(SPREAD),TIDELOG_COMPAT_KAFKA=1 $(HUNT)) tests/compatibility tests/cluster/test_client_node.py $(ARGS)
+	$(if $(filter small,$(DOSE)),$(HUNT) $(SPREAD),TIDELOG_COMPAT_KAFKA=1 $(HUNT)) $(BESIDE_KAFKA) $(ARGS)
 
 fuzz: $(VENV)/.dev-installed
 	$(BIN)/python -m tests.fuzz.run --minutes $(or $(MINUTES),$(if $(filter small,$(DOSE)),1,10)) $(ARGS)

@@ -361,18 +361,20 @@ def test_groups_are_deleted(place: Place, name: str) -> None:
 # ------------------------------------------------------------------------------------------------ what they asked for
 
 
-def test_what_the_clients_asked_for_is_in_the_table(place: Place) -> None:
-    """The last of the file: by now every client has done what it can. Kafka may be asked for more than is served."""
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_client_asked_for_is_in_the_table(place: Place, name: str) -> None:
+    """The last of the file: by now the client has done what it can. Kafka may be asked for more than is served."""
+    place.client(name)
     versions = place.versions()
     if os.environ.get("TIDELOG_COMPAT_TABLE") == "write" and place.name == "tidelog":
         assert list(versions) == list(KINDS), "the table is made with all clients"
         table.write(table.rendered(versions, place.seen()))
     told_versions, told = table.told()
+    if versions[name] != told_versions.get(name):
+        pytest.skip(f"the table is of {name} {told_versions.get(name)}, this is {versions[name]}")
     asked = [
         f"{name} asks for {api_name(key)} {version}"
-        for name, apis in place.seen().items()
-        if name in versions and versions[name] == told_versions.get(name)
-        for key, seen in apis.items()
+        for key, seen in place.seen().get(name, {}).items()
         for version in seen - told[name].get(key, set())
         if key in SERVED
     ]
