@@ -64,8 +64,8 @@ class Outcome:
     def write(self, records: list[Any], context: Any = None) -> None:
         self.writes.append(Write(records, context=context))
 
-    def reply_when_stored(self, records: list[Any], token: int, response: Any) -> None:
-        self.writes.append(Write(records, replies=[(token, response)]))
+    def reply_when_stored(self, records: list[Any], token: int, response: Any, context: Any = None) -> None:
+        self.writes.append(Write(records, replies=[(token, response)], context=context))
 
     def note(self, text: str) -> None:
         self.notes.append(text)

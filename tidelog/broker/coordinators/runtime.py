@@ -108,15 +108,18 @@ class CoordinatorRuntime(Generic[C]):
         finish: Callable[[Any], Any] | None = None,
         *,
         after_pending: bool = False,
+        holds_nothing: bool = False,
     ) -> Any:
         """Run `operation(coordinator, token, now)` and return its answer, or a Deferred that will hold it.
 
         The answer is the response passed through `finish`, or a KafkaError (then unchanged). Raises KafkaError where
         the partition is not served (NOT_COORDINATOR), loads (COORDINATOR_LOAD_IN_PROGRESS) or is overloaded
         (COORDINATOR_NOT_AVAILABLE). `after_pending`: not before everything written so far is committed.
+        `holds_nothing`: it is answered at once and writes nothing, so it is served under any load: what other groups
+        have under way must not cost a member its session.
         """
         shard = self._active(partition)
-        if (
+        if not holds_nothing and (
             len(shard.pending) >= PENDING_WRITES_MAX
             or shard.pending_bytes >= PENDING_BYTES_MAX
             or self._parked >= PARKED_REQUESTS_MAX

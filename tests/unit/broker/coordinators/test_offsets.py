@@ -8,7 +8,7 @@ from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.offsets import OffsetStore
 from tidelog.broker.coordinators.group.records import OffsetCommit
 from tidelog.broker.coordinators.group.states import GroupState
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.group_records import OffsetCommitValue
 
 E = ErrorCode
@@ -264,6 +264,30 @@ class TestExpiry:
         world.advance(3000)
         assert back.error == E.NONE
 
+    def test_an_offset_that_is_being_committed_anew_does_not_expire(self):
+        """It is acknowledged a moment after the look, and the tombstone would lie behind it in the log."""
+        world = World(self.config)
+        world.commit(offsets={("t", 0): 1, ("t", 1): 1})
+        world.ports.commits_at_once = False
+        world.advance(DAY_MS - 1)
+        renewed = world.commit(offsets={("t", 0): 2})
+        assert renewed.is_parked
+        world.advance(5)  # the look, a day after the first commits
+        world.ports.commit(0)
+        assert errors(renewed) == [0]
+        world.ports.commit(0)
+        assert (world.committed(), world.committed(partition=1)) == (2, -1)
+        assert not world.coordinator().offsets._in_flight
+
+    def test_a_commit_that_failed_holds_no_expiry_up(self):
+        world = World(self.config)
+        world.commit()
+        world.ports.refuse_appends = KafkaError(E.NOT_LEADER_OR_FOLLOWER)
+        assert isinstance(world.commit(offsets={("t", 0): 2}).response, KafkaError)
+        world.ports.refuse_appends = None
+        world.advance(2 * DAY_MS)
+        assert world.committed() == -1
+
     def test_thousands_of_groups_expire_a_few_at_a_time(self):
         world = World(self.config)
         for number in range(1000):
@@ -304,6 +328,15 @@ class TestTransactions:
         store = OffsetStore()
         store.replay(0, committed(1), 77)
         store.replay(1, committed(2), -1)
+        store.replay_end_transaction(77, True)
+        assert self.offset(store) == 2
+
+    @pytest.mark.parametrize(("first", "second"), [((9, 77), (2, -1)), ((9, -1), (2, 77))])
+    def test_the_later_record_wins_at_the_end_of_a_transaction_though_its_offset_is_lower(self, first, second):
+        """A consumer that goes back on purpose, in the transaction or beside it."""
+        store = OffsetStore()
+        for record_offset, (offset, producer_id) in enumerate((first, second)):
+            store.replay(record_offset, committed(offset), producer_id)
         store.replay_end_transaction(77, True)
         assert self.offset(store) == 2
 

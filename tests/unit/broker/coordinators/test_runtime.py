@@ -289,6 +289,19 @@ def test_parked_requests_are_bounded(monkeypatch: pytest.MonkeyPatch):
     assert world.join(group="again", version=3).is_parked
 
 
+def test_heartbeats_are_served_while_other_groups_fill_the_bounds(monkeypatch: pytest.MonkeyPatch):
+    """Else a load would cost quiet members their sessions, and end in a storm of rebalances."""
+    world = World()
+    (member,) = world.stable("quiet", session_ms=10_000)
+    monkeypatch.setattr(runtime_module, "PARKED_REQUESTS_MAX", 0)
+    for _ in range(6):
+        world.advance(5_000)
+        assert world.heartbeat("quiet", member).error == E.NONE
+    assert world.committed("quiet") == -1
+    assert world.join(group="loud", version=3).error == E.COORDINATOR_NOT_AVAILABLE
+    assert world.commit("quiet", member=member, generation=1).error == E.COORDINATOR_NOT_AVAILABLE
+
+
 def test_a_heartbeat_is_welcome_while_the_partition_loads():
     world = World()
     world.stable()

@@ -14,7 +14,13 @@ from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.joins import Joins, refused
-from tidelog.broker.coordinators.group.offsets import AskedTopics, OffsetStore, commit_records, commit_refusal
+from tidelog.broker.coordinators.group.offsets import (
+    AskedTopics,
+    OffsetStore,
+    OffsetWrite,
+    commit_records,
+    commit_refusal,
+)
 from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, synced
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
 from tidelog.broker.coordinators.group.states import HEARTBEAT_ANSWER, GroupState
@@ -168,7 +174,9 @@ class GroupCoordinator:
             self._rebalancer.extend_session(group, group.members[request.member_id], now.steady_ms)
         stored, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
         if stored:
-            outcome.reply_when_stored(stored, caller.token, response)
+            write = OffsetWrite(stored)
+            self.offsets.begin(write)
+            outcome.reply_when_stored(stored, caller.token, response, write)
         else:
             outcome.reply(caller.token, response)
         return outcome
@@ -276,8 +284,11 @@ class GroupCoordinator:
 
     # -- what became of a write --------------------------------------------------------------------------------------
 
-    def on_committed(self, context: GroupWrite, now: Now) -> Outcome:
+    def on_committed(self, context: GroupWrite | OffsetWrite, now: Now) -> Outcome:
         outcome = Outcome(now)
+        if isinstance(context, OffsetWrite):
+            self.offsets.end(context)
+            return outcome
         group = context.group
         group.writes_in_flight -= 1
         if context.kind == "assignment" and group.state is GroupState.STABLE and group.generation == context.generation:
@@ -291,8 +302,11 @@ class GroupCoordinator:
         self._forget_if_traceless(group)
         return outcome
 
-    def on_failed(self, context: GroupWrite, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
+    def on_failed(self, context: GroupWrite | OffsetWrite, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
         outcome = Outcome(now)
+        if isinstance(context, OffsetWrite):
+            self.offsets.end(context)
+            return outcome
         group = context.group
         group.writes_in_flight -= 1
         outcome.note(f"group {group.group_id}: could not store its {context.kind}: {error.name}")

@@ -8,6 +8,7 @@ transaction ends later. Source: Kafka's `OffsetMetadataManager`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -49,6 +50,12 @@ class FetchedOffset(NamedTuple):
     error: ErrorCode = ErrorCode.NONE
 
 
+class OffsetWrite(NamedTuple):
+    """The context of a write of committed offsets."""
+
+    records: list[OffsetCommit]
+
+
 TopicOffsets = dict[str, dict[int, CommittedOffset]]
 AskedTopics = list[tuple[str, bytes, list[int]]]  # name, topic id or zero, partitions
 FetchedTopics = list[tuple[str, list[FetchedOffset]]]
@@ -58,6 +65,8 @@ class OffsetStore:
     def __init__(self) -> None:
         self._groups: dict[str, TopicOffsets] = {}
         self._pending: dict[int, dict[str, TopicOffsets]] = {}  # producer id -> group -> ...
+        # Commits in the log that are not replayed yet, by (group, topic, partition).
+        self._in_flight: Counter[tuple[str, str, int]] = Counter()
 
     def __contains__(self, group_id: object) -> bool:
         """Whether the group has an offset, or one that waits for the end of a transaction."""
@@ -80,6 +89,20 @@ class OffsetStore:
         return any(
             partition in pending.get(group_id, {}).get(topic, ()) for pending in self._pending.values() if pending
         )
+
+    # -- commits under way -------------------------------------------------------------------------------------------
+
+    def begin(self, write: OffsetWrite) -> None:
+        """These records are about to be appended: what they replace does not expire meanwhile."""
+        self._in_flight.update((record.group_id, record.topic, record.partition) for record in write.records)
+
+    def end(self, write: OffsetWrite) -> None:
+        """They are replayed, or the commit was refused."""
+        for record in write.records:
+            key = (record.group_id, record.topic, record.partition)
+            self._in_flight[key] -= 1
+            if not self._in_flight[key]:
+                del self._in_flight[key]
 
     # -- replay ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +190,8 @@ class OffsetStore:
 
         An empty group's offsets count from when it became empty; a group without members of its own (manual
         assignment) and topics nobody subscribes to any more count from the commit. A commit that said when it expires
-        is taken at its word (KIP-211).
+        is taken at its word (KIP-211). An offset that is being committed anew stays: the record that forgets the old
+        one would lie behind the new one in the log.
         """
         topics = self.of_group(group.group_id)
         waits_for_transaction = any(group.group_id in pending for pending in self._pending.values())
@@ -189,7 +213,8 @@ class OffsetStore:
                     due = wall_ms >= entry.expire_timestamp_ms
                 else:
                     due = wall_ms - base_ms >= retention_ms
-                if due and not self.is_pending(group.group_id, topic, index):
+                is_renewed = (group.group_id, topic, index) in self._in_flight
+                if due and not is_renewed and not self.is_pending(group.group_id, topic, index):
                     records.append(OffsetCommit(group.group_id, topic, index, None))
                 else:
                     all_expired = False

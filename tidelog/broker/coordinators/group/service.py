@@ -117,6 +117,7 @@ class GroupCoordinatorService:
             answer: HeartbeatResponse | Deferred = self._submit(
                 request.group_id,
                 lambda coordinator, token, now: coordinator.heartbeat(request, caller_of(context, token), now),
+                holds_nothing=True,
             )
             return answer
         except KafkaError as error:
@@ -159,6 +160,7 @@ class GroupCoordinatorService:
                 group_id, topics, require_stable, Caller(token, -1), now
             ),
             after_pending=require_stable,
+            holds_nothing=not require_stable,
         )
         return found
 
@@ -225,8 +227,10 @@ class GroupCoordinatorService:
         )
         return answer
 
-    def _submit(self, group_id: str, operation: Any, finish: Callable[[Any], Any] | None = None) -> Any:
-        return self._runtime.submit(self.partition_for(group_id), operation, finish)
+    def _submit(
+        self, group_id: str, operation: Any, finish: Callable[[Any], Any] | None = None, *, holds_nothing: bool = False
+    ) -> Any:
+        return self._runtime.submit(self.partition_for(group_id), operation, finish, holds_nothing=holds_nothing)
 
 
 def _describe(group_id: str, api_version: int, coordinator: GroupCoordinator) -> DescribedGroup:
