@@ -8,8 +8,9 @@ was active when it answered, or REQUEST_TIMED_OUT.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,40 @@ ENVELOPE_VERSION = 0
 BACKOFF_MIN_MS = 20
 BACKOFF_MAX_MS = 500
 TIMEOUT_MS = 30_000
+FORWARDED_AT_ONCE_MAX = 32
 _HEADER = Struct(">hhih")  # API key, version, correlation id, length of a client id: none
 
 # Kafka's DefaultPrincipalData, version 0: User:ANONYMOUS, not by token. There is nobody else without security.
 _ANONYMOUS = b"\x00\x00\x05User\x0aANONYMOUS\x00\x00"
 
 Local = Callable[[Any, int], Awaitable[Any]]
+
+
+class _Lanes:
+    """A connection for each request of clients that is under way, up to a bound; the rest wait for their turn.
+
+    On a shared one an answer waits for those before it, and a request whose time is up takes the connection with it:
+    the others would be sent again, and what they asked for might be done twice.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = [f"forward-{number}" for number in reversed(range(count))]
+        self._turn = asyncio.Semaphore(count)
+
+    @contextlib.asynccontextmanager
+    async def one(self, timeout_ms: float) -> AsyncIterator[str]:
+        """Its name. Raises KafkaError(REQUEST_TIMED_OUT)."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "too many requests to the controller are under way") from None
+        lane = self._free.pop()  # the one used last, whose connection is there
+        try:
+            yield lane
+        finally:
+            self._free.append(lane)
+            self._turn.release()
 
 
 class ControllerChannel:
@@ -66,6 +95,7 @@ class ControllerChannel:
         self._exchange = exchange
         self._loop = loop
         self._rng = rng
+        self._lanes = _Lanes(FORWARDED_AT_ONCE_MAX)
 
     async def attempt(self, request: Any, version: int, *, timeout_ms: int, lane: str = "controller") -> Any:
         """Once. Raises PeerUnreachable, also while no controller is known."""
@@ -93,6 +123,13 @@ class ControllerChannel:
             await asyncio.sleep(min(left_s, backoff.next_ms(self._rng) / 1000))
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the active controller could not be reached in time")
 
+    async def _call_apart(self, request: Any, version: int, timeout_ms: int) -> Any:
+        """As `call`, on a connection that carries nothing else meanwhile."""
+        deadline = self._loop.time() + timeout_ms / 1000
+        async with self._lanes.one(timeout_ms) as lane:
+            left_ms = max(1, int((deadline - self._loop.time()) * 1000))
+            return await self.call(request, version, timeout_ms=left_ms, lane=lane)
+
     async def forward(self, request: bytes, client_host: str, timeout_ms: int = TIMEOUT_MS) -> bytes:
         """A client's request, header included, to the controller; its response, header included."""
         try:
@@ -100,7 +137,7 @@ class ControllerChannel:
         except ValueError:
             address = bytes(4)
         envelope = EnvelopeRequest(request_data=request, request_principal=_ANONYMOUS, client_host_address=address)
-        response = await self.call(envelope, ENVELOPE_VERSION, timeout_ms=timeout_ms, lane="forward")
+        response = await self._call_apart(envelope, ENVELOPE_VERSION, timeout_ms)
         if response.error_code:
             raise KafkaError(ErrorCode(response.error_code))
         data = response.response_data
@@ -121,7 +158,7 @@ class ControllerChannel:
         request = CreateTopicsRequest(topics=[_creatable(topic) for topic in topics], timeout_ms=TIMEOUT_MS)
         deadline = self._loop.time() + TIMEOUT_MS / 1000
         while True:
-            response = await self.call(request, CREATE_TOPICS_VERSION)
+            response = await self._call_apart(request, CREATE_TOPICS_VERSION, TIMEOUT_MS)
             outcomes = {one.name: _outcome(one.error_code, one.error_message) for one in response.topics}
             moved = any(error is not None and error.code == ErrorCode.NOT_CONTROLLER for error in outcomes.values())
             if not moved or self._loop.time() > deadline:

@@ -1,8 +1,8 @@
-"""What the logs of a node want done from time to time: checkpoints, retention, flushes by time, a look at the ISRs.
+"""What the logs of a node want done from time to time: checkpoints, retention, flushes by time, removals, the ISRs.
 
-When each is due comes from the configuration; what is done is the logs' and the partitions' own. Invariant: one
-checkpoint task and one removal of files of a directory at a time, and an error of the device is its directory's, not
-the upkeep's.
+Each has a timer of its own, as in Kafka's LogManager. When each is due comes from the configuration; what is done is
+the logs' and the partitions' own. Invariant: one checkpoint task and one removal of files of a directory at a time,
+and an error of the device is its directory's, not the upkeep's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from tidelog.storage.disk import Disk
     from tidelog.storage.log_directory import LogDirectory
 
-log = logging.getLogger("tidelog.upkeep")
+logger = logging.getLogger("tidelog.upkeep")
+
+# Kafka's LogManager.InitialTaskDelayMs.
+FIRST_RETENTION_MS = 30_000
+# Longer than any node runs, and as long as every loop can wait.
+INTERVAL_MS_MAX = 365 * 24 * 60 * 60 * 1000
 
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
@@ -80,7 +85,9 @@ class Upkeep:
 
     def start(self) -> None:
         self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self.checkpoint)
-        self._every(self._config.integer("log.retention.check.interval.ms"), self.look_after)
+        retention_ms = self._config.integer("log.retention.check.interval.ms")
+        self._every(retention_ms, self.look_after, min(retention_ms, FIRST_RETENTION_MS))
+        self._every(self._config.integer("log.flush.scheduler.interval.ms"), self.flush_by_time)
         self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
 
     def close(self) -> None:
@@ -90,12 +97,14 @@ class Upkeep:
         for removal in self._removals.values():
             removal.is_stopped = True
 
-    def _every(self, interval_ms: int, work: Callable[[], None]) -> None:
+    def _every(self, interval_ms: int, work: Callable[[], None], first_ms: int | None = None) -> None:
+        interval_s = min(max(interval_ms, 1), INTERVAL_MS_MAX) / 1000
+
         def run() -> None:
-            self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
+            self._timers[work] = self._loop.call_later(interval_s, run)
             work()
 
-        self._timers[work] = self._loop.call_later(interval_ms / 1000, run)
+        self._timers[work] = self._loop.call_later(interval_s if first_ms is None else first_ms / 1000, run)
 
     def checkpoint(self) -> None:
         """On a thread, but for the start and the end of it: the device may take its time."""
@@ -105,6 +114,7 @@ class Upkeep:
                 task = directory.begin_checkpoints()
                 written = self._run_in_executor(task.run)
                 written.add_done_callback(partial(self._checkpointed, directory, task))
+        self._time_removals()  # of what was deleted since the last one
 
     def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
         self._checkpointing.discard(directory)
@@ -129,13 +139,42 @@ class Upkeep:
             except OSError as error:
                 self._directories.failed(directory, error)
             except Exception:  # a bug of ours in one log: the others are still to be looked after
-                log.exception("%s is not looked after", directory.path)
+                logger.exception("%s is not looked after", directory.path)
             self._remove(directory)
         for partition, log_start_offset in zip(hosted, log_starts):
             if partition.log.log_start_offset != log_start_offset:
                 self._partitions.touch(partition)
             if partition.log.flush_due:
                 self._partitions.flushes.flush(partition)
+        self._time_removals()
+
+    def flush_by_time(self) -> None:
+        """The logs that hold records which flush.ms has passed over."""
+        now_ms = self._clock_ms()
+        for partition in list(self._partitions.hosted()):
+            log = partition.log
+            log.durability.want_by_time(now_ms, log.config.flush_ms, log.log_end_offset)
+            self._partitions.flushes.flush_if_due(partition)
+
+    # -- removals ----------------------------------------------------------------------------------------------------
+
+    def _time_removals(self) -> None:
+        """When the first file or directory that was deleted is to leave the disk."""
+        due_ms = [one for one in (directory.next_removal_ms() for directory in self._directories) if one is not None]
+        timer = self._timers.pop(self.remove_due, None)
+        if timer is not None:
+            timer.cancel()
+        if due_ms:
+            delay_ms = min(max(min(due_ms) - self._clock_ms(), 0), INTERVAL_MS_MAX)
+            self._timers[self.remove_due] = self._loop.call_later(delay_ms / 1000, self.remove_due)
+
+    def remove_due(self) -> None:
+        now_ms = self._clock_ms()
+        for directory in self._directories:
+            doomed = self._doomed.setdefault(directory, [])
+            doomed += directory.take_doomed(now_ms)
+            self._remove(directory)
+        self._time_removals()
 
     def _remove(self, directory: LogDirectory) -> None:
         doomed = self._doomed.pop(directory)

@@ -132,6 +132,11 @@ class Durability:
             return False
         return self.blocked_from >= 0 or (self.is_wanted and log_end_offset > self.checkpointable)
 
+    def want_by_time(self, now_ms: int, flush_ms: int, log_end_offset: int) -> None:
+        """Have a flush due where records wait for the device longer than `flush_ms`."""
+        if now_ms - self.last_flush_ms >= flush_ms and log_end_offset > self.recovery_point:
+            self.is_wanted = True
+
     def note_seal(self, segment: Segment) -> None:
         """The segment was sealed; its indexes are in their files, not on the device."""
         self._unsynced_seal = min(self._unsynced_seal, segment.next_offset - 1)

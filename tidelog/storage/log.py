@@ -397,8 +397,7 @@ class PartitionLog:
         self.clock_ms = now_ms
         shortening.apply_retention(self, now_ms)
         self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
-        if now_ms - self.durability.last_flush_ms >= self.config.flush_ms:
-            self.durability.is_wanted = True
+        self.durability.want_by_time(now_ms, self.config.flush_ms, self.log_end_offset)
         if doomed is None:
             self.segments.remove_doomed(now_ms)
         else:

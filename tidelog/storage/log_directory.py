@@ -377,12 +377,32 @@ class LogDirectory:
             self._write_log_starts()
             for log in self.logs.values():
                 log.segments.rename_condemned(log.log_start_offset, now_ms + log.config.file_delete_delay_ms)
-        due = [path for remove_at_ms, path in self._doomed if remove_at_ms <= now_ms]
-        self._doomed = [item for item in self._doomed if item[0] > now_ms]
+        due = self._take_doomed_directories(now_ms)
         if doomed is not None:
             doomed += due
         for path in due if doomed is None else ():
             self._disk.remove_tree(path)
+
+    def next_removal_ms(self) -> int | None:
+        """When the first of the files and directories that were deleted may be removed; None when there are none."""
+        due = [remove_at_ms for remove_at_ms, _ in self._doomed]
+        for log in (*self.logs.values(), *self.futures.values()):
+            if log.segments.doomed:
+                due += [remove_at_ms for remove_at_ms, _ in log.segments.doomed]
+        return min(due, default=None)
+
+    def take_doomed(self, now_ms: int) -> list[str]:
+        """The paths of those whose time has come: the caller's to remove, on whatever thread."""
+        due = self._take_doomed_directories(now_ms)
+        for log in (*self.logs.values(), *self.futures.values()):
+            if log.segments.doomed:
+                due += log.segments.take_doomed(now_ms)
+        return due
+
+    def _take_doomed_directories(self, now_ms: int) -> list[str]:
+        due = [path for remove_at_ms, path in self._doomed if remove_at_ms <= now_ms]
+        self._doomed = [item for item in self._doomed if item[0] > now_ms]
+        return due
 
     def close(self, broker_epoch: int = -1) -> bool:
         """Flush and close every log, write the checkpoints and, if all went well, the clean-shutdown marker.

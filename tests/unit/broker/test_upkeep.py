@@ -6,8 +6,13 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from tests.patience import PATIENCE_S
+from tidelog.broker import upkeep
 from tidelog.broker.upkeep import Upkeep
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -26,6 +31,9 @@ class Directory:
     def maintain(self, now_ms: int, doomed: list[str]) -> None:
         doomed += self.due
         self.due = []
+
+    def next_removal_ms(self) -> int | None:
+        return None
 
 
 class Disk:
@@ -172,9 +180,76 @@ async def test_a_deleted_topic_goes_from_the_disk(start_node: Any, make_batch: A
     assert threading.get_ident() not in threads
 
 
-def _left(running: Any) -> list[str]:
+async def produce(wire: Any, batch: Any, topic: str = "t") -> None:
+    data = [PartitionProduceData(index=0, records=batch)]
+    request = ProduceRequest(acks=1, timeout_ms=5000, topic_data=[TopicProduceData(name=topic, partition_data=data)])
+    assert (await wire.call(request, 9, ProduceResponse)).responses[0].partition_responses[0].error_code == 0
+
+
+@pytest.fixture
+def no_retention_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not within the test: log.retention.check.interval.ms is five minutes."""
+    monkeypatch.setattr(upkeep, "FIRST_RETENTION_MS", 300_000)
+
+
+@pytest.mark.usefixtures("no_retention_check")
+async def test_what_is_deleted_goes_when_its_delay_is_over_and_waits_for_no_look(
+    start_node: Any, make_batch: Any
+) -> None:
+    options = {"log.segment.delete.delay.ms": "200", "replica.high.watermark.checkpoint.interval.ms": "20"}
+    running = await start_node(**options)
+    wire = await running.connect()
+    await wire.create_topic("t")
+    await wire.create_topic("u")
+    await produce(wire, make_batch(b"x"))
+    log = running.node._directories.metadata.logs["u", 0]
+    log.append_as_leader(memoryview(bytearray(make_batch(b"x"))), 0, 1, from_client=False)
+    log.roll(1)
+    log.segments.drop_last(1, running.node._ports.clock_ms() + 200)
+    assert _left(running, "u-0")
+    deletion = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
+    assert (await wire.call(deletion, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+    async with asyncio.timeout(PATIENCE_S):
+        while _left(running) or any(name.endswith(".deleted") for name in _left(running, "u-0/")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("no_retention_check")
+async def test_records_are_flushed_by_the_flush_scheduler(start_node: Any, make_batch: Any) -> None:
+    """log.flush.interval.ms was looked at only with retention, every five minutes."""
+    running = await start_node(**{"log.flush.interval.ms": "50", "log.flush.scheduler.interval.ms": "20"})
+    wire = await running.connect()
+    await wire.create_topic("t")
+    await produce(wire, make_batch(b"x"))
+    log = running.node._directories.metadata.logs["t", 0]
+    async with asyncio.timeout(PATIENCE_S):
+        while log.durability.recovery_point < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_timers_are_kafkas(monkeypatch: Any) -> None:
+    waits: list[float] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda delay, *rest: waits.append(delay) or call_later(delay, *rest))
+    node = Node()
+    values = {
+        "replica.high.watermark.checkpoint.interval.ms": 5_000,
+        "log.retention.check.interval.ms": 300_000,
+        "log.flush.scheduler.interval.ms": 2**63 - 1,
+        "replica.lag.time.max.ms": 30_000,
+    }
+    node.upkeep._config = cast(Any, SimpleNamespace(integer=values.__getitem__))
+    node.upkeep.start()
+    node.upkeep.close()
+    assert waits[:2] == [5, 30]
+    assert waits[3] == 15
+
+
+def _left(running: Any, prefix: str = "t-0") -> list[str]:
     directory = running.node._directories.metadata
-    return [entry.name for entry in directory._disk.list_directory(directory.path) if entry.name.startswith("t-0")]
+    path, _, start = f"{directory.path}/{prefix}".rpartition("/")
+    return [entry.name for entry in directory._disk.list_directory(path) if entry.name.startswith(start)]
 
 
 async def test_nothing_more_is_removed_once_the_node_stops() -> None:

@@ -1,0 +1,103 @@
+"""Requests of clients on their way to the controller: each has a connection of its own while it is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from tests.patience import until
+from tidelog.broker import controller_channel
+from tidelog.broker.controller_channel import ControllerChannel
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.envelope import EnvelopeResponse
+from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.ports import Endpoint, PeerUnreachable
+
+
+class Controller:
+    """The other end: notes the lanes in use, and answers once `gate` is set; a lane in `silent` is never answered."""
+
+    def __init__(self) -> None:
+        self.lanes: list[str] = []
+        self.used: list[str] = []
+        self.most_at_once = 0
+        self.gate = asyncio.Event()
+        self.silent: set[str] = set()
+        self.channel = ControllerChannel(
+            is_local=lambda: False,
+            local=self._never,
+            leader=lambda: Endpoint("controller", 9093),
+            exchange=self._exchange,
+            loop=asyncio.get_running_loop(),
+            rng=random.Random(0),
+        )
+
+    async def _never(self, request: Any, version: int) -> Any:
+        raise AssertionError("it is another node")
+
+    async def _exchange(
+        self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
+    ) -> Any:
+        self.lanes.append(lane)
+        self.used.append(lane)
+        self.most_at_once = max(self.most_at_once, len(self.lanes))
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                if lane in self.silent:
+                    await asyncio.get_running_loop().create_future()
+                await self.gate.wait()
+        except TimeoutError:
+            raise PeerUnreachable("no answer in time") from None
+        finally:
+            self.lanes.remove(lane)
+        return EnvelopeResponse(response_data=b"answer")
+
+
+async def test_requests_under_way_share_no_connection() -> None:
+    """What happens to one of them, a timeout say, happens to no other."""
+    controller = Controller()
+    requests = [asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1")) for _ in range(3)]
+    requests.append(asyncio.ensure_future(controller.channel.create_topics([NewTopic("t", 1, 1)])))  # type: ignore[arg-type]
+    await until(lambda: len(controller.lanes) == 4)
+    assert len(set(controller.lanes)) == 4
+    for request in requests:
+        request.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
+
+
+async def test_a_request_whose_time_is_up_leaves_the_others_alone() -> None:
+    controller = Controller()
+    first = asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1", 50))
+    await until(lambda: len(controller.lanes) == 1)
+    controller.silent = set(controller.lanes)
+    second = asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1"))
+    with pytest.raises(KafkaError) as caught:
+        await first
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    controller.gate.set()
+    assert await second == b"answer"
+    assert controller.used.count(controller.used[1]) == 1, "it was sent once"
+
+
+async def test_a_connection_is_used_again() -> None:
+    controller = Controller()
+    controller.gate.set()
+    for _ in range(3):
+        assert await controller.channel.forward(b"request", "127.0.0.1") == b"answer"
+    assert len(set(controller.used)) == 1
+
+
+async def test_the_connections_are_bounded_and_the_rest_wait_their_turn() -> None:
+    controller = Controller()
+    more = controller_channel.FORWARDED_AT_ONCE_MAX + 5
+    requests = [asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1")) for _ in range(more)]
+    await until(lambda: len(controller.lanes) == controller_channel.FORWARDED_AT_ONCE_MAX)
+    with pytest.raises(KafkaError) as caught:
+        await controller.channel.forward(b"request", "127.0.0.1", 20)
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    controller.gate.set()
+    assert await asyncio.gather(*requests) == [b"answer"] * more
+    assert controller.most_at_once == controller_channel.FORWARDED_AT_ONCE_MAX
