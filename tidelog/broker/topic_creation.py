@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.state import NewTopic
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class TopicCreation:
                 ", ".join(created[:NAMED_MAX])
                 + ("" if len(created) <= NAMED_MAX else f" and {len(created) - NAMED_MAX} more"),
             )
+        for name, error in errors.items():
+            if error is not None and error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
+                errors[name] = None  # another broker was asked for it at the same moment
         for name in [name for name in names if errors[name] is not None][:NAMED_MAX]:
             log.warning("could not create topic %s on demand: %s", name, errors[name])
         return errors

@@ -238,6 +238,7 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
         "broker.server": {"TRICKLE_BYTES_PER_S": "64 B"},
         "broker.dispatch": {"COLD_TASKS_MAX": "4096"},
         "broker.topic_creation": {"CREATIONS_MAX": "100"},
+        "broker.controller_channel": {"FORWARDED_AT_ONCE_MAX": "32"},
         "broker.apis.fetch": {"RESPONSE_BYTES_MAX": "2 MiB"},
         "broker.fetch_sessions": {"PARKED_MAX": "250,000", "PARTITIONS_MAX": "250,000"},
         "broker.follower_sessions": {

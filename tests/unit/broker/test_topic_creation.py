@@ -8,6 +8,7 @@ import pytest
 
 from tidelog.broker.config import NodeConfig
 from tidelog.broker.topic_creation import GROUP_TOPIC, TopicCreation
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.state import NewTopic
 
 
@@ -40,3 +41,20 @@ async def test_its_numbers_are_the_brokers_own(name: str, partitions: int, repli
     await TopicCreation(config, cast(Any, controller)).ensure(name)
     (asked,) = controller.asked
     assert (asked.name, asked.partition_count, asked.replication_factor) == (name, partitions, replicas)
+
+
+async def test_another_broker_may_create_it_at_the_same_moment(caplog: pytest.LogCaptureFixture) -> None:
+    """It is there, as wanted; only what keeps a topic from being there is worth a warning."""
+
+    class Refusing(Controller):
+        async def create_topics(self, topics: list[NewTopic]) -> dict[str, Any]:
+            codes = {"twice": ErrorCode.TOPIC_ALREADY_EXISTS, "bad": ErrorCode.INVALID_REPLICATION_FACTOR}
+            return {topic.name: KafkaError(codes[topic.name]) for topic in topics}
+
+    creation = TopicCreation(NodeConfig.load(None, {}), cast(Any, Refusing()))
+    await creation.ensure("twice")
+    assert caplog.records == []
+    with pytest.raises(KafkaError):
+        await creation.ensure("bad")
+    (record,) = caplog.records
+    assert "bad" in record.getMessage()
