@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tidelog.broker.cluster_view import broker_endpoint
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
@@ -22,7 +23,7 @@ from tidelog.broker.hosting import Hosting
 from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
 from tidelog.broker.log_cleaner import LogCleaner
 from tidelog.broker.log_directories import CORDONED, NoDirectoryLeft
-from tidelog.broker.lost_brokers import LostBrokers
+from tidelog.broker.lost_brokers import PROBE_MS_MAX, LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
 from tidelog.broker.replica_moves import ReplicaMoves
@@ -34,7 +35,7 @@ from tidelog.replication.controller.record_codec import CORDONED_VERSION
 from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
-from tidelog.replication.ports import Endpoint
+from tidelog.replication.ports import Endpoint, PortState
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
@@ -85,7 +86,8 @@ class BrokerSide:
         self._metadata = metadata
         self._is_applied = False
         self._inter_broker_listener = config.inter_broker_listener
-        self.lost_brokers = LostBrokers()
+        self._channels = channels
+        self.lost_brokers = LostBrokers(self._probe)
         self._incarnation_id = ports.rng.randbytes(16)
         self.lifecycle = BrokerLifecycle(
             node_id=config.node_id,
@@ -237,6 +239,12 @@ class BrokerSide:
             self.lost_brokers.found(leader_id)
         else:
             self.lost_brokers.lost(leader_id)
+
+    async def _probe(self, broker_id: int) -> PortState:
+        listener = broker_endpoint(self._metadata.image, broker_id, self._inter_broker_listener)
+        if listener is None:
+            return PortState.UNKNOWN
+        return await self._channels.probe(Endpoint(listener.host, listener.port), PROBE_MS_MAX)
 
     def _broker_epoch(self) -> int:
         return self.lifecycle.epoch

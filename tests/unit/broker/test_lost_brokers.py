@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidelog.replication.controller.image import MetadataDelta
 from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.ports import PortState
 
 
 @pytest.fixture
@@ -108,3 +110,78 @@ async def test_only_so_many_wait(monkeypatch):
     assert called == [1, 2]
     brokers.close()
     assert called == [1, 2, 0]
+
+
+class Port:
+    """What the host of broker 1 says to a connection; `gate` holds the answer up."""
+
+    def __init__(self, services) -> None:
+        self.state = PortState.ACCEPTS
+        self.tried = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        services.lost_brokers = LostBrokers(self.probe)
+
+    async def probe(self, broker_id: int) -> PortState:
+        assert broker_id == 1
+        self.tried += 1
+        await self.gate.wait()
+        return self.state
+
+
+async def test_a_leader_that_refuses_is_not_named_though_its_link_seems_to_stand(services):
+    """A dying process closes its connections one by one: a client may hear of it before this node does."""
+    port = Port(services)
+    port.state = PortState.REFUSES
+    services.lost_brokers.found(1)
+    held = [ask(services, "t"), ask(services, "t")]
+    await until(lambda: services.lost_brokers)
+    assert port.tried == 1
+    assert all(answer.response is None for answer in held)
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    assert all(isinstance(answer.response, MetadataResponse) for answer in held)
+    assert isinstance(ask(services, "t"), MetadataResponse)
+    assert port.tried == 1, "the link is gone: nothing is tried until it stands again"
+
+
+async def test_a_leader_that_accepts_is_named_and_not_tried_again_at_once(services):
+    port = Port(services)
+    services.lost_brokers.found(1)
+    held = ask(services, "t")
+    await until(lambda: held.response is not None)
+    assert held.response.topics[0].partitions[0].leader_id == 1
+    assert isinstance(ask(services, "t"), MetadataResponse)
+    assert port.tried == 1
+
+
+async def test_what_became_of_a_leader_while_it_was_tried_is_told_at_once(services):
+    port = Port(services)
+    port.state = PortState.REFUSES
+    port.gate.clear()
+    services.lost_brokers.found(1)
+    held = ask(services, "t")
+    await asyncio.sleep(0)
+    assert services.controller is not None
+    services.controller.fence([1], "it is gone")
+    await until(lambda: services.image().brokers[1].fenced)
+    port.gate.set()
+    await until(lambda: held.response is not None)
+    assert held.response.topics[0].partitions[0].leader_id == -1
+
+
+async def test_a_leader_that_does_not_answer_is_named_after_a_moment(services):
+    port = Port(services)
+    port.state = PortState.UNKNOWN
+    services.lost_brokers.found(1)
+    held = ask(services, "t")
+    await until(lambda: held.response is not None)
+    assert held.response.topics[0].partitions[0].leader_id == 1
+
+
+async def test_without_a_link_nothing_is_tried(services):
+    port = Port(services)
+    assert isinstance(ask(services, "t"), MetadataResponse)
+    services.lost_brokers.found(1)
+    assert isinstance(ask(services), MetadataResponse), "all topics: no client that looks for one leader"
+    assert isinstance(ask(services, "another"), MetadataResponse)
+    assert port.tried == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from tidelog.broker import authorized_operations
@@ -52,6 +53,10 @@ def handle(
         return _when_settled(services, context, request)
     if request.topics is not None and len(request.topics) > TOPICS_AT_ONCE_MAX:
         return _answer_in_pieces(services, context, request)
+    if request.topics:
+        doubtful = services.lost_brokers.doubtful(_leaders(services.image(), request))
+        if doubtful:
+            return _after_trying(services, context, request, doubtful)
     return _answer(services, context, request)
 
 
@@ -80,15 +85,33 @@ def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
 
 def _when_settled(services: Services, context: RequestContext, request: MetadataRequest) -> Deferred:
     answer = Deferred()
-
-    def settled() -> None:
-        try:
-            answer.complete(_answer(services, context, request))
-        except KafkaError as error:
-            answer.complete(error)
-
-    services.lost_brokers.when_settled(settled)
+    services.lost_brokers.when_settled(partial(_complete, answer, services, context, request))
     return answer
+
+
+def _after_trying(
+    services: Services, context: RequestContext, request: MetadataRequest, leaders: list[int]
+) -> Deferred:
+    """Once these leaders were connected to; when one of them refused, once it is settled what became of it."""
+    answer = Deferred()
+    lost_brokers = services.lost_brokers
+
+    def tried() -> None:
+        complete = partial(_complete, answer, services, context, request)
+        if lost_brokers.any_of(_leaders(services.image(), request)):
+            lost_brokers.when_settled(complete)
+        else:
+            complete()
+
+    lost_brokers.try_all(leaders, tried)
+    return answer
+
+
+def _complete(answer: Deferred, services: Services, context: RequestContext, request: MetadataRequest) -> None:
+    try:
+        answer.complete(_answer(services, context, request))
+    except KafkaError as error:
+        answer.complete(error)
 
 
 def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
