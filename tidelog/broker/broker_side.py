@@ -244,7 +244,7 @@ class BrokerSide:
         listener = broker_endpoint(self._metadata.image, broker_id, self._inter_broker_listener)
         if listener is None:
             return PortState.UNKNOWN
-        return await self._channels.probe(Endpoint(listener.host, listener.port), PROBE_MS_MAX)
+        return await self._channels.sign_of_life(Endpoint(listener.host, listener.port), PROBE_MS_MAX)
 
     def _broker_epoch(self) -> int:
         return self.lifecycle.epoch

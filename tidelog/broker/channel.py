@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import MalformedMessage
+from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 from tidelog.replication.ports import Endpoint, OnResponse, PeerUnreachable, PortState
 
 BUFFER_INITIAL_BYTES = 64 * 1024
@@ -25,6 +26,8 @@ FRAME_BYTES_MAX = 256 * 1024 * 1024
 IN_FLIGHT_MAX = 1024
 CHANNELS_MAX = 1024
 CONNECT_TIMEOUT_S = 10.0
+API_VERSIONS_VERSION = 3
+ANSWER_TIMEOUT_MS = 10_000
 
 _FRAME = Struct(">ihhih")
 _FRAME_SIZE = Struct(">i")
@@ -266,6 +269,27 @@ class Channels:
             return PortState.UNKNOWN
         transport.abort()
         return PortState.ACCEPTS
+
+    async def sign_of_life(self, endpoint: Endpoint, timeout_ms: int) -> PortState:
+        """Whether the process there answers a request. One that dies still accepts connections for a while.
+
+        REFUSES: it refused, or broke off twice; the first time may be a connection that was closed for being idle.
+        """
+        request = ApiVersionsRequest(client_software_name="tidelog", client_software_version="0")
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self.exchange(
+                        endpoint, request, API_VERSIONS_VERSION, timeout_ms=ANSWER_TIMEOUT_MS, lane="life"
+                    )
+            except TimeoutError:
+                return PortState.UNKNOWN
+            except PeerUnreachable as error:
+                if error.refused:
+                    break
+            else:
+                return PortState.ACCEPTS
+        return PortState.REFUSES
 
     async def close(self) -> None:
         for channel in [*self._channels.values(), *self._links]:

@@ -124,7 +124,12 @@ class ControllerChannel:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the active controller could not be reached in time")
 
     async def _call_apart(self, request: Any, version: int, timeout_ms: int) -> Any:
-        """As `call`, on a connection that carries nothing else meanwhile."""
+        """As `call`, on a connection that carries nothing else meanwhile; on none where this node is the controller."""
+        if self.is_local():
+            with contextlib.suppress(PeerUnreachable):
+                response = await self.attempt(request, version, timeout_ms=timeout_ms)
+                if getattr(response, "error_code", 0) != ErrorCode.NOT_CONTROLLER:
+                    return response
         deadline = self._loop.time() + timeout_ms / 1000
         async with self._lanes.one(timeout_ms) as lane:
             left_ms = max(1, int((deadline - self._loop.time()) * 1000))

@@ -3,8 +3,8 @@
 A client that loses its leader asks another broker for the new one at once, before the controller can have chosen it;
 told of the old one, librdkafka asks again only a second later. So an answer that would name a lost leader waits until
 the metadata say what became of it, for a moment at most. A client may be ahead of this node in that: a dying process
-closes its listeners first and its connections one by one. So a leader that this node has a link to is connected to
-before it is named, and one that refuses is lost. And a broker fenced moments ago is still listed, though
+closes its connections one by one. So a leader that this node has a link to is asked for a sign of life before it is
+named, and one that refuses or breaks off is lost. And a broker fenced moments ago is still listed, though
 nothing is led by it: librdkafka takes a partition away from a broker that is no longer listed by a detour that costs
 another second. Not so one whose link to this node still stands: it hangs, or is cut off from the others, and a client
 sent there would be told for ever that it leads. Kafka answers at once and lists no fenced broker.
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.broker")
 
-HOLD_MS_MAX = 500
+HOLD_MS_MAX = 1_000  # as long as librdkafka would wait
 PROBE_MS_MAX = 100
-# A broker that accepted a connection is believed to live for so long, one that did not answer is not tried again.
-ACCEPTED_MS = 20
+# A broker that answered is believed to live for so long; one that did not is not tried again for so long.
+ANSWERED_MS = 20
 UNANSWERED_MS = 1_000
 # An answer that names more leaders is not a client's that has lost one.
 PROBED_AT_ONCE_MAX = 8
@@ -39,7 +39,8 @@ WAITING_MAX = 10_000
 class LostBrokers:
     """To be told of lost and found connections and of every image; `bool()` says whether any broker is lost.
 
-    `probe(broker_id)` connects to a broker, within PROBE_MS_MAX; without it none is tried.
+    `probe(broker_id)` says whether a broker answers a request (ACCEPTS), is gone (REFUSES), or says nothing within
+    PROBE_MS_MAX; without it none is tried.
     """
 
     def __init__(self, probe: Callable[[int], Awaitable[PortState]] | None = None) -> None:
@@ -108,7 +109,7 @@ class LostBrokers:
         return found if len(found) <= PROBED_AT_ONCE_MAX else []
 
     def try_all(self, broker_ids: Iterable[int], then: Callable[[], None]) -> None:
-        """Connect to each, and call back: one that refused is lost by then. One attempt a broker is under way."""
+        """Ask each, and call back: one that is gone is lost by then. One attempt a broker is under way."""
         waiting = {self._probes.get(one) or self._begin_probe(one) for one in broker_ids}
 
         def tried(task: asyncio.Task[None]) -> None:
@@ -135,7 +136,7 @@ class LostBrokers:
             del self._probes[broker_id]
         if state is PortState.REFUSES and broker_id in self._linked:
             self.lost(broker_id)
-        pause_ms = ACCEPTED_MS if state is PortState.ACCEPTS else UNANSWERED_MS
+        pause_ms = ANSWERED_MS if state is PortState.ACCEPTS else UNANSWERED_MS
         self._probed_until[broker_id] = asyncio.get_running_loop().time() + pause_ms / 1000
 
     def when_settled(self, answer: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.broker.channel import BUFFER_INITIAL_BYTES, Channel, Channels
+from tidelog.protocol.messages.api_versions import ApiVersionsResponse
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable, PortState
 
@@ -181,6 +182,47 @@ async def test_nobody_listening_is_told_from_one_who_does_not_answer() -> None:
         await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=60_000)
     assert gone.value.refused
     assert await channels.probe(endpoint) is PortState.REFUSES
+    await channels.close()
+
+
+async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As the kernel does for a process that dies: accepted, and reset."""
+    writer.close()
+
+
+async def answers_api_versions(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        frame = await reader.readexactly(size)
+        body = frame[4:8] + ApiVersionsResponse().encode(3)
+        writer.write(len(body).to_bytes(4, "big") + body)
+
+
+async def test_a_process_that_accepts_connections_and_drops_them_gives_no_sign_of_life() -> None:
+    channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+    async with peer(closes) as endpoint:
+        assert await channels.probe(endpoint) is PortState.ACCEPTS
+        assert await channels.sign_of_life(endpoint, 60_000) is PortState.REFUSES
+    assert await channels.sign_of_life(endpoint, 60_000) is PortState.REFUSES
+    async with peer(silence) as endpoint:
+        assert await channels.sign_of_life(endpoint, 20) is PortState.UNKNOWN
+    async with peer(answers_api_versions) as endpoint:
+        for _ in range(2):
+            assert await channels.sign_of_life(endpoint, 60_000) is PortState.ACCEPTS
+    await channels.close()
+
+
+async def test_a_life_is_not_over_when_its_idle_connection_was_closed() -> None:
+    connections = 0
+
+    async def drops_the_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await (closes if connections == 1 else answers_api_versions)(reader, writer)
+
+    channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+    async with peer(drops_the_first) as endpoint:
+        assert await channels.sign_of_life(endpoint, 60_000) is PortState.ACCEPTS
     await channels.close()
 
 

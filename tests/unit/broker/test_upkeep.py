@@ -231,7 +231,12 @@ async def test_timers_are_kafkas(monkeypatch: Any) -> None:
     waits: list[float] = []
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
-    monkeypatch.setattr(loop, "call_later", lambda delay, *rest: waits.append(delay) or call_later(delay, *rest))
+
+    def noted(delay: float, *rest: Any) -> asyncio.TimerHandle:
+        waits.append(delay)
+        return call_later(delay, *rest)
+
+    monkeypatch.setattr(loop, "call_later", noted)
     node = Node()
     values = {
         "replica.high.watermark.checkpoint.interval.ms": 5_000,

@@ -305,6 +305,10 @@ class MetadataLog:
 
     def note_snapshot(self, identity: SnapshotId) -> None:
         """It is on the disk, whole, and can be fetched from now on."""
+        if identity.end_offset < self.start_offset:
+            # The log was begun anew behind a fetched one while it was written: nothing leads from it to the log.
+            self._disk.remove(self.path_of(identity))
+            return
         if identity not in self._snapshots:
             self._snapshots = sorted([*self._snapshots, identity])
 

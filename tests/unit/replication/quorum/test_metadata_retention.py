@@ -221,6 +221,17 @@ def test_a_longer_log_that_went_another_way_is_moved_too(home):
     assert (home.log.start_offset, home.log.end_offset) == (40, 40)
 
 
+def test_a_snapshot_written_while_the_log_was_begun_anew_behind_a_later_one_goes(home):
+    home.append(12)
+    earlier, fetched = SnapshotId(10, 1), SnapshotId(40, 5)
+    home.log.write_snapshot([b"image"], earlier, 0, 0)
+    home.log.keep_part(fetched, 0, bytes(_content(fetched)))
+    home.log.install(fetched, home.log.finish_part(fetched), 1)
+    home.log.note_snapshot(earlier)
+    assert home.log.snapshots == (fetched, fetched)
+    assert home.names(".checkpoint") == [snapshot_name(fetched)]
+
+
 def test_a_log_that_holds_the_end_of_its_snapshot_stays(home):
     home.append(10, epoch=1)
     home.append(50, epoch=5)
