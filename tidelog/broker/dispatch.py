@@ -19,6 +19,7 @@ from typing import Any
 from tidelog.broker.apis import fetch, produce
 from tidelog.broker.metrics_counters import SHORTEST_S, ApiCounters, RequestCounters
 from tidelog.broker.metrics_errors import count_errors
+from tidelog.broker.pieces import WHOLE_BYTES_MAX, Arrays, join, split
 from tidelog.broker.request import Answer, Deferred, Peer, RequestContext
 from tidelog.broker.services import Services
 from tidelog.protocol.api import request_header_version, response_header_version
@@ -122,6 +123,8 @@ class Dispatcher:
         if api.is_forwarded:
             return self._run(self._by_controller(bytes(frame), api, context, request), api, context, request)
         try:
+            if api.in_pieces is not None and len(frame) > WHOLE_BYTES_MAX:
+                return self._run(self._piece_by_piece(api.in_pieces, api, context, request), api, context, request)
             result = api.handle(self._services, context, request)
             if inspect.iscoroutine(result):
                 return self._run(result, api, context, request)
@@ -162,6 +165,19 @@ class Dispatcher:
         self._tasks[task] = None
         task.add_done_callback(ended)
         return answer
+
+    async def _piece_by_piece(self, arrays: Arrays, api: _Api, context: RequestContext, request: Any) -> Any:
+        """The same as `handle`, with pauses in which others are served."""
+        api.check(request)
+        loop = asyncio.get_running_loop()
+        answered = []
+        for piece in split(request, arrays):
+            await self._turns.pause(loop)
+            result = api.handle(self._services, context, piece)
+            if inspect.iscoroutine(result):
+                result = await result
+            answered.append(await _completed(result) if isinstance(result, Deferred) else result)
+        return join(answered, arrays)
 
     async def _by_controller(self, frame: bytes, api: _Api, context: RequestContext, request: Any) -> Any:
         """The active controller's answer: this node's message, unless it loses the lead over it, or another's frame."""
@@ -243,7 +259,18 @@ def _lost_the_lead(response: Any) -> bool:
 
 
 class _Api:
-    __slots__ = ("counters", "handle", "is_forwarded", "key", "name", "read", "refuse", "versions")
+    __slots__ = (
+        "check",
+        "counters",
+        "handle",
+        "in_pieces",
+        "is_forwarded",
+        "key",
+        "name",
+        "read",
+        "refuse",
+        "versions",
+    )
 
     def __init__(self, module: ModuleType, requests: RequestCounters, forwarded: Collection[int]) -> None:
         request = module.REQUEST
@@ -256,6 +283,8 @@ class _Api:
         self.read: Callable[[memoryview, int, int], tuple[Any, int]] = request.read
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
+        self.in_pieces: Arrays | None = getattr(module, "IN_PIECES", None)
+        self.check: Callable[[Any], None] = getattr(module, "check", lambda request: None)
 
     def parse(self, frame: memoryview, version: int, client_id_bytes: int) -> tuple[str | None, Any]:
         """The client id and the request of a frame whose first fields are known. Raises MalformedMessage."""

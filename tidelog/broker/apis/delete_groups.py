@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from functools import partial
 
+from tidelog.broker.pieces import Arrays
 from tidelog.broker.request import Deferred, RequestContext, gather
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 
 REQUEST = DeleteGroupsRequest
+IN_PIECES = Arrays("groups_names", "results")
+
+
+def check(request: DeleteGroupsRequest) -> None:
+    request.groups_names = list(dict.fromkeys(request.groups_names))
 
 
 def handle(

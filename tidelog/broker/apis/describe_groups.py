@@ -7,6 +7,7 @@ members. A group nobody knows is Dead; version 6 says GROUP_ID_NOT_FOUND too.
 from __future__ import annotations
 
 from tidelog.broker import authorized_operations
+from tidelog.broker.pieces import Arrays
 from tidelog.broker.repeats import check_repeats
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
@@ -14,6 +15,11 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 
 REQUEST = DescribeGroupsRequest
+IN_PIECES = Arrays("groups", "groups")
+
+
+def check(request: DescribeGroupsRequest) -> None:
+    check_repeats(request.groups)
 
 
 def handle(services: Services, context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidelog.broker.apis.init_producer_id import NO_TRANSACTIONS
 from tidelog.broker.cluster_view import broker_endpoint
+from tidelog.broker.pieces import Arrays
 from tidelog.broker.request import RequestContext
 from tidelog.broker.services import Services
 from tidelog.broker.topic_creation import GROUP_TOPIC
@@ -19,6 +20,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 REQUEST = FindCoordinatorRequest
+IN_PIECES = Arrays("coordinator_keys", "coordinators")
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1

@@ -95,8 +95,13 @@ class _Listing:
 
     def _warmed(self, name: str, partition: ListOffsetsPartition) -> None:
         assert self.deferred is not None
-        if self._answer(name, partition) and self.goes_on():
-            self.deferred.complete(self.response())
+        try:
+            response = self.response() if self._answer(name, partition) and self.goes_on() else None
+        except Exception as error:
+            self.deferred.failed(error)
+            return
+        if response is not None:
+            self.deferred.complete(response)
 
     def response(self) -> ListOffsetsResponse:
         return ListOffsetsResponse(

@@ -109,9 +109,13 @@ def _after_trying(
 
 def _complete(answer: Deferred, services: Services, context: RequestContext, request: MetadataRequest) -> None:
     try:
-        answer.complete(_answer(services, context, request))
+        response: MetadataResponse | KafkaError = _answer(services, context, request)
     except KafkaError as error:
-        answer.complete(error)
+        response = error
+    except Exception as error:
+        answer.failed(error)
+        return
+    answer.complete(response)
 
 
 def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:

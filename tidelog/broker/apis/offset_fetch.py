@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedOffset, FetchedTopics
+from tidelog.broker.pieces import Arrays
 from tidelog.broker.repeats import check_repeats
 from tidelog.broker.request import Deferred, RequestContext, gather
 from tidelog.broker.services import Services
@@ -28,12 +29,17 @@ from tidelog.protocol.messages.offset_fetch import (
 from tidelog.replication.controller.image import MetadataImage
 
 REQUEST = OffsetFetchRequest
+IN_PIECES = Arrays("groups", "groups")
 GROUP_ERROR_FROM = 2
 MANY_GROUPS_FROM = 8
 TOPIC_IDS_FROM = 10
 NO_TOPIC_ID = bytes(16)
 
 Found = FetchedTopics | KafkaError
+
+
+def check(request: OffsetFetchRequest) -> None:
+    check_repeats(group.group_id for group in request.groups)
 
 
 def handle(services: Services, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse | Deferred:

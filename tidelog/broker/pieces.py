@@ -1,0 +1,43 @@
+"""Requests that name very much, taken apart: one piece after the other is served, and others are served in between.
+
+Pure. For APIs that answer each element of one array for itself; each says in `IN_PIECES` which arrays these are. The
+answers to the pieces are put together again, so that a client sees one request and one answer. Invariant: every element
+is in exactly one piece, in the order of the request.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+# A request below this size is served at once: it names a thousand things or so.
+WHOLE_BYTES_MAX: Final = 16 * 1024
+PIECE_ELEMENTS_MAX: Final = 500
+
+
+class Arrays(NamedTuple):
+    """Names of the request's and of the response's array."""
+
+    asked: str
+    answered: str
+
+
+def split(request: Any, arrays: Arrays) -> Iterator[Any]:
+    """The same request with PIECE_ELEMENTS_MAX elements at most, as often as it takes; itself if it has no more."""
+    elements = getattr(request, arrays.asked)
+    if len(elements) <= PIECE_ELEMENTS_MAX:
+        yield request
+        return
+    for start in range(0, len(elements), PIECE_ELEMENTS_MAX):
+        piece = copy.copy(request)
+        setattr(piece, arrays.asked, elements[start : start + PIECE_ELEMENTS_MAX])
+        yield piece
+
+
+def join(responses: list[Any], arrays: Arrays) -> Any:
+    """One response of all."""
+    first, *others = responses
+    for response in others:
+        getattr(first, arrays.answered).extend(getattr(response, arrays.answered))
+    return first
