@@ -18,10 +18,12 @@ class Dose(NamedTuple):
 
 
 DOSES = {
-    # tests/simulation: histories of clusters, of broken directories, of changing voters, of one log, of a cleaned log
+    # tests/simulation: histories of clusters, of broken directories, of changing voters, of bad disks, of one log, of a
+    # cleaned log
     "TIDELOG_CLUSTER_SEEDS": Dose(45, 1_000),
     "TIDELOG_DIRECTORY_SEEDS": Dose(20, 400),
     "TIDELOG_VOTER_SEEDS": Dose(20, 300),
+    "TIDELOG_DAMAGE_SEEDS": Dose(20, 500),
     "TIDELOG_STORAGE_SEEDS": Dose(600, 10_000),
     "TIDELOG_COMPACTION_SEEDS": Dose(300, 5_000),
     # tests/unit/replication/quorum: histories of the quorum's core alone
@@ -30,6 +32,8 @@ DOSES = {
     "TIDELOG_KILLS": Dose(5, 100),
     "TIDELOG_FAULTS": Dose(6, 200),
     "TIDELOG_FAILOVERS": Dose(2, 50),
+    # damaged files
+    "TIDELOG_DAMAGE": Dose(4, 100),
     # tests/properties, in the profile "deep": examples of each property
     "TIDELOG_EXAMPLES": Dose(50, 5_000),
 }

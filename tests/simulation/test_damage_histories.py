@@ -1,13 +1,20 @@
-"""The world of histories with bad disks: damage that is done is seen, and the same seed does the same again."""
+"""Histories of clusters in which files are damaged: nothing is lost, and in the end every copy is whole.
+
+TIDELOG_SEED=7 replays one, TIDELOG_DAMAGE_SEEDS=500 runs that many. Here is also shown that damage is seen.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.cluster.damage.injuries import FIELDS, Injury, damaged
+from tests.doses import seeds
 from tests.simulation.damage_faults import files_of
 from tests.simulation.damage_history import DamageHistory, faults_of_copies
 from tests.simulation.stage import stage
+from tidelog.broker import config_definitions
+
+REPAIRS = "tidelog.scrub.interval.ms" in config_definitions.BROKER
 
 
 def test_every_copy_of_a_quiet_cluster_is_whole_until_one_is_damaged() -> None:
@@ -25,6 +32,13 @@ def test_every_copy_of_a_quiet_cluster_is_whole_until_one_is_damaged() -> None:
             assert changed is not None
             inode.data = bytearray(changed)
             assert faults_of_copies(directed.cluster) != [], what
+
+
+@pytest.mark.skipif(not REPAIRS, reason="replicas do not repair themselves yet")
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_DAMAGE_SEEDS", chunk=5, fast=0, full=10))
+def test_nothing_is_lost_to_a_bad_disk(chosen: range) -> None:
+    for seed in chosen:
+        DamageHistory(seed).run()
 
 
 @pytest.mark.slow
