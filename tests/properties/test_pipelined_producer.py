@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.replication.replicas import Replicas, Sent
+from tests.unit.replication.replicas import ReplicaNode, Replicas, Sent
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.record_batch import read_header
 from tidelog.storage.producer_state import ProducerState
@@ -24,6 +24,7 @@ from tidelog.storage.refused_batches import RefusedBatches
 
 PID = 7
 IN_FLIGHT_MAX = 5
+TIMEOUT_MS = 2000
 STEPS = ["send"] * 6 + ["judge"] * 8 + ["receive"] * 4 + ["run"] * 3
 STEPS += ["shrink", "grow", "grow", "elect", "turn", "turn", "break", "stop", "start", "forget", "tell"]
 SENT_AGAIN = {
@@ -54,6 +55,7 @@ class Pipeline:
     waiting: deque[UnderWay] = field(default_factory=deque)
     under_way: deque[UnderWay] = field(default_factory=deque)
     drains: bool = False
+    asked: list[tuple[ReplicaNode, Sent]] = field(default_factory=list)
     acknowledged: int = 0
     """Sequences below it are, as far as the producer knows, in the log."""
 
@@ -81,7 +83,8 @@ class Pipeline:
             return
         values = [b"%d" % (batch.sequence + number) for number in range(batch.count)]
         sequence = {"producer_id": PID, "producer_epoch": 0, "base_sequence": batch.sequence}
-        batch.sent = node.produce(*values, timeout_ms=2000, **sequence)
+        batch.sent = node.produce(*values, timeout_ms=TIMEOUT_MS, **sequence)
+        self.asked.append((node, batch.sent))
 
     def receive(self) -> None:
         if not self.under_way or self.under_way[0].sent is None or self.under_way[0].sent.code is None:
@@ -219,13 +222,15 @@ class World:
                 if len(producer.under_way) == before:
                     break
             if not producer.under_way and not producer.waiting and len(cluster.placed.isr) == 3:
-                cluster.loop.run_for(1500)
+                cluster.loop.run_for(TIMEOUT_MS + 100)
                 return
         raise AssertionError(f"it never comes to rest: {producer}")
 
     def check(self) -> None:
         producer = self.producer
         assert producer.acknowledged == producer.next_sequence
+        for asked, sent in producer.asked:
+            assert sent.code is not None or asked not in self.cluster.nodes.values(), "never answered"
         for node in self.cluster.nodes.values():
             assert node.values() == [b"%d" % number for number in range(producer.next_sequence)]
             position = 0

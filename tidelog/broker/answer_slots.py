@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from tidelog.broker.connection import KafkaConnection
     from tidelog.broker.request import Deferred
 
@@ -43,3 +45,8 @@ class AnswerSlot:
             return
         self.connection.end_exclusive()
         self.connection.hold(self.fill(frames))
+
+
+def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
+    """The request whose answer is next and not there yet; all answers behind it wait, too."""
+    return slots[0].deferred if slots and not slots[0].done else None

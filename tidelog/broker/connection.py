@@ -14,7 +14,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Any, cast
 
-from tidelog.broker.answer_slots import AnswerSlot
+from tidelog.broker.answer_slots import AnswerSlot, find_awaited
 from tidelog.broker.callbacks import call_all
 from tidelog.broker.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
@@ -58,6 +58,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_resting", "_start", "_transport", "_view",
         "_writable", "active", "host", "listener_name",
     )  # fmt: skip
+    awaited = property(lambda self: find_awaited(self._pending))
 
     def __init__(self, owner: ConnectionOwner, listener_name: str) -> None:
         self._owner = owner

@@ -35,6 +35,8 @@ _NO_HEADER = "request shorter than its header"
 API_VERSIONS = 18
 # Tasks of cold APIs under way at once, over all connections; further ones are refused with THROTTLING_QUOTA_EXCEEDED.
 COLD_TASKS_MAX = 4096
+# Where a request says how long its client waits.
+_PATIENCE_FIELDS = ("timeout_ms", "rebalance_timeout_ms", "session_timeout_ms", "max_wait_ms")
 
 
 class Dispatcher:
@@ -138,7 +140,7 @@ class Dispatcher:
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any) -> Deferred:
         """A cold handler as a task; the connection's next request waits for it, as in Kafka."""
-        answer = Deferred(exclusive=True)
+        answer = _Waiting(request, exclusive=True)
         if len(self._tasks) >= COLD_TASKS_MAX:
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
@@ -311,13 +313,26 @@ class _Api:
             return _frame(self.refuse(request, refused, version), key, version, correlation_id)
 
 
-class _Encoded(Deferred):
+class _Waiting(Deferred):
+    """An answer that comes later, to a request that may say how long its client waits."""
+
+    __slots__ = ("_patience_s",)
+
+    def __init__(self, request: Any, exclusive: bool = False) -> None:
+        super().__init__(exclusive)
+        self._patience_s: float = max(getattr(request, name, 0) for name in _PATIENCE_FIELDS) / 1000
+
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        return waited_s - self._patience_s
+
+
+class _Encoded(_Waiting):
     """A handler's Deferred message, seen by the connection as a Deferred frame."""
 
     __slots__ = ()
 
     def __init__(self, inner: Deferred, context: RequestContext, request: Any, api: _Api) -> None:
-        super().__init__(inner.exclusive)
+        super().__init__(request, inner.exclusive)
 
         def encode(response: Any) -> None:
             if response is None:

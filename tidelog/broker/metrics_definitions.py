@@ -51,7 +51,8 @@ _ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     ("tidelog_connections_refused_total", COUNTER, "server",
      "Connections closed at once because a limit was reached.", ""),
     ("tidelog_connections_cut_total", COUNTER, "server reason",
-     "Connections closed from this side: malformed or failed requests, no buffers, answers unread, idle.",
+     "Connections closed from this side: malformed or failed requests, no buffers, answers unread, idle, or never "
+     "answered.",
      "socket-server-metrics expired-connections-killed-count"),
     ("tidelog_receive_buffer_bytes", GAUGE, "server",
      "Memory held for requests on their way in.", "MemoryPoolUsed"),

@@ -92,6 +92,10 @@ class Deferred:
         if timing is not None:  # counted when it has left: somebody waits for it
             timing[0].answered(timing[1])
 
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        """How long ago the time was up for which the client agreed to wait, as far as the request says so."""
+        return waited_s
+
     def failed(self, error: BaseException) -> None:
         """A bug of ours: who waits is not left waiting for ever."""
         logger.error("a request that waited failed", exc_info=error)

@@ -21,7 +21,7 @@ from tidelog.broker.connection_quotas import ConnectionLimits, ConnectionQuotas,
 from tidelog.broker.repeated_warnings import RepeatedWarnings
 
 if TYPE_CHECKING:
-    from tidelog.broker.request import Answer
+    from tidelog.broker.request import Answer, Deferred
     from tidelog.broker.turns import Turns
     from tidelog.broker.wakes import Wakes
 
@@ -31,6 +31,9 @@ BACKLOG = 1024
 SWEEP_INTERVAL_S = 30.0
 SWEEPS_PER_IDLE_TIME = 4
 SWEEP_S_MIN = 0.05
+# A request that is not answered so long after its own time was up never will be: its client shall ask again. Longer
+# than any answer may take to a request that says no time.
+OVERDUE_S_MAX = 600.0
 ACCEPT_TURNS = 5
 # A request that arrives more slowly than this is as good as none.
 TRICKLE_BYTES_PER_S = 64
@@ -98,7 +101,7 @@ class Server:
         self.receive_bytes = 0
         self.accepted = 0
         self.refused = 0
-        self.cut = dict.fromkeys(("malformed", "failed", "buffers", "unread", "idle"), 0)
+        self.cut = dict.fromkeys(("malformed", "failed", "buffers", "unread", "idle", "overdue"), 0)
         """Connections closed from this side, by reason."""
         self._limits = limits
         self._quotas = ConnectionQuotas(limits.connections, protected_listener)
@@ -111,6 +114,8 @@ class Server:
         # Since when a connection is idle, and where its unfinished request stood at the last sweep.
         self._idle_since: dict[KafkaConnection, float] = {}
         self._partial: dict[KafkaConnection, tuple[int, int]] = {}
+        # Answers that were overdue at the last sweep.
+        self._overdue: dict[KafkaConnection, Deferred] = {}
         # Closing since the last sweep or longer.
         self._leaving: dict[KafkaConnection, None] = {}
 
@@ -189,6 +194,7 @@ class Server:
         self._idle_since.pop(connection, None)
         self._partial.pop(connection, None)
         self._leaving.pop(connection, None)
+        self._overdue.pop(connection, None)
         self._unread.pop(connection, None)
 
     def reserve_buffer(self, extra_bytes: int) -> bool:
@@ -239,6 +245,9 @@ class Server:
                     connection.abort()
                 self._leaving[connection] = None
                 continue
+            if self._is_overdue(connection, now):
+                connection.close()
+                continue
             if connection.active and not self._trickles(connection, sweep_s):
                 connection.active = False
                 self._idle_since.pop(connection, None)
@@ -252,6 +261,28 @@ class Server:
                 connection.give_back()
         if self.connections:
             self._arm_sweep()
+
+    def _is_overdue(self, connection: KafkaConnection, now: float) -> bool:
+        """The last resort: whether an answer will never come, for which the client may wait for ever.
+
+        It was overdue at the last sweep, too: a process that was stopped for long has many answers to give first.
+        """
+        awaited, before = connection.awaited, self._overdue.pop(connection, None)
+        if awaited is None or awaited.timing is None:
+            return False
+        counters, began = awaited.timing
+        waited_s = counters.stopwatch() - began
+        if awaited.overdue_s(waited_s, now) <= OVERDUE_S_MAX:
+            return False
+        if awaited is not before:
+            self._overdue[connection] = awaited
+            return False
+        self.cut["overdue"] += 1
+        log.error(
+            "closing connection from %s: %s was not answered in %d s, which is a failure of this broker",
+            connection.host, counters.name, waited_s,
+        )  # fmt: skip
+        return True
 
     def _trickles(self, connection: KafkaConnection, seconds: float) -> bool:
         """Whether all that came since the last sweep is a few bytes more of the same request."""

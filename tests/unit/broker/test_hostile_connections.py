@@ -11,20 +11,25 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.broker.conftest import StartNode, Wire
 from tests.unit.broker.test_node import fetch, produce
 from tidelog.broker import server as server_module
 from tidelog.broker.connection_quotas import ConnectionLimits
+from tidelog.broker.dispatch import _Waiting
 from tidelog.broker.node_ports import os_ports
+from tidelog.broker.request import Deferred
 from tidelog.broker.server import ServerLimits
 from tidelog.broker.server_limits import server_limits
 from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.heartbeat import HeartbeatRequest
 from tidelog.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from tidelog.protocol.messages.join_group import JoinGroupRequest
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 
@@ -258,3 +263,33 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
             assert value == int(number) * units.get(unit, 1), name
             (line,) = [line for line in page.splitlines() if name in line]
             assert said in line, (name, line)
+
+
+async def test_an_answer_that_never_comes_ends_the_connection(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that waits without a limit of its own would wait for ever; here it also goes on asking behind it."""
+    monkeypatch.setattr(server_module, "SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(server_module, "OVERDUE_S_MAX", 0.3)
+    running = await start_node()
+    deaf, other = await running.connect(), await running.connect()
+    await other.create_topic("t")
+    deaf.send(fetch("t", wait_ms=100_000), 4)
+
+    async def ask_on() -> None:
+        while True:
+            deaf.send(ALL, 9)
+            await asyncio.sleep(0.05)
+
+    asking = asyncio.create_task(ask_on())
+    assert await closed(deaf, PATIENCE_S), "it answers behind an answer that was never given"
+    asking.cancel()
+    assert "FetchConsumer was not answered in 0 s" in caplog.text
+    assert await answers(other, PATIENCE_S)
+
+
+def test_a_request_that_names_its_time_is_given_it() -> None:
+    assert Deferred().overdue_s(700.0, 0.0) == 700.0
+    waiting = _Waiting(JoinGroupRequest(session_timeout_ms=10_000, rebalance_timeout_ms=300_000))
+    assert waiting.overdue_s(700.0, 0.0) == 400.0
+    assert _Waiting(HeartbeatRequest()).overdue_s(700.0, 0.0) == 700.0

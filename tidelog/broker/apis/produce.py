@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.broker.inspections import Inspection
 from tidelog.broker.leader_hints import STALE_LEADER, addresses, leader_of
+from tidelog.broker.purgatory import DEADLINE_RESOLUTION_MS
 from tidelog.broker.request import Answer, Deferred, Peer
 from tidelog.broker.services import Services
 from tidelog.protocol.compression import ZSTD
@@ -198,6 +199,9 @@ class _ParkedOne(Deferred):
         if info.duplicate:
             _limit_wait(partitions, partition, self._settled)
 
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
+
     def _settled(self, error: Exception | None) -> None:
         if self.response is not None:
             return  # it had timed out
@@ -314,6 +318,9 @@ class _Parked(Deferred):
             partitions.when_acknowledged(partition, info.last_offset + 1, acks, settled)
             if info.duplicate:
                 _limit_wait(partitions, partition, settled)
+
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
 
     def _settled(self, number: int, error: Exception | None) -> None:
         if number not in self._open:
