@@ -330,15 +330,12 @@ def _read_file(file: Path) -> dict[str, str]:
 
 
 def _read_properties(file: Path, text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
-        if line and line[0] not in "#!":
-            name, equals, value = line.partition("=")
-            if not equals:
-                raise ConfigError(f"{file}:{number}: {line!r} is not key=value")
-            found[name.strip()] = value.strip()
-    return found
+    from tidelog.broker.java_properties import PropertiesError, parse_properties
+
+    try:
+        return parse_properties(text)
+    except PropertiesError as error:
+        raise ConfigError(f"{file}:{error}") from None
 
 
 def _read_yaml(file: Path, text: str) -> dict[str, str]:
