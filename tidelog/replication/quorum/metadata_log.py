@@ -259,7 +259,7 @@ class MetadataLog:
         self._disk.sync_directory(self.directory)
 
     def snapshot_part(self, identity: SnapshotId, position: int, bytes_max: int) -> tuple[int, bytes] | None:
-        """(size of the whole, bytes from `position` on); None when it is not there."""
+        """(size of the whole, bytes from `position` on); None when it is not there. Raises OSError."""
         if identity not in self._snapshots:
             return None
         try:
@@ -268,7 +268,8 @@ class MetadataLog:
         except FileNotFoundError:
             return None
         try:
-            return size_bytes, file.read_at(bytes_max, position)
+            # Beyond the end the system may take the position itself for an error.
+            return size_bytes, file.read_at(bytes_max, position) if position < size_bytes else b""
         finally:
             file.close()
 

@@ -162,9 +162,12 @@ class QuorumService:
         error_code = leading.on_fetch_snapshot(raft, ask, node.now_ms())
         answer = SnapshotAnswer(error_code, raft.epoch, raft.leader_id, raft.known_leader_endpoint())
         if error_code == ErrorCode.NONE:
-            part = node.log.snapshot_part(
-                ask.snapshot, max(0, ask.position), min(request.max_bytes, node.settings.snapshot_part_bytes)
-            )
+            bytes_max = max(0, min(request.max_bytes, node.settings.snapshot_part_bytes))
+            try:
+                part = node.log.snapshot_part(ask.snapshot, max(0, ask.position), bytes_max)
+            except OSError as error:
+                node.tolerates(error)
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the snapshot cannot be read: {error}") from None
             if part is None:
                 answer = answer._replace(error=ErrorCode.SNAPSHOT_NOT_FOUND)
             elif not 0 <= ask.position < part[0]:

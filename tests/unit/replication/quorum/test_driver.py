@@ -20,6 +20,12 @@ from tidelog.protocol.messages.describe_quorum import (
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
 )
+from tidelog.protocol.messages.fetch_snapshot import (
+    FetchSnapshotRequest,
+    FetchSnapshotRequestPartitionSnapshot,
+    FetchSnapshotRequestSnapshotId,
+    FetchSnapshotRequestTopicSnapshot,
+)
 from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from tidelog.replication.quorum.driver import InconsistentVoters, NotLeader
 from tidelog.replication.quorum.metadata_retention import MetadataRetention
@@ -486,5 +492,44 @@ def test_static_voters_do_not_change(tmp_path):
         quorum.voters = {1: endpoint(1), 2: endpoint(2), 4: endpoint(4)}
         with pytest.raises(InconsistentVoters):
             await Member(quorum, 1).start()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "position", "error", "has_data"),
+    [
+        (-1, 0, ErrorCode.NONE, False),
+        (0, 0, ErrorCode.NONE, False),
+        (2**31 - 1, 0, ErrorCode.NONE, True),
+        (10, -(2**63), ErrorCode.POSITION_OUT_OF_RANGE, False),
+        (10, 2**63 - 1, ErrorCode.POSITION_OUT_OF_RANGE, False),
+    ],
+)
+def test_no_position_or_size_in_a_snapshot_is_taken_for_a_failing_device(
+    tmp_path, bytes_max, position, error, has_data
+):
+    async def run():
+        quorum = Quorum(tmp_path, {1: endpoint(1)})
+        member = await Member(quorum, 1).start()
+        await until(lambda: quorum.leaders)
+        last = member.raft.append([b"value"], 0)
+        await until(lambda: member.raft.high_watermark > last)
+        identity = SnapshotId(last + 1, member.raft.epoch)
+        member.raft.write_snapshot([b"value"], identity, 1, 1)
+        member.raft.snapshot_written(identity)
+        asked = FetchSnapshotRequestPartitionSnapshot(
+            partition=0,
+            current_leader_epoch=member.raft.epoch,
+            snapshot_id=FetchSnapshotRequestSnapshotId(end_offset=identity.end_offset, epoch=identity.epoch),
+            position=position,
+        )
+        topic = FetchSnapshotRequestTopicSnapshot(name="__cluster_metadata", partitions=[asked])
+        request = FetchSnapshotRequest(cluster_id=None, replica_id=5, max_bytes=bytes_max, topics=[topic])
+        response = await member.raft.fetch_snapshot(request, 1)
+        (answer,) = response.topics[0].partitions
+        assert (answer.error_code, len(answer.unaligned_records) > 0) == (error, has_data)
+        assert member.raft.is_leader
+        await stop_all(quorum)
 
     asyncio.run(run())
