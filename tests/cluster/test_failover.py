@@ -131,9 +131,13 @@ def check(cluster: TidelogCluster, pulses: list[Pulse], served: int = 0) -> None
 
 
 def report(what: str, pauses_s: list[float]) -> tuple[float, float]:
-    """Median and worst in milliseconds, printed."""
+    """Median and worst in milliseconds, printed, with the 90th and 99th percentile."""
     median_ms, worst_ms = statistics.median(pauses_s) * 1000, max(pauses_s) * 1000
-    print(f"{what}: {len(pauses_s)} times, median {median_ms:.0f} ms, worst {worst_ms:.0f} ms")
+    p90_ms, p99_ms = (sorted(pauses_s)[int(len(pauses_s) * part)] * 1000 for part in (0.9, 0.99))
+    print(
+        f"{what}: {len(pauses_s)} times, median {median_ms:.0f} ms, p90 {p90_ms:.0f} ms, p99 {p99_ms:.0f} ms, "
+        f"worst {worst_ms:.0f} ms"
+    )
     return median_ms, worst_ms
 
 
