@@ -47,7 +47,12 @@ def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
     with ExitStack() as stack:
 
         def make(
-            brokers: int = 3, controllers: int = 0, options: Mapping[str, str] | None = None, *, linked: bool = False
+            brokers: int = 3,
+            controllers: int = 0,
+            options: Mapping[str, str] | None = None,
+            *,
+            node_options: Mapping[int, Mapping[str, str]] | None = None,
+            linked: bool = False,
         ) -> TidelogCluster:
             links = Links() if linked else None
             if links is not None:
@@ -57,6 +62,7 @@ def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
                 brokers,
                 controllers,
                 {**SWIFT, **(options or {})},
+                node_options=node_options,
                 links=links,
                 make_node=kafka_node if PEER == "kafka" else tidelog_node,
             )

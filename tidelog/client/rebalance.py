@@ -276,7 +276,7 @@ class Rebalancer:
 
     async def leave(self, reason: str) -> None:
         """Commit if that is automatic, tell the listener, leave the group, forget the assignment."""
-        step = self._step
+        step, calls = self._step, self._subscription.calls
         if step is not None and step is not asyncio.current_task():
             await asyncio.wait([step])
         join, self._join = self._join, None
@@ -293,7 +293,10 @@ class Rebalancer:
             if assigned and subscribed:
                 await self._notify("revoked", assigned)
         await self._commits.wait_until_empty()
-        self._subscription.unsubscribe()
+        if calls == self._subscription.calls:
+            self._subscription.unsubscribe()
+        elif self._subscription.subscribed:  # again, by a caller who did not wait for the end of this
+            self._subscription.set_assigned(())
         self._fetcher.keep_only(())
         await self.membership.leave(reason)
         self._raise_listener_problem()

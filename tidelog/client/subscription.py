@@ -85,6 +85,8 @@ class Subscription:
         self._assigned: dict[TopicPartition, PartitionState] = {}
         self.changes = 0
         """Grows with every change of topics, to be compared by those who acted on an older state."""
+        self.calls = 0
+        """Grows with every call of `subscribe` and `assign`."""
 
     # -- what to read
 
@@ -92,6 +94,7 @@ class Subscription:
         """Read these topics, or those that match, with a group that deals out the partitions."""
         if self.by_user and self._assigned:
             raise ValueError("this consumer was given partitions by assign(); unsubscribe() first")
+        self.calls += 1
         self.by_user = False
         self.pattern = pattern
         self.listener = listener
@@ -110,6 +113,7 @@ class Subscription:
         """Read exactly these partitions; those read before keep their positions."""
         if self.subscribed:
             raise ValueError("this consumer subscribed to topics; unsubscribe() first")
+        self.calls += 1
         self.by_user = True
         self.set_assigned(partitions)
 

@@ -12,6 +12,7 @@ from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 
 SOON_S = 20.0
 """Well under the minute for which a poll of an iteration waits."""
@@ -96,6 +97,28 @@ async def test_a_position_that_is_waited_for_ends_with_the_consumer():
         await consuming.close()
         with pytest.raises(RuntimeError, match="closed"):
             await asyncio.wait_for(finding, SOON_S)
+
+
+async def test_a_subscription_made_before_an_unsubscribing_that_nobody_waits_for_has_ended_stands():
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 3)
+        gate = asyncio.Event()
+
+        async def hold(request, node):
+            await gate.wait()
+            return node.on_group(request)
+
+        async with consumer(cluster, "t", group_id="g") as consuming:
+            assert await read(consuming, 3) == [0, 1, 2]
+            cluster.script(OffsetCommitRequest, hold)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(consuming.unsubscribe(), 0.01)
+            consuming.subscribe(["t"])
+            gate.set()
+            await until(lambda: consuming.assignment() == {T0}, consuming)
+            await until(lambda: cluster.sent(LeaveGroupRequest), consuming)
+            fill(cluster, "t", 0, 3)
+            assert await read(consuming, 3) == [3, 4, 5]
 
 
 async def test_unsubscribing_is_done_although_the_caller_is_cancelled():
