@@ -17,13 +17,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tidelog"
 
-FILE_LINES_MAX = 450
+# One noun with its state is one file: a class is not cut into pieces to obey a number.
+FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 # Larger, each for its own reason, and not to grow: hot loops that are one function because a call costs too much, and
 # what belongs together.
 ALLOWED_LINES = {
     "protocol/columnar_kernel.py:scan": 75,
-    "storage/recovery.py": 500,
 }
 
 ROOMS = ("protocol", "storage", "replication", "client", "broker", "spark_ingest", "bench")

@@ -26,7 +26,9 @@ from tidelog.broker.log_directories import CORDONED, NoDirectoryLeft
 from tidelog.broker.lost_brokers import PROBE_MS_MAX, LostBrokers
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.partitions import Partitions
+from tidelog.broker.repairs import Repairs
 from tidelog.broker.replica_moves import ReplicaMoves
+from tidelog.broker.scrubber import Scrubber
 from tidelog.broker.upkeep import Upkeep
 from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.image import METADATA_VERSION
@@ -92,7 +94,6 @@ class BrokerSide:
         self.lifecycle = BrokerLifecycle(
             node_id=config.node_id,
             registration=self._registration,
-            previous_epoch=directories.clean_epoch(ports.boot_id),
             metadata_offset=lambda: metadata.tracker.offset if self._is_applied else -1,
             channel=channel,
             settings=LifecycleSettings(
@@ -124,15 +125,24 @@ class BrokerSide:
         self._hosting.use(self.moves)
         self.partitions.on_disk_failure = directories.failed_at
         directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
-        self._upkeep = Upkeep(
-            config, directories, self.partitions, loop, ports.clock_ms,
-            lambda work: loop.run_in_executor(ports.executor, work), ports.disk,
-        )  # fmt: skip
-        self.cleaner = LogCleaner(
-            directories, settings, loop, ports.clock_ms, lambda work: loop.run_in_executor(ports.executor, work),
-            self._upkeep,
-        )  # fmt: skip
+        self._make_caretakers()
         self.groups = self._make_groups()
+
+    def _make_caretakers(self) -> None:
+        """What looks after the logs: repairs, upkeep, the cleaner, the scrubber."""
+        config, loop, ports, partitions = self._config, self._loop, self._ports, self.partitions
+
+        def run(work: Callable[[], None]) -> asyncio.Future[None]:
+            return loop.run_in_executor(ports.executor, work)
+
+        self.repairs = Repairs(
+            config.node_id, partitions, lambda: self._metadata.image, self._endpoint_of, self._channels.exchange, loop,
+            run,
+        )  # fmt: skip
+        partitions.on_damage = self.repairs.report
+        self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
+        self.cleaner = LogCleaner(self.directories, self._settings, loop, ports.clock_ms, run, self._upkeep)
+        self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
 
     def _make_fetchers(self, channels: Channels) -> ReplicaFetchers:
         config, ports = self._config, self._ports
@@ -148,6 +158,7 @@ class BrokerSide:
             on_failed=self.partitions.failed,
             on_appended=self.partitions.flushes.flush_if_due,
             on_link=self._on_link,
+            on_gap=lambda partition, gap: self.repairs.report_gap(partition, gap),
         )
 
     def _cordoned(self) -> list[bytes] | None:
@@ -188,19 +199,28 @@ class BrokerSide:
     # ------------------------------------------------------------------------------------------------------------ start
 
     async def start(self) -> None:
-        """Registered, caught up with the metadata, every log open and every role taken. Raises RegistrationRefused."""
-        epoch = await self.lifecycle.register()
-        self.directories.write_incarnations(epoch, self._ports.boot_id)
-        await self._metadata.tracker.wait_for(epoch)
+        """Every log open, registered, caught up with the metadata, every role taken. Raises RegistrationRefused.
+
+        The logs come first: only when they are open is it known whether this broker may speak for what it had.
+        """
+        await self._metadata.wait_until_current()
         image = self._metadata.image
         with _without_collections():
             await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
-            self._hosting.loaded()
+        self._hosting.loaded()
+        self.directories.missing = self._hosting.missing()
+        epoch = await self.lifecycle.register(self.directories.clean_epoch(self._ports.boot_id))
+        self.directories.write_incarnations(epoch, self._ports.boot_id)
+        await self._metadata.tracker.wait_for(epoch)
+        with _without_collections():
             self._is_applied = True
             image = self._metadata.image
             self.on_image(image, everything(image))
         self._hosting.start()
+        for partition in self.partitions.hosted():
+            self.repairs.look_at(partition)
         self._upkeep.start()
+        self.scrubber.start()
         self.cleaner.start()
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
@@ -280,6 +300,8 @@ class BrokerSide:
         self._isr_changes.close()
         self._assignments.close()
         await self.lifecycle.close()
+        await self.scrubber.close()
+        await self.repairs.close()
         await self.moves.close()
         self._upkeep.close()
         await self.cleaner.close()

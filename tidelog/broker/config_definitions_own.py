@@ -6,12 +6,16 @@ what to make of them.
 
 from __future__ import annotations
 
-from tidelog.broker.config_definitions_types import ANY, INT, INTERNAL, STRING, Row, at_least, between, one_of
+from tidelog.broker.config_definitions_types import ANY, INT, INTERNAL, LONG, STRING, Row, at_least, between, one_of
 
 # fmt: off
 OWN: tuple[Row, ...] = (
     ("log.format", STRING, "text", one_of("text", "json"), INTERNAL,
      "How a line of the log on standard error looks."),
+    ("log.scrub.bytes.per.second", LONG, "8388608", at_least(0), INTERNAL,
+     "How fast the logs are read in the background to find damage; 0 reads them never."),
+    ("log.scrub.interval.ms", LONG, "86400000", at_least(1), INTERNAL,
+     "How long after a look at all logs the next one begins."),
     ("log.level", STRING, "INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR", any_case=True), INTERNAL,
      "The least severe events that are logged."),
     ("metrics.host", STRING, "127.0.0.1", ANY, INTERNAL,

@@ -43,8 +43,8 @@ _NAMES: Final = frozenset(
     follower.fetch.last.tiered.offset.enable initial.broker.registration.timeout.ms
     kafka.metrics.polling.interval.secs kafka.metrics.reporters log.flush.offset.checkpoint.interval.ms
     log.flush.start.offset.checkpoint.interval.ms log.initial.task.delay.ms log.local.retention.bytes
-    log.local.retention.ms metadata.log.max.snapshot.interval.ms metadata.max.idle.interval.ms
-    metadata.max.retention.bytes metadata.max.retention.ms metric.reporters metrics.num.samples
+    log.local.retention.ms metadata.max.idle.interval.ms
+    metric.reporters metrics.num.samples
     metrics.recording.level metrics.sample.window.ms num.io.threads num.network.threads
     num.recovery.threads.per.data.dir num.replica.alter.log.dirs.threads num.replica.fetchers offsets.load.buffer.size
     principal.builder.class producer.id.expiration.check.interval.ms producer.purgatory.purge.interval.requests

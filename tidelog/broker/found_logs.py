@@ -49,6 +49,16 @@ class FoundLogs:
                 self.failures.append((directory, cause))
             self.damaged.update(dict.fromkeys(directory.offline, directory))
 
+    def has(self, key: Key, topic_id: bytes) -> bool:
+        """Whether a log of this replica was found. One that does not say of which topic counts if it is alone."""
+        candidates = self._found.get(key, [])
+        ids = [found.topic_id for _, found in candidates]
+        return topic_id in ids or bytes(16) in ids or ids == [None] or (self._is_future(key, topic_id))
+
+    def _is_future(self, key: Key, topic_id: bytes) -> bool:
+        futures = (directory.futures.get(key) for directory in self._directories)
+        return any(future is not None and future.topic_id == topic_id for future in futures)
+
     def forget(self, directory: LogDirectory) -> None:
         """It has failed meanwhile."""
         for key, found in list(self._found.items()):

@@ -91,6 +91,17 @@ class Hosting:
         self._image = image
         self._found.load(self._log_config, self._clock_ms())
 
+    def missing(self) -> list[str]:
+        """Replicas of this node that were in sync, or eligible to lead, and whose logs were not found."""
+        assert self._image is not None
+        return [
+            f"{topic.name}-{index}"
+            for topic in self._image.topics_by_id.values()
+            for index, placed in topic.partitions.items()
+            if (self._node_id in placed.isr or self._node_id in placed.elr)
+            and not self._found.has((topic.name, index), topic.topic_id)
+        ]
+
     def loaded(self) -> None:
         """The same, back on the loop's thread."""
         self._out_of_reach.update(self._found.damaged)
@@ -118,6 +129,8 @@ class Hosting:
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Follow one committed change."""
+        if not self._has_started:
+            self._log_configs.clear()
         self._image = image
         if not self._put_off_partitions:
             self._hosted_in_turn = 0
@@ -200,6 +213,9 @@ class Hosting:
             self._out_of_reach[key] = None
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
+        config = self._log_config(topic.name)
+        if found[1].config is not config:  # it was opened under the settings of an earlier image
+            found[1].set_config(config)
         partition = self._partitions.add(topic.name, index, topic.topic_id, found[1])
         self._configure(partition)
         self._directory_of[partition] = found[0]

@@ -71,7 +71,6 @@ class BrokerLifecycle:
         *,
         node_id: int,
         registration: Callable[[int], BrokerRegistrationRequest],
-        previous_epoch: int,
         metadata_offset: Callable[[], int],
         channel: ControllerChannel,
         settings: LifecycleSettings,
@@ -84,7 +83,7 @@ class BrokerLifecycle:
         self.is_fenced = True
         self._node_id = node_id
         self._registration = registration
-        self._previous_epoch = previous_epoch
+        self._previous_epoch = -1
         self._metadata_offset = metadata_offset
         self._channel = channel
         self._settings = settings
@@ -103,8 +102,12 @@ class BrokerLifecycle:
         self._beating: asyncio.Task[None] | None = None
         self._registering: asyncio.Task[None] | None = None
 
-    async def register(self) -> int:
-        """Until a controller has taken us in; the broker epoch. Raises RegistrationRefused."""
+    async def register(self, previous_epoch: int) -> int:
+        """Until a controller has taken us in; the broker epoch. Raises RegistrationRefused.
+
+        `previous_epoch`: the last one of this broker if all that it wrote is there, else -1 (KIP-966).
+        """
+        self._previous_epoch = previous_epoch
         while True:
             try:
                 response = await self._channel.call(self._registration(self._previous_epoch), REGISTRATION_VERSION)
@@ -239,7 +242,7 @@ class BrokerLifecycle:
 
     async def _register_again(self) -> None:
         try:
-            await self.register()
+            await self.register(self.epoch)
             self.poke()
         except RegistrationRefused as error:
             log.error("%s", error)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.storage.cleaner_tables import key_table
 from tidelog.storage.compaction import CleaningFailed, CleaningStats, Compaction, find_cleanable
-from tidelog.storage.segment import CorruptIndex
+from tidelog.storage.damage import CorruptIndex
 from tidelog.storage.transaction_index import CorruptTransactionIndex
 
 if TYPE_CHECKING:

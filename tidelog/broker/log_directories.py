@@ -17,6 +17,7 @@ from tidelog.broker.config import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.incarnation import remove_incarnation, surviving_epoch, write_incarnation
+from tidelog.storage.loader import Ending
 from tidelog.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class LogDirectories:
         """Path -> why, of those that could not be opened or have failed."""
         self._known_ids: list[bytes] = []
         self._failing: set[LogDirectory] = set()
+        self.missing: list[str] = []
+        """Replicas that should be here, and were in sync, and are not."""
 
     def __iter__(self) -> Iterator[LogDirectory]:
         """Those that can be used."""
@@ -69,9 +72,10 @@ class LogDirectories:
 
     # ------------------------------------------------------------------------------------------------------ start, stop
 
-    def open(self) -> None:
+    def open(self, boot_id: str = "") -> None:
         """Open what can be opened. Raises ConfigError, ForeignDirectory, DirectoryInUse, OSError.
 
+        `boot_id` tells whether the machine has run on since the last process.
         A directory that cannot be read or written is offline from the start, unless the metadata is in it, or no other
         is left for topics.
         """
@@ -102,6 +106,9 @@ class LogDirectories:
             else:
                 cluster_id = directory.cluster_id
                 self.online.append(directory)
+                directory.on_loss = self._disown
+                if not directory.was_clean and surviving_epoch(disk, path, boot_id) >= 0:
+                    directory.ending = Ending.KILLED
         self._known_ids = [directory.directory_id for directory in self.homes]
         if config.is_broker and not self.homes:
             reasons = ", ".join(f"{path}: {self.offline[path]}" for path in self._home_paths)
@@ -176,9 +183,12 @@ class LogDirectories:
     def clean_epoch(self, boot_id: str) -> int:
         """The epoch of the last process if all that it wrote is there: it stopped cleanly, or the machine ran on.
 
-        Else -1 (KIP-966), and always where a directory is missing.
+        Else -1 (KIP-966), and always where a directory is missing, or a log has lost something. Ask when the logs are
+        open: opening them is what finds that.
         """
-        if self.offline:
+        if self.offline or self.missing:
+            return -1
+        if any(directory.lost or directory.offline for directory in self.online):
             return -1
         if all(directory.was_clean for directory in self.online):
             return max(directory.clean_broker_epoch for directory in self.online)

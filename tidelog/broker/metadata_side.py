@@ -38,6 +38,7 @@ log = logging.getLogger("tidelog.metadata")
 
 T = TypeVar("T")
 
+_CURRENT_POLL_S = 0.002
 _LOOK_S = 2.0
 _LOOKS_BETWEEN_NOTICES = 5
 
@@ -138,6 +139,11 @@ class MetadataSide:
             if looks % _LOOKS_BETWEEN_NOTICES == 2:
                 voters, can_vote = self.raft.voters(), self.controller is not None
                 log.warning("%s", quorum_wait(voters, self._bootstrap, self._node_id, can_vote))
+
+    async def wait_until_current(self) -> None:
+        """Until the image holds what the active controller says is committed."""
+        while not 0 <= self.raft.leader_high_watermark <= self.tracker.offset + 1:  # noqa: ASYNC110
+            await asyncio.sleep(_CURRENT_POLL_S)
 
     def _on_leader(self, leader_id: int, epoch: int) -> None:
         if self.controller is not None and leader_id not in (-1, self._node_id) and self._registering is None:

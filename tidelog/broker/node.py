@@ -114,7 +114,7 @@ class Node:
         if self.config["metrics.port"] is not None:
             host, port = self.config.text("metrics.host"), self.config.integer("metrics.port")
             self._metrics_socket = self._ports.bind(host, port)
-        self._directories.open()
+        self._directories.open(self._ports.boot_id)
         self._put_together()
         if self._metrics_socket is not None:
             await self._show_metrics(self._metrics_socket)

@@ -8,6 +8,7 @@ replication (`replication/partition.py`) or bytes (`storage/log.py`).
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
 from tidelog.replication.controller.topic_names import MAX_LENGTH
 from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.inspection import Unseen
 from tidelog.storage.log import CorruptLog
 from tidelog.storage.refused_batches import sequenced_header
@@ -89,6 +91,8 @@ class Partitions:
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
         """Told of every error of the device, with the path of what met it."""
+        self.on_damage: Callable[[Partition], ErrorCode] = lambda partition: ErrorCode.CORRUPT_MESSAGE
+        """Told where damaged records were asked for; what the client is answered."""
         self.replica_ports = replica or ReplicaPorts()
         self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
         self.fetch_bytes_max = fetch_bytes_max
@@ -364,6 +368,8 @@ class Partitions:
         """What the client is told of a failure. A log that cannot be used takes its partition offline."""
         if isinstance(error, KafkaError):
             return error
+        if isinstance(error, DamagedRecords) and partition is not None:
+            return KafkaError(self.on_damage(partition), str(error))
         if isinstance(error, (OSError, CorruptLog)) and partition is not None:
             if partition.log.can_retry(error):
                 log.error("%s-%d: %s", partition.topic, partition.index, error)
@@ -383,5 +389,6 @@ class Partitions:
             partition.offline = True
         if partition in self._watches:
             self.give_up(partition, ErrorCode.KAFKA_STORAGE_ERROR)
-        if isinstance(error, OSError):
-            self.on_disk_failure(partition.log.directory, error)
+        # Others can lead what is in this directory only if the controller hears that it has failed.
+        cause = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+        self.on_disk_failure(partition.log.directory, cause)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Connect, Endpoint
+    from tidelog.storage.append import UnexplainedGap
 
 
 @dataclass(slots=True)
@@ -55,7 +56,8 @@ class ReplicaFetchers:
 
     `on_failed(partition, error)`: its log cannot be used; it is followed no longer. `on_appended(partition)`: records
     wait for the device (flush.messages); `resume` is to be called when they are on it. `on_link(leader, is up)`: the
-    link to a leader broke, or it answers.
+    link to a leader broke, or it answers. `on_gap(partition, gap)`: a leader's records go on behind offsets that it
+    does not have.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class ReplicaFetchers:
         on_failed: Callable[[Partition, Exception], None],
         on_appended: Callable[[Partition], None],
         on_link: Callable[[int, bool], None] = lambda leader_id, is_up: None,
+        on_gap: Callable[[Partition, UnexplainedGap], None] = lambda partition, gap: None,
     ) -> None:
         self.node_id = node_id
         self.broker_epoch = broker_epoch
@@ -84,6 +87,7 @@ class ReplicaFetchers:
         self.on_appended = on_appended
         self.throttle = Throttle()
         self.on_link = on_link
+        self.on_gap = on_gap
         self.bytes_in = 0
         """Of record batches fetched since the start."""
         self._on_failed = on_failed

@@ -28,6 +28,8 @@ from tidelog.replication.follower import (
     truncation_offset,
 )
 from tidelog.replication.leader_bounds import ask_bounds
+from tidelog.storage.append import UnexplainedGap
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -338,16 +340,22 @@ class LeaderLink:
                 self._throttle(followed, len(records), high_watermark)
             if followed.failures:
                 followed.failures = 0
-        except (KafkaError, OSError, CorruptLog) as error:
+        except Exception as error:
             self._cannot_write(followed, error)
 
-    def _cannot_write(self, followed: Followed, error: KafkaError | OSError | CorruptLog) -> None:
+    def _cannot_write(self, followed: Followed, error: Exception) -> None:
+        """Only this partition is held up by it: the others of this leader go on."""
         partition = followed.partition
-        if isinstance(error, KafkaError) or followed.log.can_retry(error):
+        if isinstance(error, UnexplainedGap):
+            self._fetchers.on_gap(partition, error)
+        if isinstance(error, KafkaError | DamagedRecords) or followed.log.can_retry(error):
             _log.error("%s-%d: %s", partition.topic, partition.index, error)
             self._delay(followed)
-        else:
+        elif isinstance(error, OSError | CorruptLog):
             self._fetchers.failed(partition, error)
+        else:
+            _log.error("%s-%d: a bug", partition.topic, partition.index, exc_info=error)
+            self._delay(followed)
 
     def _throttle(self, followed: Followed, size_bytes: int, high_watermark: int) -> None:
         """Fetch on only when the rate allows it; who has all that is committed is not held back."""
@@ -386,7 +394,7 @@ class LeaderLink:
                 followed.log.truncate_fully_and_start_at(offset)
             else:
                 followed.log.truncate_to(offset)
-        except (OSError, CorruptLog) as error:
+        except Exception as error:
             self._cannot_write(followed, error)
             return
         self._mention(followed)

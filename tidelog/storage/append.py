@@ -193,10 +193,22 @@ def admit(
     return batches, admitted
 
 
-def admit_replicated(batches: memoryview, next_offset: int) -> list[Batch]:
+class UnexplainedGap(KafkaError):
+    """The batches go on behind the log end: the leader has lost [first_offset, end_offset), or compacted it away."""
+
+    def __init__(self, first_offset: int, end_offset: int) -> None:
+        super().__init__(
+            ErrorCode.CORRUPT_MESSAGE, f"offsets {first_offset} to {end_offset} are missing from what the leader sends"
+        )
+        self.first_offset = first_offset
+        self.end_offset = end_offset
+
+
+def admit_replicated(batches: memoryview, next_offset: int, no_gap_from: int = INT64_MAX) -> list[Batch]:
     """Check batches fetched from a leader, which carry their offsets already; whole batches only.
 
-    A partial last batch, as a fetch may end in, is left out. Raises CORRUPT_MESSAGE, or OFFSET_OUT_OF_RANGE for a batch
+    A partial last batch, as a fetch may end in, is left out; so is what lies behind a gap that reaches above
+    `no_gap_from`. Raises CORRUPT_MESSAGE, UnexplainedGap where that gap comes first, or OFFSET_OUT_OF_RANGE for a batch
     below `next_offset` (Kafka's UnexpectedAppendOffsetException).
     """
     size = len(batches)
@@ -219,6 +231,10 @@ def admit_replicated(batches: memoryview, next_offset: int) -> list[Batch]:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"a batch of offset {base_offset}, but the log ends at {next_offset}"
             )
+        if base_offset > next_offset and base_offset > no_gap_from:
+            if not admitted:
+                raise UnexplainedGap(next_offset, base_offset)
+            break
         last_offset = base_offset + last_delta
         admitted.append(
             (position, length + LOG_OVERHEAD, base_offset, last_offset, max_timestamp, attributes, producer_id,

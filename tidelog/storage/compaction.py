@@ -297,6 +297,7 @@ class Compaction:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
         new.size_bytes = new.warm_from = written
+        new.may_have_gaps = new.may_end_early = True
         new.next_offset = old[-1].next_offset
         new.seal()
         new.file.sync()

@@ -112,6 +112,32 @@ class LeaderEpochs:
         self._changed()
         return True
 
+    def correct(self, seen: list[tuple[int, int]], first_offset: int, end_offset: int) -> bool:
+        """Take over the epochs of the records [first_offset, end_offset), as the batches say; True if any was wrong.
+
+        `seen`: (epoch, first offset of it), of which the first may have begun before `first_offset`.
+        """
+        if not seen or first_offset >= end_offset:
+            return False
+        seen = [(epoch, max(start, first_offset)) for epoch, start in seen if epoch >= 0]
+        known = list(self)
+        before = [entry for entry in known if entry[1] <= first_offset]
+        inside = [entry for entry in known if first_offset < entry[1] < end_offset]
+        if not seen or (before and before[-1][0] == seen[0][0] and inside == seen[1:]):
+            return False
+        after = [entry for entry in known if entry[1] >= end_offset]
+        epochs, starts = self._epochs, self._starts
+        epochs.clear()
+        starts.clear()
+        for epoch, start in (*(entry for entry in before if entry[0] <= seen[0][0]), *seen, *after):
+            if not epochs or (epoch > epochs[-1] and start > starts[-1]):
+                epochs.append(epoch)
+                starts.append(start)
+            elif start == starts[-1] and epoch > epochs[-1]:
+                epochs[-1] = epoch
+        self._changed()
+        return True
+
     def clear(self) -> None:
         self._epochs.clear()
         self._starts.clear()

@@ -1,13 +1,17 @@
 """Opening a log: tidying what a crash left, deciding what must be scanned, making anew whatever is derived.
 
 After a clean shutdown nothing is scanned. Otherwise every batch from the segment of the recovery point on is checked,
-the log ends before the first bad one, and indexes, producer state and leader epochs are made from what is there. No
-state of the derived files keeps a log from opening. The scanning itself is `recovery.py`. Follows Kafka's LogLoader.
+and indexes, producer state and leader epochs are made from what is there. A bad batch is one of two things. What a loss
+of power may have kept from the device, above the recovery point, is a torn tail: the log ends before it, as in Kafka's
+LogLoader. Anything else is damage: the log goes on behind it. No state of any file keeps a log from opening. The
+scanning itself is `recovery.py`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from enum import Enum
 from typing import Final, NamedTuple
 
 from tidelog.storage.checkpoints import (
@@ -19,13 +23,15 @@ from tidelog.storage.checkpoints import (
     read_if_exists,
 )
 from tidelog.storage.cleaner_swap import finish_swaps
+from tidelog.storage.damage import CorruptIndex, DamagedRange, describe
 from tidelog.storage.disk import Disk
+from tidelog.storage.examination import UNKNOWN_END
 from tidelog.storage.leader_epochs import LeaderEpochs
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producer_state import ProducerState
 from tidelog.storage.reader import headers
-from tidelog.storage.recovery import find_end, rebuild_indexes, replay, scan_segment
+from tidelog.storage.recovery import examine_now, find_end, replay, scan_segment, take_over_findings
 from tidelog.storage.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -33,7 +39,6 @@ from tidelog.storage.segment import (
     SUFFIXES,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
-    CorruptIndex,
     Segment,
     file_name,
 )
@@ -57,6 +62,8 @@ class LoadedLog(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     recovery_point: int
+    lacks_producers: bool = False
+    """Damage hides batches that the producer state should know."""
 
 
 class Checkpoints(NamedTuple):
@@ -66,6 +73,15 @@ class Checkpoints(NamedTuple):
     recovery_point: int = 0
     cleaned_offset: int = -1
     """Below it segments may end before the next one begins, if another broker's cleaner made them."""
+    high_watermark: int = 0
+
+
+class Ending(Enum):
+    """How the process that wrote the log last ended."""
+
+    CLEAN = "everything is on the device"
+    KILLED = "everything that it wrote is in the files"
+    POWER_LOSS = "what is above the recovery point may lack anything"
 
 
 def load_log(
@@ -74,12 +90,17 @@ def load_log(
     config: LogConfig,
     checkpoints: Checkpoints,
     *,
-    is_clean: bool,
+    ending: Ending,
     now_ms: int,
     jitter_ms: int,
+    on_loss: Callable[[], None] = lambda: None,
 ) -> LoadedLog:
-    """Open the log in `directory`, which exists. OSError, and nothing else, passes up."""
-    loader = _Loader(disk, directory, config, checkpoints, is_clean, now_ms, jitter_ms)
+    """Open the log in `directory`, which exists. OSError, and nothing else, passes up.
+
+    `on_loss` is called before something is cut from the end that may have been acknowledged.
+    """
+    loader = _Loader(disk, directory, config, checkpoints, ending, now_ms, jitter_ms)
+    loader.on_loss = on_loss
     return loader.load()
 
 
@@ -99,12 +120,16 @@ class _Loader:
         directory: str,
         config: LogConfig,
         checkpoints: Checkpoints,
-        is_clean: bool,
+        ending: Ending,
         now_ms: int,
         jitter_ms: int,
     ) -> None:
         self.disk, self.directory, self.config = disk, directory, config
-        self.checkpoints, self.is_clean = checkpoints, is_clean
+        self.checkpoints, self.ending = checkpoints, ending
+        self.is_clean = ending is Ending.CLEAN
+        self.on_loss: Callable[[], None] = lambda: None
+        self.suspects_end = False
+        self.snapshot_offset = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
         self.names = _tidy(disk, directory)
         self.epochs, self.epochs_are_whole = self._read_epochs()
@@ -119,8 +144,7 @@ class _Loader:
             first_unflushed = self._first_unflushed(segments)
         first_unflushed = self._check_indexes(segments, first_unflushed)
         if segments and first_unflushed == len(segments):
-            find_end(segments[-1])
-            log_end_offset = segments[-1].next_offset
+            log_end_offset = self._find_end(segments)
         else:
             log_end_offset = segments[first_unflushed].base_offset if segments else 0
         log_start_offset = max(self.checkpoints.log_start_offset, segments[0].base_offset if segments else 0)
@@ -128,6 +152,7 @@ class _Loader:
         if first_unflushed < len(segments):
             segments, log_end_offset = self._recover(segments, first_unflushed)
         if segments and log_end_offset < self.checkpoints.log_start_offset:
+            self.on_loss()
             _log.warning(
                 "%s ends at %d, below its log start %d: begun anew", self.directory, log_end_offset, log_start_offset
             )
@@ -147,9 +172,13 @@ class _Loader:
     def _finish(self, segments: list[Segment], log_start_offset: int, log_end_offset: int) -> LoadedLog:
         active = segments[-1]
         active.load_indexes()
-        if active.size_bytes:
-            _, header = next(headers(active))
-            active.set_first_batch_timestamp(header.max_timestamp)
+        try:
+            self._note_first_timestamp(active)
+        except CorruptIndex as error:
+            _log.warning("%s is examined: %s", active.path, error)
+            examine_now(active)
+            take_over_findings(active)
+            self._note_first_timestamp(active)
         if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
             self._rebuild_epochs(segments)
         self.epochs.truncate_from_end(log_end_offset)
@@ -157,7 +186,9 @@ class _Loader:
         self.snapshots.keep_only(segment.base_offset for segment in segments)
         self.producers.end_offset = log_end_offset
         self.producers.remove_expired(self.now_ms, self.config.producer_id_expiration_ms)
-        if not self.is_clean and (self.producers or len(segments) > 1 or active.size_bytes > _SCANNED_AGAIN_BYTES_MAX):
+        lacks_producers = self._lacks_producers(segments)
+        is_large = bool(self.producers) or len(segments) > 1 or active.size_bytes > _SCANNED_AGAIN_BYTES_MAX
+        if is_large and not self.is_clean and not lacks_producers:
             self.snapshots.take(self.producers, sync=False)
         recovery_point = log_end_offset if self.is_clean else min(self.checkpoints.recovery_point, log_end_offset)
         return LoadedLog(
@@ -169,7 +200,64 @@ class _Loader:
             log_start_offset,
             log_end_offset,
             recovery_point,
+            lacks_producers,
         )
+
+    def _note_first_timestamp(self, active: Segment) -> None:
+        for _, header in headers(active):
+            active.set_first_batch_timestamp(header.max_timestamp)
+            break
+
+    def _lacks_producers(self, segments: list[Segment]) -> bool:
+        """Whether damage lies behind the snapshot that the producer state began with."""
+        return any(each.end_offset > self.snapshot_offset for segment in segments for each in segment.damage)
+
+    def _find_end(self, segments: list[Segment]) -> int:
+        """After a clean stop: where the log ends. If its last segment lacks records, a new one begins behind them."""
+        active = segments[-1]
+        tail = find_end(active, self._end_of_checkpoints(), is_suspect=self.suspects_end)
+        if tail is not None:
+            self._end_in_damage(segments, tail)
+        return segments[-1].next_offset
+
+    def _end_of_checkpoints(self) -> int:
+        """Where the log ended at least, if the checkpoints are right."""
+        recovery_point, high_watermark = self.checkpoints.recovery_point, self.checkpoints.high_watermark
+        return recovery_point if self.ending is Ending.POWER_LOSS else max(recovery_point, high_watermark)
+
+    def _end_in_damage(self, segments: list[Segment], tail: DamagedRange) -> None:
+        """Behind the last whole batch of the log, bytes that are none, or nothing, where records should be.
+
+        Checkpoints carry no checksum, so that two of them must agree on how many those are. Then the log goes on behind
+        them, in a new segment. Else it is cut, and does not speak for what it lost.
+        """
+        active, checkpoints = segments[-1], self.checkpoints
+        end_offset = min(checkpoints.recovery_point, checkpoints.high_watermark)
+        lost_bytes = active.size_bytes - tail.position
+        if self.ending is Ending.KILLED and checkpoints.high_watermark - tail.first_offset <= lost_bytes:
+            end_offset = checkpoints.high_watermark  # those bytes can hold so many records
+        is_preallocated = self.config.preallocate and _is_zeros(active, tail.position)
+        may_be_torn = self.ending is Ending.POWER_LOSS or is_preallocated
+        if tail.first_offset < self._end_of_checkpoints() or (lost_bytes and not may_be_torn):
+            _log.error("%s lacks what may have been acknowledged, from offset %d on", self.directory, tail.first_offset)
+            self.on_loss()
+        if end_offset <= tail.first_offset:
+            if lost_bytes:
+                _log.warning(
+                    "%s: cut at offset %d, %d bytes behind it are no batches",
+                    active.path,
+                    tail.first_offset,
+                    lost_bytes,
+                )
+                active.cut(tail.position)
+            return
+        damage = tail._replace(end_position=active.size_bytes, end_offset=end_offset)
+        _log.error("%s: %s", active.path, describe(damage))
+        active.damage = (*active.damage, damage)
+        active.next_offset = end_offset
+        active.seal()
+        active.sync_indexes()
+        segments.append(Segment.create(self.disk, self.directory, end_offset, self.config, self.now_ms, self.jitter_ms))
 
     # Files
 
@@ -187,6 +275,8 @@ class _Loader:
                 has_transaction_index=base_offset in transaction_indexes,
                 jitter_ms=self.jitter_ms,
             )
+            if base_offset < self.checkpoints.cleaned_offset:
+                segment.may_have_gaps = segment.may_end_early = True
             if segments:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
@@ -254,7 +344,12 @@ class _Loader:
                     segment.check_indexes_end_below(segments[number + 1].base_offset)
             except CorruptIndex as error:
                 _log.warning("an index is rebuilt: %s", error)
-                rebuild_indexes(segment)
+                if number + 1 == len(segments):
+                    segment.begin_rebuild()
+                    self.suspects_end = True
+                    continue
+                examine_now(segment)
+                take_over_findings(segment)
             if number + 1 < len(segments):
                 segment.forget_indexes()
         return first_unflushed
@@ -264,6 +359,7 @@ class _Loader:
     def _load_producers(self, segments: list[Segment], log_start_offset: int, end_offset: int) -> None:
         """The producer state at `end_offset`: the newest usable snapshot, and the batches after it."""
         entries, offset = self.snapshots.load_latest(log_start_offset, end_offset)
+        self.snapshot_offset = offset
         self.producers.load(entries, offset)
         replay(self.producers, segments, end_offset)
 
@@ -276,11 +372,17 @@ class _Loader:
         self.epochs.clear()
         for segment in segments:
             try:
-                for _, header in headers(segment):
-                    if header.partition_leader_epoch > self.epochs.latest:
-                        self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+                self._note_epochs(segment)
             except CorruptIndex as error:
-                _log.warning("leader epochs are rebuilt only in part: %s", error)
+                _log.warning("%s is examined: %s", segment.path, error)
+                examine_now(segment)
+                take_over_findings(segment)
+                self._note_epochs(segment)
+
+    def _note_epochs(self, segment: Segment) -> None:
+        for _, header in headers(segment):
+            if header.partition_leader_epoch > self.epochs.latest:
+                self.epochs.assign(header.partition_leader_epoch, header.base_offset)
 
     # Scanning
 
@@ -292,37 +394,60 @@ class _Loader:
         if not first_unflushed:
             self.epochs_are_whole = True
         for index in range(first_unflushed, len(segments)):
-            segment = segments[index]
+            segment, later = segments[index], segments[index + 1 :]
             if index > first_unflushed:
                 self.producers.end_offset = segment.base_offset
-                self.snapshots.take(self.producers, sync=False)
-            end = scan_segment(segment, self.producers, self.epochs)
-            next_offset = segment.next_offset
-            lost = segment.size_bytes - end
-            later = segments[index + 1 :]
-            # Bytes behind the last batch are no loss when the next segment goes on there: they were preallocated.
-            is_gap = bool(later) and next_offset < later[0].base_offset and (lost > 0 or not self._ends_early(segment))
-            if lost:
-                _log.warning("%s: cut at offset %d, %d bytes behind it are no batches", segment.path, next_offset, lost)
-            if is_gap:
-                self._remove(later)  # first, or a crash in between would leave them behind the gap
-            if lost:
-                segment.cut(end)
+                if not self._lacks_producers(segments[:index]):
+                    self.snapshots.take(self.producers, sync=False)
+            tail = self._scan(segment, later)
+            if tail is not None:
+                segments = segments[: index + 1]
+                self._end_in_damage(segments, tail)
+                later = segments[index + 1 :]
+            next_offset = segments[-1].next_offset if tail is not None else segment.next_offset
             # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device. An
             # empty one is scanned again, or filled and synced as it is rolled.
             is_done = next_offset <= self.checkpoints.recovery_point
             if not later and not is_done and not _has_index_files(self.names, segment) and segment.end_rebuild():
-                continue  # as if it had never been closed: two files less for each of thousands of small logs
+                break  # as if it had never been closed: two files less for each of thousands of small logs
             if segment.seal() and segment.size_bytes and is_done:
                 segment.sync_indexes()
-            if is_gap:
-                return segments[: index + 1], next_offset
-            if index + 1 < len(segments):
+            if tail is not None:
+                break
+            if later:
                 segment.forget_indexes()
         return segments, next_offset
 
-    def _ends_early(self, segment: Segment) -> bool:
-        return self.config.is_compacted and segment.base_offset < self.checkpoints.cleaned_offset
+    def _scan(self, segment: Segment, later: list[Segment]) -> DamagedRange | None:
+        """Scan one segment. Where the log ends in it: what is behind that, if anything is or should be."""
+        end_offset = later[0].base_offset if later else UNKNOWN_END
+        epoch_max = later[0].first_epoch() if later else -1
+        rest = scan_segment(segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max)
+        next_offset, size = segment.next_offset, segment.size_bytes
+        if rest is None:
+            if not later and next_offset < self._end_of_checkpoints():
+                return DamagedRange(size, size, next_offset, UNKNOWN_END, "what was there is missing")
+            return None
+        if later and next_offset == later[0].base_offset:
+            segment.cut(rest.position)  # preallocated bytes: the next segment goes on there
+            return None
+        self._remove(later)  # first, or a crash before the cut would leave them behind the gap
+        return rest._replace(first_offset=next_offset)
+
+    def _is_torn(self, damage: DamagedRange) -> bool:
+        """Whether a loss of power explains it: then the log ends there. Else it is damage, and the log goes on."""
+        if damage.end_offset < 0:
+            return True  # nothing readable follows
+        return self.ending is Ending.POWER_LOSS and damage.first_offset >= self.checkpoints.recovery_point
+
+
+def _is_zeros(segment: Segment, position: int) -> bool:
+    while position < segment.size_bytes:
+        data = segment.file.read_at(1024 * 1024, position)
+        if not data or data.strip(b"\0"):
+            return not data
+        position += len(data)
+    return True
 
 
 def _has_index_files(names: set[str], segment: Segment) -> bool:

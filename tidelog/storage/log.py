@@ -10,28 +10,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.storage import lookup, sealing, shortening
 from tidelog.storage.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
+from tidelog.storage.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.disk import Buffer, Disk, is_exhaustion
 from tidelog.storage.flush import Durability, FlushTask
 from tidelog.storage.loader import LoadedLog
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.lookup import TimestampOffset
 from tidelog.storage.producer_state import EndMarker, SentBatch
-from tidelog.storage.reader import ColdRead, ReadResult, read_from
-from tidelog.storage.recovery import aborted, markers_in, rebuild_indexes
+from tidelog.storage.reader import ColdRead, Examination, ReadResult, read_from
+from tidelog.storage.recovery import aborted, examine_now, markers_in, rebuild_transaction_index, replay
+from tidelog.storage.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.retention import segment_jitter_ms
-from tidelog.storage.segment import MAX_RELATIVE_OFFSET, CorruptIndex, Segment
+from tidelog.storage.segment import MAX_RELATIVE_OFFSET, Segment
 from tidelog.storage.transaction_index import AbortedTransaction, CorruptTransactionIndex
 
 if TYPE_CHECKING:
     from tidelog.storage.compaction import Compaction
 
 _log = logging.getLogger("tidelog.storage")
+T = TypeVar("T")
 
 __all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
 
@@ -45,9 +48,9 @@ class PartitionLog:
 
     __slots__ = (
         "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset", "clock_ms", "compaction",
-        "config", "directory", "disk", "durability", "failure", "high_watermark", "is_closed", "jitter_ms",
-        "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "segments",
-        "snapshots", "topic", "topic_id", "write_checkpoint",
+        "config", "directory", "disk", "durability", "failure", "gaps_explained_below", "high_watermark", "is_closed",
+        "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned",
+        "partition", "producers", "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -69,8 +72,11 @@ class PartitionLog:
         self.topic_id = loaded.topic_id
         self.leader_epochs = loaded.leader_epochs
         self.segments = loaded.segments
+        self.segments.leader_epochs = loaded.leader_epochs
         self.producers = loaded.producers
         self.snapshots = loaded.snapshots
+        self.lacks_producers = loaded.lacks_producers
+        """Damage hides batches of producers: until it is repaired nothing tells whether a batch comes again."""
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
         self.high_watermark = loaded.log_start_offset
@@ -78,6 +84,8 @@ class PartitionLog:
         """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
         self.failure: str | None = None
         self.is_closed = False
+        self.gaps_explained_below = 0
+        """Offsets below may be missing from what is replicated, though not compacted: other replicas lack them."""
         self.cleaned_offset = -1
         """Up to where the cleaner has compared keys (compaction), -1 unknown."""
         self.may_be_cleaned = True
@@ -104,6 +112,9 @@ class PartitionLog:
         self.durability.flush_messages = config.flush_messages
         self._flush_at = self.durability.flush_at
         self.segments.active.set_roll_age(config.segment_ms, self.jitter_ms)
+        if config.is_compacted:
+            for segment in self.segments:
+                segment.may_have_gaps = True
 
     # Sizes and offsets
 
@@ -172,6 +183,8 @@ class PartitionLog:
                     for marker in markers.values():
                         self.producers.check_marker(marker)
                     continue
+                if self.lacks_producers and from_client:
+                    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} is being repaired")
                 repeated = self.producers.check(
                     batch[6], batch[7], batch[8], batch[3] - batch[2], bool(batch[5] & TRANSACTIONAL_FLAG), from_client,
                     now_ms,
@@ -185,8 +198,13 @@ class PartitionLog:
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
     def append_as_follower(self, batches: memoryview, now_ms: int) -> AppendInfo | None:
-        """Append what the leader sent, offsets and all; None when there is no whole batch in it."""
-        admitted = admit_replicated(batches, self.log_end_offset)
+        """Append what the leader sent, offsets and all; None when there is no whole batch in it.
+
+        Raises UnexplainedGap where the first batch begins behind the log end though nothing can have been compacted;
+        from a gap behind it on, nothing is appended.
+        """
+        no_gap_from = INT64_MAX if self.config.is_compacted else self.gaps_explained_below
+        admitted = admit_replicated(batches, self.log_end_offset, no_gap_from)
         if not admitted:
             return None
         end = admitted[-1][0] + admitted[-1][1]
@@ -259,6 +277,8 @@ class PartitionLog:
             )
         # Named by the log end even where a replicated log goes on later: a start can then tell a lost tail from a gap.
         is_too_far = last_offset - self.log_end_offset > MAX_RELATIVE_OFFSET
+        if is_too_far:
+            self.segments.active.may_end_early = True
         return self.roll(now_ms, first_offset if is_too_far else self.log_end_offset)
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
@@ -271,7 +291,7 @@ class PartitionLog:
         """Whole batches from the one that holds `offset`, stopping before `upper_offset`; empty at the bound.
 
         At most `max_bytes`, except that the first batch always comes whole if `min_one_batch`. Raises
-        OFFSET_OUT_OF_RANGE, ColdRead (warm it in a thread and ask again), CorruptLog, OSError.
+        OFFSET_OUT_OF_RANGE, ColdRead (warm it in a thread and ask again), DamagedRecords, OSError.
         """
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise KafkaError(
@@ -280,49 +300,128 @@ class PartitionLog:
             )
         if offset >= upper_offset:
             return ReadResult([], 0, offset)
-        try:
-            return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
-        except CorruptIndex as error:
-            self._mend(error)
-        try:
-            return read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch)
-        except CorruptIndex as error:
-            raise CorruptLog(f"{self.directory}: {error}") from error
-
-    def _mend(self, error: CorruptIndex) -> None:
-        _log.warning("an index is rebuilt: %s", error)
-        for segment in self.segments:
-            if error.path.startswith(segment.stem):
-                rebuild_indexes(segment)
-                if segment is not self.segments.active:
-                    segment.forget_indexes()
+        return self._examining(
+            lambda: read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch), offset, wait=False
+        )
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Those with records in [from_offset, upper_offset), for a read_committed fetch."""
         try:
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
         except CorruptTransactionIndex as error:
-            raise CorruptLog(str(error)) from error
+            _log.warning("an index of transactions is rebuilt: %s", error)
+            for segment in self.segments.from_offset(from_offset):
+                self.rebuild_transaction_index(segment)
+            return lookup.aborted_between(self.segments, from_offset, upper_offset)
 
     def offset_for_timestamp(self, timestamp: int, *, wait: bool = True) -> TimestampOffset | None:
         """The first record not older than `timestamp`, whatever is committed. ColdRead unless it may `wait`."""
-        return self._mending(
-            lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset, wait=wait)
-        )
+        return self._examining(
+            lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset, wait=wait),
+            self.log_start_offset, wait=wait,
+        )  # fmt: skip
 
     def max_timestamp_offset(self, *, wait: bool = True) -> TimestampOffset | None:
         """The first record that has the largest timestamp of the log. ColdRead unless it may `wait`."""
-        return self._mending(lambda: lookup.largest(self.segments, wait=wait))
+        return self._examining(lambda: lookup.largest(self.segments, wait=wait), self.log_start_offset, wait=wait)
 
-    def _mending(self, ask: Callable[[], TimestampOffset | None]) -> TimestampOffset | None:
-        try:
-            return ask()
-        except CorruptIndex as error:
-            self._mend(error)
-        try:
-            return ask()
-        except CorruptIndex as error:
-            raise CorruptLog(str(error)) from error
+    def rebuild_transaction_index(self, segment: Segment) -> None:
+        """From the batches, with the producers as they were where the segment begins. Waits for the device."""
+        rebuild_transaction_index(segment, list(self.segments), self.snapshots)
+
+    # Damage
+
+    def damaged_ranges(self) -> list[tuple[Segment, DamagedRange]]:
+        """What of the log cannot be read, as far as is known, in the order of offsets."""
+        start = self.log_start_offset
+        return [
+            (segment, each) for segment in self.segments if segment.damage for each in segment.damage
+            if each.end_offset > start
+        ]  # fmt: skip
+
+    def _examining(self, ask: Callable[[], T], offset: int, *, wait: bool) -> T:
+        """What `ask` returns, once every segment that is not what it should be has been examined.
+
+        Without `wait` that is a thread's work: raises Examination, a ColdRead.
+        """
+        examined: set[Segment] = set()
+        while True:
+            try:
+                return ask()
+            except CorruptIndex as error:
+                segment = self._segment_of(error.path)
+                if segment is None or segment in examined:
+                    # Looked at as a whole, and it still is not what it says.
+                    damage = DamagedRange(0, 0, offset, offset + 1, str(error))
+                    raise DamagedRecords(error.path, damage) from None
+                examined.add(segment)
+                if wait:
+                    examine_now(segment)
+                elif segment.findings is None:
+                    if segment.unread is not None:
+                        failure, segment.unread = segment.unread, None
+                        raise failure from None
+                    _log.warning("%s-%d is examined: %s", self.topic, self.partition, error)
+                    raise Examination(segment, self.segments.epoch_behind(segment)) from None
+                self.adopt_findings(segment)
+
+    def repair_of(self, segment: Segment, damage: DamagedRange) -> RangeRepair:
+        """Begin to put copies in the place of what is damaged."""
+        if self.compaction is not None:
+            self.compaction.give_up()
+        return RangeRepair(self, segment, damage)
+
+    def finish_repair(self, check: RepairCheck) -> bool:
+        """Take over what `check.run` found; False where the log has changed meanwhile. Raises OSError.
+
+        The state of producers is made anew once nothing is hidden from it.
+        """
+        is_done = finish_repair(check)
+        if self.lacks_producers and not self.damaged_ranges():
+            self.reload_producers()
+        return is_done
+
+    def accept_loss(self) -> None:
+        """No replica has what is damaged. It stays an error to read it; everything else goes on."""
+        self.lacks_producers = False
+
+    def accept_gap(self, segment: Segment, damage: DamagedRange) -> None:
+        """Every other replica lacks these offsets, too, and no byte of this one is in doubt: they were compacted."""
+        segment.may_have_gaps = segment.may_end_early = True
+        segment.damage = tuple(each for each in segment.damage if each != damage)
+        self.gaps_explained_below = max(self.gaps_explained_below, damage.end_offset)
+
+    def reload_producers(self) -> None:
+        """The state of the producers, from the newest snapshot and the batches behind it. Waits for the device."""
+        self.lacks_producers = False
+        entries, offset = self.snapshots.load_latest(self.log_start_offset, self.log_end_offset)
+        self.producers.load(entries, offset)
+        replay(self.producers, list(self.segments), self.log_end_offset)
+        self.producers.on_high_watermark(self.high_watermark)
+
+    def adopt_findings(self, segment: Segment) -> None:
+        """Take over what an examination of one segment has found. Raises OSError."""
+        findings, segment.findings = segment.findings, None
+        if findings is None or findings.generation != segment.generation:
+            return  # the segment was cut since, and is examined again if it still is not what it should be
+        segment.adopt(findings)
+        for damage in segment.damage:
+            _log.error("%s: %s", segment.path, describe(damage))
+        if not segment.damage and not segment.may_have_gaps:
+            start = max(segment.base_offset, self.log_start_offset)
+            if self.leader_epochs.correct(findings.epochs, start, findings.end_offset):
+                _log.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
+        if segment is self.segments.active:
+            segment.offset_index.write_rows()
+            segment.time_index.write_rows()
+        else:
+            segment.seal()
+            segment.forget_indexes()
+        for path in segment.paths()[1:]:
+            self.durability.note_path(path)
+
+    def _segment_of(self, path: str) -> Segment | None:
+        return next((segment for segment in self.segments if path.startswith(segment.stem)), None)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(largest epoch not above `epoch`, its end offset), (-1, -1) when unknown."""
@@ -375,7 +474,7 @@ class PartitionLog:
 
         Raises OSError; see `can_retry`.
         """
-        shortening.truncate_to(self, offset)
+        self._examining(lambda: shortening.truncate_to(self, offset), offset, wait=True)
         self._flush_at = self.durability.flush_at
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -403,6 +502,12 @@ class PartitionLog:
         else:
             doomed += self.segments.take_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
+
+    def age_trust(self) -> None:
+        """Called from time to time: what was not appended, nor checked, since the last call but one is checked when
+        it is read next."""
+        for segment in self.segments:
+            segment.age_trust()
 
     def keep_uncleaned(self) -> None:
         self.may_be_cleaned = False

@@ -31,7 +31,7 @@ from tidelog.storage.checkpoints import (
 )
 from tidelog.storage.closing import close_logs
 from tidelog.storage.disk import DirectoryInUse, Disk, Lock
-from tidelog.storage.loader import Checkpoints, LoadedLog, load_log, new_log
+from tidelog.storage.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log import CorruptLog, PartitionLog
 from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.log_names import (
@@ -84,6 +84,12 @@ class LogDirectory:
         marker = read_if_exists(disk, f"{path}/{CLEAN_SHUTDOWN_FILE}")
         self.was_clean = marker is not None
         """The last owner closed it properly, so nothing needs to be scanned."""
+        self.ending = Ending.POWER_LOSS if marker is None else Ending.CLEAN
+        """How the last owner ended; KILLED is the caller's to say, who knows whether the machine ran on."""
+        self.lost: set[TopicPartition] = set()
+        """Logs from whose ends something was cut that may have been acknowledged."""
+        self.on_loss: Callable[[], None] = lambda: None
+        """Called before a log is cut so: from then on this node must not speak for what it had."""
         self.clean_broker_epoch = -1 if marker is None else decode_clean_shutdown(marker)
         """In which broker epoch that was, -1 if it was not, or is not known (KIP-966)."""
         if self.was_clean:
@@ -144,7 +150,9 @@ class LogDirectory:
                 continue
             # Where nobody says what was cleaned, anything may have been.
             cleaned_offset = cleaned.get(key, -1 if self._cleaned is not None else INT64_MAX)
-            checkpoints = Checkpoints(log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset)
+            checkpoints = Checkpoints(
+                log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset, high_watermarks.get(key, 0)
+            )
             try:
                 log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms, entry.name)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -285,9 +293,10 @@ class LogDirectory:
             directory,
             config,
             checkpoints,
-            is_clean=self.was_clean,
+            ending=self.ending,
             now_ms=now_ms,
             jitter_ms=segment_jitter_ms(config, topic, partition),
+            on_loss=lambda: self._lose(topic, partition),
         )
         log = self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
         if not self.was_clean and config.flush_messages != INT64_MAX:
@@ -295,6 +304,10 @@ class LogDirectory:
             # next would stand on a tail, or on a cut, that only the page cache knows.
             log.flush()
         return log
+
+    def _lose(self, topic: str, partition: int) -> None:
+        self.lost.add((topic, partition))
+        self.on_loss()
 
     def _take_over(
         self,

@@ -135,6 +135,10 @@ class ProducerSnapshots:
                 self.delete(offset)
         return [], log_start_offset
 
+    def read(self, offset: int) -> list[ProducerEntry]:
+        """Raises CorruptSnapshot, FileNotFoundError."""
+        return decode_snapshot(self._disk.read_file(self.path(offset)))
+
     def delete(self, offset: int) -> None:
         self._disk.remove(self.path(offset))
         self._offsets.remove(offset)

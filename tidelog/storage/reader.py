@@ -1,9 +1,10 @@
 """Finding batches in a segment and handing them out as they lie, never decoded, never copied when large.
 
 An offset is found in the recent batches held in memory, in the hint a previous read left, or by the floor of the sparse
-index and a walk over batch headers. Small answers are read, large ones are slices of a map of the file. Invariants: an
-answer is whole batches; nothing at or above the bound is in it; a range that would make the caller wait for the device
-raises ColdRead instead.
+index and a walk over batch headers. Small answers are read, large ones are slices of a map of the file. Batches that
+come from the device are checked before they are handed out. Invariants: an answer is whole batches; nothing at or above
+the bound is in it, and nothing that is damaged; a range that would make the caller wait for the device raises ColdRead
+instead.
 """
 
 from __future__ import annotations
@@ -13,10 +14,22 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
+from tidelog.protocol.crc import crc32c
 from tidelog.protocol.errors import KafkaError
-from tidelog.protocol.record_batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
+from tidelog.protocol.record_batch import (
+    ATTRIBUTES_OFFSET,
+    HEADER,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    BatchHeader,
+    read_header,
+)
+from tidelog.storage.damage import CorruptIndex, DamagedRecords, bytes_after, damage_at, next_damage
 from tidelog.storage.disk import File
-from tidelog.storage.segment import CorruptIndex, Segment
+from tidelog.storage.examination import examine
+from tidelog.storage.leader_epochs import LeaderEpochs
+from tidelog.storage.segment import Segment
 from tidelog.storage.segments import Segments
 
 MAP_ABOVE_BYTES: Final = 64 * 1024
@@ -68,17 +81,51 @@ class ColdRead(Exception):
             self._segment.unread = error
 
 
+class Examination(ColdRead):
+    """The segment is not what its index, or its neighbours, say. `warm` looks at all of it, for `Segment.adopt`."""
+
+    def __init__(self, segment: Segment, epoch_max: int = -1) -> None:
+        super().__init__(segment, 0, segment.size_bytes)
+        self._epoch_max = epoch_max
+        self._end_offset = segment.next_offset
+        self._generation = segment.generation
+        self._gaps = segment.may_have_gaps, segment.may_end_early
+
+    def warm(self) -> None:
+        segment = self._segment
+        try:
+            findings = examine(
+                self._file, self._size_bytes, segment.base_offset, self._end_offset, segment.index_interval_bytes,
+                may_have_gaps=self._gaps[0], may_end_early=self._gaps[1], epoch_max=self._epoch_max,
+            )  # fmt: skip
+            findings.generation = self._generation
+            segment.findings = findings
+        except OSError as error:
+            segment.unread = error
+
+
 def _cold(segment: Segment, position: int, size_bytes: int) -> ColdRead | OSError:
     """What to raise where the bytes are not in memory: what kept them from being brought there, once, if they were."""
     failure, segment.unread = segment.unread, None
+    segment.distrust()
     return failure or ColdRead(segment, position, size_bytes)
 
 
-def read(segment: Segment, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
+def read(
+    segment: Segment, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool, epochs: LeaderEpochs
+) -> ReadResult:
     """Batches from the one that holds `offset` (or the next) to `upper_offset`, at most `max_bytes`.
 
-    The first batch is returned even when it alone is larger, if `min_one_batch`. Raises ColdRead, CorruptIndex.
+    The first batch is returned even when it alone is larger, if `min_one_batch`. Raises ColdRead, CorruptIndex,
+    DamagedRecords where the damage begins at `offset`; in front of it the answer ends.
     """
+    if segment.damage:
+        damage = damage_at(segment.damage, offset)
+        if damage is not None:
+            raise DamagedRecords(segment.path, damage)
+        damage = next_damage(segment.damage, offset)
+        if damage is not None and damage.first_offset < upper_offset:
+            upper_offset = damage.first_offset
     size = segment.size_bytes
     start = position_of(segment, offset)
     if upper_offset >= segment.next_offset:
@@ -90,37 +137,76 @@ def read(segment: Segment, offset: int, max_bytes: int, upper_offset: int, min_o
     length = end - start
     if length <= 0:
         return ReadResult([], 0, offset)
+    region = _bytes(segment, start, length)
+    if not segment.is_trusted(start, end):
+        _verify(segment, region, start, offset, next_offset, epochs)
+        segment.trust(start, end)
     hints = segment.hints
     hints[next_offset] = end
     if len(hints) > _HINTS_MAX:
         del hints[next(iter(hints))]
-    return ReadResult([_bytes(segment, start, length)], length, next_offset)
+    return ReadResult([region], length, next_offset)
+
+
+def _verify(segment: Segment, region: Region, start: int, offset: int, next_offset: int, epochs: LeaderEpochs) -> None:
+    """Check whole batches that came from the device. Raises CorruptIndex.
+
+    The CRC does not cover base offset, length, epoch and magic; offsets must go on from batch to batch, and the first
+    batch holds `offset`, unless compaction may have left gaps. Epochs are those that the log knows.
+    """
+    view = memoryview(region)
+    position, size, expected = 0, len(view), -1
+    may_have_gaps = segment.may_have_gaps
+    while position < size:
+        if size - position < HEADER_SIZE:
+            raise CorruptIndex(segment.path, f"no batch at {start + position}")
+        base_offset, length, epoch, magic, crc, _, last_delta, *_ = HEADER.unpack_from(view, position)
+        end = position + length + LOG_OVERHEAD
+        if magic != MAGIC or length < HEADER_SIZE - LOG_OVERHEAD or end > size or last_delta < 0:
+            raise CorruptIndex(segment.path, f"no batch at {start + position}")
+        if crc32c(view[position + ATTRIBUTES_OFFSET : end]) != crc:
+            raise CorruptIndex(segment.path, f"the CRC of the batch at {start + position} is wrong")
+        if expected < 0:
+            is_next = base_offset <= offset <= base_offset + last_delta or (may_have_gaps and base_offset > offset)
+        else:
+            is_next = base_offset == expected or (may_have_gaps and base_offset > expected)
+        if epoch != epochs.epoch_for_offset(base_offset) >= 0:
+            raise CorruptIndex(segment.path, f"leader epoch {epoch} of offset {base_offset}")
+        if not is_next:
+            raise CorruptIndex(segment.path, f"base offset {base_offset} at {start + position}")
+        expected = base_offset + last_delta + 1
+        position = end
+    if expected != next_offset and not (may_have_gaps and expected < next_offset):
+        raise CorruptIndex(segment.path, f"the batches before {start + size} end at offset {expected}")
 
 
 def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
     """The same for a whole log: from the segment that holds `offset`, or the first after it that has a batch."""
     if offset >= upper_offset:
         return ReadResult([], 0, offset)
+    epochs = segments.leader_epochs
     if offset >= segments.active.base_offset:
-        return read(segments.active, offset, max_bytes, upper_offset, min_one_batch)
+        return read(segments.active, offset, max_bytes, upper_offset, min_one_batch, epochs)
     index = max(0, segments.floor_index(offset))
-    result = read(segments[index], offset, max_bytes, upper_offset, min_one_batch)
+    result = read(segments[index], offset, max_bytes, upper_offset, min_one_batch, epochs)
     # A segment whose last offsets were compacted away, or cut, holds nothing at `offset`: go on in the next.
     while not result.regions and index + 1 < len(segments):
         index += 1
         segment = segments[index]
-        if (
-            segment.base_offset >= upper_offset
-            or position_of(segments[index - 1], offset) < segments[index - 1].size_bytes
-        ):
+        before = segments[index - 1]
+        if segment.base_offset >= upper_offset or position_of(before, offset) < before.size_bytes:
             break
-        result = read(segment, offset, max_bytes, upper_offset, min_one_batch)
+        if not before.may_end_early and offset < segment.base_offset:
+            raise CorruptIndex(before.path, f"holds nothing at offset {offset}")
+        result = read(segment, offset, max_bytes, upper_offset, min_one_batch, epochs)
     return result
 
 
 def _bytes(segment: Segment, start: int, length: int) -> Region:
     is_warm = start >= segment.warm_from and segment.size_bytes - start <= _SURELY_WARM_BYTES
     if length > MAP_ABOVE_BYTES:
+        if segment.file.size_bytes() < start + length:
+            raise CorruptIndex(segment.path, f"is shorter than {start + length} bytes")
         if not is_warm and not segment.file.is_warm(length, start):
             raise _cold(segment, start, length)
         return segment.view(start + length)[start : start + length]
@@ -128,15 +214,19 @@ def _bytes(segment: Segment, start: int, length: int) -> Region:
     if data is None:
         raise _cold(segment, start, length)
     if len(data) != length:
-        raise OSError(5, f"{length} bytes at {start} should be there, {len(data)} are", segment.path)
+        raise CorruptIndex(segment.path, f"{length} bytes at {start} should be there, {len(data)} are")
     return data
 
 
 def position_of(segment: Segment, offset: int, *, wait: bool = False) -> int:
     """Where the batch lies that holds `offset`, or the first one after it; the segment's end past its last batch.
 
-    With `wait` the device is waited for; without, ColdRead is raised.
+    With `wait` the device is waited for; without, ColdRead is raised. In a damaged range: where that begins.
     """
+    if segment.damage:
+        damage = damage_at(segment.damage, offset)
+        if damage is not None:
+            return damage.position
     recent = segment.recent_offsets
     if recent and offset >= recent[0]:
         if offset >= segment.next_offset:
@@ -191,10 +281,14 @@ def walk(segment: Segment, position: int, *, wait: bool = False) -> Iterator[tup
 
     With `wait` a range that is not in memory is read from the device. Raises ColdRead, CorruptIndex where no batch is.
     """
-    size = segment.size_bytes
+    size, damage = segment.size_bytes, segment.damage
     file = segment.file
     chunk, chunk_start = b"", position
     while position < size:
+        if damage:
+            position = bytes_after(damage, position)
+            if position >= size:
+                return
         at = position - chunk_start
         if at < 0 or at + _WALK.size > len(chunk):
             data = _chunk(segment, file, position, size, wait)
@@ -222,12 +316,17 @@ def _chunk(segment: Segment, file: File, position: int, size: int, wait: bool) -
 def headers(segment: Segment, position: int = 0, *, wait: bool = True) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of each batch from `position` on, waiting for the device where it must, or raising ColdRead.
 
-    Raises CorruptIndex where no batch is: the caller came by an index, or the segment itself is damaged.
+    What is known to be damaged is left out. Raises CorruptIndex where no batch is: the caller came by an index, or the
+    segment is damaged there, too.
     """
-    size = segment.size_bytes
+    size, damage = segment.size_bytes, segment.damage
     file = segment.file
     chunk, chunk_start = b"", position
     while position < size:
+        if damage:
+            position = bytes_after(damage, position)
+            if position >= size:
+                return
         at = position - chunk_start
         if at + HEADER_SIZE > len(chunk):
             chunk, chunk_start, at = _chunk(segment, file, position, size, wait), position, 0
@@ -244,9 +343,10 @@ def headers(segment: Segment, position: int = 0, *, wait: bool = True) -> Iterat
 
 def batch_at(segment: Segment, position: int, header: BatchHeader, *, wait: bool = True) -> bytes:
     file, size_bytes = segment.file, header.size_bytes
-    if wait or position >= segment.warm_from:
-        return file.read_at(size_bytes, position)
-    data = file.read_at_nowait(size_bytes, position)
+    wait = wait or position >= segment.warm_from
+    data = file.read_at(size_bytes, position) if wait else file.read_at_nowait(size_bytes, position)
     if data is None:
         raise _cold(segment, position, size_bytes)
+    if len(data) < size_bytes:
+        raise CorruptIndex(segment.path, f"{size_bytes} bytes at {position} should be there, {len(data)} are")
     return data

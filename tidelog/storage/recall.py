@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from tidelog.storage.damage import CorruptIndex
 from tidelog.storage.producer_state import BATCHES_RETAINED, ProducerEntry, ProducerState, SentBatch
 from tidelog.storage.reader import headers, position_of
-from tidelog.storage.segment import CorruptIndex, Segment
+from tidelog.storage.segment import Segment
 
 logger = logging.getLogger("tidelog.storage")
 

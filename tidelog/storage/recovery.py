@@ -1,4 +1,4 @@
-"""Reading a log again: finding its end, scanning for its first bad batch, making indexes and producer state anew.
+"""Reading a log again: finding its end, scanning for bad batches, making indexes and producer state anew.
 
 What is to be done for which segment is decided in `loader.py`. Everything here waits for the device. Follows Kafka's
 LogSegment.recover and UnifiedLog.rebuildProducerState.
@@ -7,25 +7,25 @@ LogSegment.recover and UnifiedLog.rebuildProducerState.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 from struct import error as StructError
-from typing import Final
 
 from tidelog.protocol.errors import KafkaError
-from tidelog.protocol.record_batch import CONTROL_FLAG, HEADER_SIZE, MAGIC, BatchHeader, check_crc, read_header
+from tidelog.protocol.record_batch import CONTROL_FLAG, BatchHeader, read_header
 from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch, decode_end_txn_value
 from tidelog.storage.append import Batch
+from tidelog.storage.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.disk import Buffer
+from tidelog.storage.examination import UNKNOWN_END, Examiner
 from tidelog.storage.leader_epochs import LeaderEpochs
-from tidelog.storage.producer_state import CompletedTransaction, EndMarker, ProducerState
+from tidelog.storage.producer_snapshots import CorruptSnapshot, ProducerSnapshots
+from tidelog.storage.producer_state import CompletedTransaction, EndMarker, ProducerEntry, ProducerState
 from tidelog.storage.reader import batch_at, headers, position_of
 from tidelog.storage.recall import recall
-from tidelog.storage.segment import CorruptIndex, Segment
+from tidelog.storage.segment import Segment
 from tidelog.storage.transaction_index import AbortedTransaction
 
 _log = logging.getLogger("tidelog.storage")
-
-_CHUNK_BYTES: Final = 1024 * 1024
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
@@ -37,31 +37,55 @@ def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -
         if index + 1 < len(segments) and segments[index + 1].base_offset <= producers.end_offset:
             continue
         try:
-            start = position_of(segment, producers.end_offset, wait=True)
-            for position, header in headers(segment, start):
-                if header.last_offset >= end_offset:
-                    break
-                marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
-                producers.replay(header, marker)
+            _replay_segment(producers, segment, end_offset)
         except CorruptIndex as error:
-            _log.warning("producer state is rebuilt only in part: %s", error)
+            _log.warning("%s is examined: %s", segment.path, error)
+            examine_now(segment)
+            take_over_findings(segment)
+            _replay_segment(producers, segment, end_offset)
     producers.end_offset = end_offset
 
 
-def find_end(segment: Segment) -> None:
-    """Set `next_offset` of a segment that is known to be whole, by its last index row and the batches after it."""
-    row = segment.offset_index.row(segment.offset_index.count - 1) if segment.offset_index.count else None
+def _replay_segment(producers: ProducerState, segment: Segment, end_offset: int) -> None:
+    start = position_of(segment, producers.end_offset, wait=True)
+    for position, header in headers(segment, start):
+        if header.last_offset >= end_offset:
+            break
+        marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
+        producers.replay(header, marker)
+
+
+def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> DamagedRange | None:
+    """Set `next_offset` of the last segment, by its last index row and the batches after it.
+
+    `expected_end`: where the log ended at least, as far as is known; what is behind the last batch is returned if that
+    ends before, or is not the end of the file. `is_suspect`: there is no index to go by.
+    """
     try:
+        if is_suspect:
+            raise CorruptIndex(segment.path, "its index is damaged")
+        row = segment.offset_index.row(segment.offset_index.count - 1) if segment.offset_index.count else None
         for _, header in headers(segment, row[1] if row else 0):
             segment.next_offset = header.next_offset
         segment.check_indexes_end_below(segment.next_offset)
+        if segment.next_offset >= expected_end:
+            return None
+        reason = f"ends at offset {segment.next_offset}, not {expected_end}"
     except CorruptIndex as error:
-        _log.warning("an index is rebuilt: %s", error)
-        rebuild_indexes(segment)
+        reason = str(error)
+    _log.warning("%s is examined: %s", segment.path, reason)
+    findings = segment.examine(UNKNOWN_END)
+    tail, findings.tail = findings.tail, None
+    segment.next_offset = findings.end_offset
+    segment.findings = findings
+    take_over_findings(segment)
+    if tail is None and findings.end_offset < expected_end:
+        tail = DamagedRange(segment.size_bytes, segment.size_bytes, findings.end_offset, UNKNOWN_END, reason)
+    return tail
 
 
 def find_end_by_walk(segment: Segment) -> None:
-    """The same without an index."""
+    """Where a segment ends of which nothing is known, up to the first batch that cannot be one."""
     try:
         for _, header in headers(segment):
             segment.next_offset = header.next_offset
@@ -69,31 +93,58 @@ def find_end_by_walk(segment: Segment) -> None:
         _log.warning("%s", error)
 
 
-def rebuild_indexes(segment: Segment) -> None:
-    """Make both indexes of a segment anew from its batches (not those of aborted transactions)."""
-    segment.begin_rebuild()
-    try:
-        for position, header in headers(segment):
-            segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
-            segment.next_offset = header.next_offset
-    except CorruptIndex as error:
-        _log.error("a segment below the recovery point is damaged: %s", error)
+def examine_now(segment: Segment) -> None:
+    """Find the damage of a segment whose end is known, and make its indexes anew. Waits for the device."""
+    segment.findings = segment.examine()
+
+
+def take_over_findings(segment: Segment) -> None:
+    """For a segment that was just examined while its log is being opened: indexes to their files, damage reported."""
+    findings, segment.findings = segment.findings, None
+    assert findings is not None
+    segment.adopt(findings)
+    for damage in segment.damage:
+        _log.error("%s: %s", segment.path, describe(damage))
     if segment.seal():
         segment.sync_indexes()
 
 
-def scan_segment(segment: Segment, producers: ProducerState, epochs: LeaderEpochs) -> int:
-    """Check every batch and index it; the position before the first bad one, the size when there is none.
+def scan_segment(
+    segment: Segment,
+    producers: ProducerState,
+    epochs: LeaderEpochs,
+    end_offset: int,
+    is_torn: Callable[[DamagedRange], bool],
+    epoch_max: int = -1,
+) -> DamagedRange | None:
+    """Check every batch of a segment and index it; where the log ends in it, what is left behind that.
 
-    `producers` must stand at the segment's base offset and is brought to the end found.
+    `producers` must stand at the segment's base offset and is brought to its end. `end_offset`: the offset after its
+    last record, UNKNOWN_END for the last segment. Damage that `is_torn` does not take for a torn tail is noted, and the
+    scan goes on behind it. `epoch_max`: the leader epoch of the next segment.
     """
     segment.begin_rebuild()
     segment.transaction_index.begin_rebuild()
     segment.next_offset = segment.base_offset
-    end = 0
-    for position, header, batch in verified_batches(segment):
-        if header.base_offset < segment.next_offset or header.last_offset > segment.max_offset:
-            break
+    damage: list[DamagedRange] = []
+    rest: DamagedRange | None = None
+    examiner = Examiner(
+        segment.file.read_at, segment.size_bytes, segment.base_offset, end_offset=end_offset,
+        may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=epoch_max,
+    )  # fmt: skip
+    for each in examiner.run():
+        if isinstance(each, DamagedRange):
+            if each.first_offset == each.end_offset and each.end_position == segment.size_bytes:
+                rest = each  # preallocated bytes behind the last batch
+                break
+            if is_torn(each):
+                rest = each
+                break
+            _log.error("%s: %s", segment.path, describe(each))
+            damage.append(each)
+            segment.next_offset = each.end_offset
+            continue
+        position, header, batch = each
         marker = read_marker(batch, header) if header.is_control else None
         segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
         if header.partition_leader_epoch > epochs.latest:
@@ -102,33 +153,31 @@ def scan_segment(segment: Segment, producers: ProducerState, epochs: LeaderEpoch
         if completed is not None and completed.is_abort:
             segment.transaction_index.append(aborted(completed))
         segment.next_offset = header.next_offset
-        end = position + header.size_bytes
-    return end
+    segment.damage = merged(damage)
+    segment.trust(0, segment.size_bytes if rest is None else rest.position)
+    return rest
 
 
-def verified_batches(segment: Segment) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-    """(position, header, bytes) of each batch from the start, up to the first that is not whole or fails its CRC."""
-    position, size = 0, segment.size_bytes
-    file = segment.file
-    chunk, chunk_start = memoryview(b""), 0
-    while size - position >= HEADER_SIZE:
-        at = position - chunk_start
-        if at + HEADER_SIZE > len(chunk):
-            chunk, chunk_start, at = memoryview(file.read_at(min(_CHUNK_BYTES, size - position), position)), position, 0
+def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> None:
+    """Make the index of aborted transactions of one segment anew. What lies in damaged ranges is missing from it."""
+    start = segments[0].base_offset
+    entries: list[ProducerEntry] = []
+    for offset in reversed([each for each in snapshots.offsets if each <= segment.base_offset]):
         try:
-            header = read_header(chunk, at)
-        except KafkaError:
-            return
-        batch_size = header.size_bytes
-        if header.magic != MAGIC or position + batch_size > size or header.last_offset_delta < 0:
-            return
-        if at + batch_size > len(chunk):
-            chunk_size = min(max(_CHUNK_BYTES, batch_size), size - position)
-            chunk, chunk_start, at = memoryview(file.read_at(chunk_size, position)), position, 0
-        if not check_crc(chunk, at, header):
-            return
-        yield position, header, chunk[at : at + batch_size]
-        position += batch_size
+            entries, start = snapshots.read(offset), offset
+            break
+        except (CorruptSnapshot, FileNotFoundError):
+            continue
+    producers = ProducerState()
+    producers.load(entries, start)
+    replay(producers, [each for each in segments if each.base_offset < segment.base_offset], segment.base_offset)
+    segment.transaction_index.begin_rebuild()
+    for position, header in headers(segment):
+        marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
+        completed = producers.replay(header, marker)
+        if completed is not None and completed.is_abort:
+            segment.transaction_index.append(aborted(completed))
+    segment.transaction_index.settle()
 
 
 def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:

@@ -23,7 +23,7 @@ def roll(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
         probe_descriptors(log.disk, log.directory)
         try:
             log.segments.drop_last(1, now_ms)
-            return _begin(log, now_ms, base_offset)
+            return begin(log, now_ms, base_offset)
         except OSError as error:
             log.failure = f"{log.directory}: has lost its empty segment: {error}"
             raise
@@ -32,13 +32,13 @@ def roll(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
     if log.config.preallocate:
         active.trim()
     log.producers.end_offset = base_offset
-    path = log.snapshots.take(log.producers, sync=False)
+    path = None if log.lacks_producers else log.snapshots.take(log.producers, sync=False)
     if path is not None:
         log.durability.note_path(path)
-    return _begin(log, now_ms, base_offset)
+    return begin(log, now_ms, base_offset)
 
 
-def _begin(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
+def begin(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
     segment = Segment.create(log.disk, log.directory, base_offset, log.config, now_ms, log.jitter_ms)
     log.segments.add(segment)
     log.durability.note_directory(log.directory)
@@ -57,7 +57,7 @@ def begin_close(log: PartitionLog) -> FlushTask | None:
             durability.note_path(path)
     if log.config.preallocate:
         active.trim()
-    snapshot = log.snapshots.take(log.producers, sync=False)
+    snapshot = None if log.lacks_producers else log.snapshots.take(log.producers, sync=False)
     if snapshot is not None:
         durability.note_path(snapshot)
         durability.note_directory(log.directory)

@@ -12,8 +12,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tidelog.protocol.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFSET, MAGIC, MAGIC_OFFSET
 from tidelog.storage.append import Batch
+from tidelog.storage.damage import CorruptIndex, DamagedRange
 from tidelog.storage.disk import Buffer, Disk, File, FileMap
+from tidelog.storage.examination import Findings, examine
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.retention import roll_limits
 from tidelog.storage.sparse_index import OFFSET_ROW_BYTES, TIME_ROW_BYTES, SparseIndex, offset_index, time_index
@@ -36,15 +39,6 @@ _RECENT_MAX: Final = 128
 _RECENT_DROP: Final = 64
 
 
-class CorruptIndex(Exception):
-    """An index that does not fit its segment, or a segment that does not hold what it should; the index is rebuilt by
-    whoever finds it. `path` is the file."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-
-
 def file_name(offset: int, suffix: str) -> str:
     """Kafka's name: the base offset in 20 digits."""
     return f"{offset:020d}{suffix}"
@@ -55,11 +49,12 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
-        "base_offset", "bytes_since_index_row", "created_ms", "directory", "first_batch_timestamp", "hints",
-        "index_interval_bytes", "is_full", "jitter_ms", "max_offset", "max_timestamp", "next_offset",
+        "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "findings",
+        "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_full", "is_verified_of_old",
+        "jitter_ms", "max_offset", "max_timestamp", "may_end_early", "may_have_gaps", "next_offset",
         "offset_of_max_timestamp", "path", "recent_offsets", "recent_positions", "roll_above_now",
-        "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes", "transaction_index",
-        "unread", "warm_from", "write_at",
+        "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes", "transaction_index", "unread",
+        "verified_from", "verified_to", "warm_from", "write_at",
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
@@ -106,6 +101,21 @@ class Segment:
         self.recent_positions = array("q")
         self.hints: dict[int, int] = {}
         self.warm_from = size_bytes
+        """From here on this process has appended: the bytes are in memory, and checked on their way in."""
+        self.may_have_gaps = config.is_compacted
+        """Offsets may be missing between batches, as compaction leaves them."""
+        self.may_end_early = False
+        """It was cleaned: its last records may be gone, so that the next segment begins later than this one ends."""
+        self.damage: tuple[DamagedRange, ...] = ()
+        """What cannot be read, in the order of offsets; `next_offset` counts it."""
+        self.verified_from = self.verified_to = 0
+        """Batches read from the device and found whole since the start."""
+        self.aged_to = 0
+        self.is_verified_of_old = False
+        self.generation = 0
+        """Changes when bytes that were there are cut or replaced."""
+        self.findings: Findings | None = None
+        """What an examination on a thread has found, until `adopt` takes it over."""
         self.unread: OSError | None = None
         """Why bytes could not be brought into memory, until somebody who asked for some is told (`reader.ColdRead`)."""
         self._file: File | None = None
@@ -235,7 +245,10 @@ class Segment:
             try:
                 self._map = self.file.map(self.size_bytes)
             except ValueError as error:
-                raise OSError(5, f"the file is shorter than {self.size_bytes} bytes", self.path) from error
+                raise CorruptIndex(self.path, f"is shorter than {self.size_bytes} bytes") from error
+        elif self.file.size_bytes() < end:  # to touch the map behind the end of the file would end the process
+            self._drop_maps()
+            raise CorruptIndex(self.path, f"is shorter than {end} bytes")
         return self._map.view
 
     def release(self) -> None:
@@ -365,6 +378,113 @@ class Segment:
             self.set_first_batch_timestamp(max_timestamp)
         self.bytes_since_index_row += size_bytes
 
+    # Damage
+
+    def is_trusted(self, start: int, end: int) -> bool:
+        """Whether these bytes were checked since they were last read from the device."""
+        if start >= self.warm_from:
+            return True
+        verified_to = self.verified_to
+        return self.verified_from <= start < verified_to and (end <= verified_to or verified_to >= self.warm_from)
+
+    def trust(self, start: int, end: int) -> None:
+        """The whole batches in these bytes were checked. One stretch is remembered, as readers go forward."""
+        self.is_verified_of_old = False
+        if self.verified_from <= start <= self.verified_to:
+            self.verified_to = max(self.verified_to, end)
+        elif start < self.verified_from <= end:
+            self.verified_from, self.verified_to = start, max(self.verified_to, end)
+        else:
+            self.verified_from, self.verified_to = start, end
+
+    def distrust(self) -> None:
+        """Bytes are about to come from the device, or have lain there for long: check them when they are read next."""
+        self.verified_from = self.verified_to = 0
+        self.warm_from = self.size_bytes
+        self.forget_recent()
+        self.hints.clear()
+
+    def age_trust(self) -> None:
+        """What was neither appended nor checked since the last call but one is to be checked again."""
+        if self.warm_from < self.aged_to:
+            self.warm_from = self.aged_to
+        self.aged_to = self.size_bytes
+        if self.is_verified_of_old:
+            self.verified_from = self.verified_to = 0
+        self.is_verified_of_old = self.verified_to > 0
+        if self.warm_from == self.size_bytes and not self.verified_to:
+            self.forget_recent()
+
+    def first_epoch(self) -> int:
+        """The leader epoch of its first batch; -1 where there is none that can be read."""
+        data = self.file.read_at(HEADER_SIZE, 0)
+        if len(data) < HEADER_SIZE or data[MAGIC_OFFSET] != MAGIC:
+            return -1
+        return int.from_bytes(data[LEADER_EPOCH_OFFSET : LEADER_EPOCH_OFFSET + 4], "big", signed=True)
+
+    def examine(self, end_offset: int | None = None, epoch_max: int = -1) -> Findings:
+        """Look at every batch, waiting for the device; changes nothing. Raises OSError."""
+        findings = examine(
+            self.file, self.size_bytes, self.base_offset, self.next_offset if end_offset is None else end_offset,
+            self.index_interval_bytes, may_have_gaps=self.may_have_gaps, may_end_early=self.may_end_early,
+            epoch_max=epoch_max,
+        )  # fmt: skip
+        findings.generation = self.generation
+        return findings
+
+    def adopt(self, findings: Findings) -> None:
+        """Take over what an examination found: the damage, and indexes made anew from the whole batches.
+
+        Batches appended since it began keep the rows they have. Raises OSError.
+        """
+        assert findings.tail is None, findings.tail
+        later_offsets, later_times = self._rows_behind(findings)
+        is_last = findings.size_bytes >= self.size_bytes
+        since, newest, offset_of_newest = self.bytes_since_index_row, self.max_timestamp, self.offset_of_max_timestamp
+        self.begin_rebuild()
+        offsets, times = self.offset_index, self.time_index
+        for row in (*findings.offset_rows, *later_offsets):
+            offsets.append(*row)
+        for row in findings.time_rows:
+            times.append(*row)
+        for row in later_times:
+            if row[0] > times.last_key:
+                times.append(*row)
+        self.max_timestamp, self.offset_of_max_timestamp = findings.max_timestamp, findings.offset_of_max_timestamp
+        self.bytes_since_index_row = findings.bytes_since_index_row if is_last else since
+        if newest > self.max_timestamp and not is_last:
+            self.max_timestamp, self.offset_of_max_timestamp = newest, offset_of_newest
+        self.damage = findings.damage
+        self.verified_from, self.verified_to = 0, findings.size_bytes
+        self.note_fullness()
+
+    def end_at(self, position: int) -> None:
+        """A repair has written up to `position`, behind which there is nothing of a segment that is not appended to."""
+        self._drop_maps()
+        if self.file.size_bytes() > position:
+            self.file.truncate(position)
+        self.size_bytes = self.warm_from = position
+        self.hints.clear()
+
+    def replace_file(self, path: str) -> None:
+        """Put a file that is on the device in the place of the .log; whoever reads the old one may go on."""
+        self.release()
+        self._disk.rename(path, self.path)
+        self._disk.sync_directory(self.directory)
+        self._loose_maps = []
+        self.generation += 1
+        self.size_bytes = self.warm_from = self._disk.size_of(self.path)
+        self.hints.clear()
+        self.forget_recent()
+
+    def _rows_behind(self, findings: Findings) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Index rows of batches that lie behind what was examined. Those are still in memory."""
+        if self._offset_index is None or self._time_index is None or findings.size_bytes >= self.size_bytes:
+            return [], []
+        offsets = [row for row in self._offset_index.rows_in_memory() if row[1] >= findings.size_bytes]
+        times = [row for row in self._time_index.rows_in_memory() if row[1] >= findings.end_offset]
+        return offsets, times
+
     # Ending
 
     def seal(self) -> bool:
@@ -408,6 +528,8 @@ class Segment:
         self.size_bytes = position
         self.synced_bytes = position
         self.warm_from = min(self.warm_from, position)
+        self.verified_to = min(self.verified_to, position)
+        self.generation += 1
         self.hints.clear()
         self.forget_recent()
 

@@ -12,11 +12,22 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tidelog.storage.disk import Disk
+from tidelog.storage.leader_epochs import LeaderEpochs
 from tidelog.storage.segment import Segment
 
 
 class Segments:
-    __slots__ = ("_bases", "_disk", "_list", "active", "condemned", "directory", "doomed", "found_by_time")
+    __slots__ = (
+        "_bases",
+        "_disk",
+        "_list",
+        "active",
+        "condemned",
+        "directory",
+        "doomed",
+        "found_by_time",
+        "leader_epochs",
+    )
 
     active: Segment
 
@@ -31,6 +42,8 @@ class Segments:
         """Out of the log, their files still under their names."""
         self.doomed: list[tuple[int, str]] = []
         """(time at which to remove, path) of renamed files."""
+        self.leader_epochs = LeaderEpochs()
+        """Those of the log, which owns them."""
         self.found_by_time: dict[tuple[str | int, ...], Any] = {}
         """What threads have found for `lookup`: of a few batches that take long to look at."""
 
@@ -72,6 +85,13 @@ class Segments:
     def from_offset(self, offset: int) -> list[Segment]:
         """The segment that holds `offset`, and all after it."""
         return self._list[max(0, self.floor_index(offset)) :]
+
+    def epoch_behind(self, segment: Segment) -> int:
+        """The leader epoch of the first batch behind a segment, or the latest; -1 where it cannot be read."""
+        index = self.floor_index(segment.base_offset) + 1
+        if index >= len(self._list):
+            return self.leader_epochs.latest
+        return self._list[index].first_epoch()
 
     def base_offsets(self) -> list[int]:
         return list(self._bases)

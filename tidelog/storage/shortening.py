@@ -11,12 +11,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage import sealing
+from tidelog.storage.damage import CorruptIndex, DamagedRange, damage_at
 from tidelog.storage.disk import probe_descriptors
 from tidelog.storage.lookup import max_timestamp_of, refresh_max_timestamp
 from tidelog.storage.reader import walk
 from tidelog.storage.recovery import replay
 from tidelog.storage.retention import SegmentFacts, deletable_prefix
-from tidelog.storage.segment import CorruptIndex, Segment
+from tidelog.storage.segment import Segment
 
 if TYPE_CHECKING:
     from tidelog.storage.log import PartitionLog
@@ -37,9 +39,19 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
     probe_descriptors(log.disk, log.directory)
     segment = log.segments[log.segments.floor_index(offset)]
     position, end_offset = _end_before(segment, offset)
+    damage = tuple(each for each in segment.damage if each.end_offset <= end_offset)
+    torn = damage_at(segment.damage, offset)
+    if torn is not None and torn.first_offset < offset:
+        # Records that may be acknowledged lie in the damage, below the cut: they are to be repaired, not given up.
+        damage = (*damage, DamagedRange(position, position, torn.first_offset, offset, torn.reason))
     _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
     try:
         _cut(log, offset, segment, position, end_offset)
+        segment.damage = damage
+        if damage and damage[-1].position == damage[-1].end_position == segment.size_bytes:
+            segment.seal()
+            log.durability.note_seal(segment)
+            sealing.begin(log, log.clock_ms, end_offset)
     except OSError as error:
         log.failure = f"{log.directory}: was cut at {end_offset} in part: {error}"
         raise
@@ -83,12 +95,16 @@ def _cut_segment(segment: Segment, position: int, end_offset: int) -> None:
 
 def _end_before(segment: Segment, offset: int) -> tuple[int, int]:
     """(position of the batch that holds `offset` or comes after it, the offset at which the one before it ends)."""
+    torn = damage_at(segment.damage, offset)
+    if torn is not None:
+        return torn.position, offset
     row = segment.offset_index.floor(offset - 1)
-    end_offset = segment.base_offset
+    end_offset = max((each.end_offset for each in segment.damage if each.end_offset <= offset), default=0)
+    end_offset = max(end_offset, segment.base_offset)
     for position, _, last_offset, _ in walk(segment, row[1] if row is not None else 0, wait=True):
         if last_offset >= offset:
             return position, end_offset
-        end_offset = last_offset + 1
+        end_offset = max(end_offset, last_offset + 1)
     return segment.size_bytes, end_offset
 
 

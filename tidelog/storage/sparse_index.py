@@ -14,6 +14,7 @@ from bisect import bisect_right
 from struct import Struct
 from typing import Final
 
+from tidelog.storage.damage import CorruptIndex
 from tidelog.storage.disk import Disk, FileMap
 
 _SPILL_ROWS: Final = 512
@@ -72,9 +73,12 @@ class SparseIndex:
         """One row without a map: an open log then costs none."""
         file = self._disk.open(self.path)
         try:
-            key, value = self._struct.unpack(file.read_at(self._struct.size, number * self._struct.size))
+            row = file.read_at(self._struct.size, number * self._struct.size)
         finally:
             file.close()
+        if len(row) < self._struct.size:
+            raise CorruptIndex(self.path, f"has no row {number}")
+        key, value = self._struct.unpack(row)
         return key + self._key_base, value + self._value_base
 
     def append(self, key: int, value: int) -> None:
@@ -121,17 +125,29 @@ class SparseIndex:
         size = self._rows_in_file * self._struct.size
         if self._map is None or self._map.size_bytes < size:
             self.release()
-            file = self._disk.open(self.path)
+            try:
+                file = self._disk.open(self.path)
+            except FileNotFoundError:
+                raise CorruptIndex(self.path, "is missing") from None
             try:
                 self._map = file.map(size)
+            except ValueError as error:
+                raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows") from error
             finally:
                 file.close()
+        elif self._disk.size_of(self.path) < size:  # to touch the map behind the end of the file would end the process
+            self.release()
+            raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows")
         assert self._map is not None
         return self._map.view
 
     def rows(self) -> list[Row]:
         """Every row: for tests, tools and checks."""
         return [self.row(number) for number in range(self.count)]
+
+    def rows_in_memory(self) -> list[Row]:
+        """The newest rows, those that a map of the file is not needed for."""
+        return list(zip(self._keys, self._values))
 
     def write_rows(self) -> int:
         """Bring all rows to the file (not to the device), and keep only the newest in memory; how many were missing."""

@@ -36,11 +36,25 @@ class TransactionIndex:
         self._rows: list[AbortedTransaction] | None = None if exists else []
         self._is_rebuilt = False
 
+    def check_file(self) -> None:
+        """Raises CorruptTransactionIndex where the file is not what it should be."""
+        if self.exists and not self._is_rebuilt:
+            known, self._rows = self._rows, None
+            try:
+                found = self.rows
+            finally:
+                self._rows = known if known is not None else self._rows
+            if known is not None and found != known:
+                raise CorruptTransactionIndex(f"{self.path} is not what was written")
+
     @property
     def rows(self) -> list[AbortedTransaction]:
         """Raises CorruptTransactionIndex for a file that cannot be one."""
         if self._rows is None:
-            data = self._disk.read_file(self.path)
+            try:
+                data = self._disk.read_file(self.path)
+            except FileNotFoundError:
+                raise CorruptTransactionIndex(f"{self.path} is missing") from None
             if len(data) % _ROW.size:
                 raise CorruptTransactionIndex(f"{self.path}: {len(data)} bytes are no multiple of {_ROW.size}")
             rows: list[AbortedTransaction] = []

@@ -61,7 +61,7 @@ OPTIONS = {
     "metadata.log.max.record.bytes.between.snapshots": "4000",
     "replica.high.watermark.checkpoint.interval.ms": "1000",
 }
-SCRUBBING = {"tidelog.scrub.bytes.per.second": str(64 << 20), "tidelog.scrub.interval.ms": "3000"}
+SCRUBBING = {"log.scrub.bytes.per.second": str(64 << 20), "log.scrub.interval.ms": "3000"}
 OWN_OPTIONS = {key: value for key, value in SCRUBBING.items() if key in config_definitions.BROKER}
 START_S, IN_SYNC_S, SETTLE_S, READ_S, WHOLE_S = 60.0, 45.0, 45.0, 25.0, 40.0
 

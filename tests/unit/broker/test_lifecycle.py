@@ -58,7 +58,6 @@ def made(controller: ActiveController, *, interval_ms: int = 20) -> BrokerLifecy
     return BrokerLifecycle(
         node_id=4,
         registration=lambda previous: BrokerRegistrationRequest(broker_id=4, previous_broker_epoch=previous),
-        previous_epoch=3,
         metadata_offset=lambda: 99,
         channel=channel,
         settings=LifecycleSettings(interval_ms, 1000),
@@ -70,7 +69,7 @@ def made(controller: ActiveController, *, interval_ms: int = 20) -> BrokerLifecy
 async def test_a_broker_asks_to_be_unfenced_only_when_it_is_ready() -> None:
     controller = ActiveController()
     lifecycle = made(controller)
-    assert await lifecycle.register() == 11
+    assert await lifecycle.register(3) == 11
     assert controller.heard[0].previous_broker_epoch == 3
     await until(lambda: len(controller.heartbeats()) > 2)
     assert all(beat.want_fence and beat.broker_epoch == 11 for beat in controller.heartbeats())
@@ -86,7 +85,7 @@ async def test_readiness_waits_until_the_controller_agrees() -> None:
     answers = iter([True, True, True, False])
     controller.heartbeat = lambda request: BrokerHeartbeatResponse(is_fenced=next(answers, False))
     lifecycle = made(controller)
-    await lifecycle.register()
+    await lifecycle.register(3)
     await lifecycle.become_ready()
     assert len(controller.heartbeats()) >= 4
     await lifecycle.close()
@@ -96,7 +95,7 @@ async def test_heartbeats_go_on_after_an_answer_that_makes_no_sense(caplog: pyte
     controller = ActiveController()
     controller.heartbeat = lambda request: BrokerHeartbeatResponse(error_code=12_345)
     lifecycle = made(controller)
-    await lifecycle.register()
+    await lifecycle.register(3)
     await until(lambda: len(controller.heartbeats()) >= 2)
     assert "a heartbeat came to nothing" in caplog.text
     controller.heartbeat = lambda request: BrokerHeartbeatResponse(is_fenced=False)
@@ -108,7 +107,7 @@ async def test_registration_is_tried_again_while_the_old_broker_counts_as_alive(
     controller = ActiveController()
     controller.registrations = [ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION]
     lifecycle = made(controller)
-    assert await lifecycle.register() == 13
+    assert await lifecycle.register(3) == 13
     await lifecycle.close()
 
 
@@ -117,7 +116,7 @@ async def test_a_broker_of_another_cluster_is_told_so() -> None:
     controller.registrations = [ErrorCode.INCONSISTENT_CLUSTER_ID]
     lifecycle = made(controller)
     with pytest.raises(RegistrationRefused, match="INCONSISTENT_CLUSTER_ID"):
-        await lifecycle.register()
+        await lifecycle.register(3)
     await lifecycle.close()
 
 
@@ -131,7 +130,7 @@ async def test_a_broker_that_was_forgotten_registers_again_in_a_new_epoch() -> N
 
     controller.heartbeat = heartbeat
     lifecycle = made(controller)
-    await lifecycle.register()
+    await lifecycle.register(3)
     await lifecycle.become_ready()
     known = 12
     await until(lambda: lifecycle.epoch == 12)
@@ -144,7 +143,7 @@ async def test_a_broker_that_was_forgotten_registers_again_in_a_new_epoch() -> N
 async def test_heartbeats_outlive_a_controller_that_is_away() -> None:
     controller = ActiveController()
     lifecycle = made(controller)
-    await lifecycle.register()
+    await lifecycle.register(3)
     await lifecycle.become_ready()
     controller.is_there = False
     await asyncio.sleep(0.1)
@@ -166,7 +165,7 @@ async def test_leaving_waits_until_the_leaderships_have_moved() -> None:
 
     controller.heartbeat = heartbeat
     lifecycle = made(controller)
-    await lifecycle.register()
+    await lifecycle.register(3)
     await lifecycle.become_ready()
     await lifecycle.shut_down()
     assert asked == 3
@@ -177,7 +176,7 @@ async def test_leaving_does_not_wait_for_a_controller_that_is_gone(monkeypatch: 
     monkeypatch.setattr("tidelog.broker.lifecycle.SHUTDOWN_SILENCE_MS", SHUTDOWN_SILENCE_MS // 20)
     controller = ActiveController()
     lifecycle = made(controller)
-    await lifecycle.register()
+    await lifecycle.register(3)
     controller.is_there = False
     async with asyncio.timeout(PATIENCE_S):
         await lifecycle.shut_down()

@@ -16,9 +16,11 @@ from tidelog.protocol.records import (
     iter_records,
 )
 from tidelog.storage.disk import Buffer, Disk, File, OsDisk, OsFile
+from tidelog.storage.loader import Ending
 from tidelog.storage.log import AppendInfo, PartitionLog
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.reader import ColdRead, ReadResult
 
 NOW = 1_700_000_000_000
 TOPIC_ID = bytes(range(16))
@@ -109,8 +111,10 @@ class Logs:
         """The process is gone: no flush, no close, only the lock is free."""
         self.directory._lock.release()
 
-    def open(self, now_ms: int = NOW) -> PartitionLog:
+    def open(self, now_ms: int = NOW, *, machine_ran_on: bool = False) -> PartitionLog:
         self.directory = self._open()
+        if machine_ran_on and not self.directory.was_clean:
+            self.directory.ending = Ending.KILLED
         logs = self.directory.load(lambda topic: self.config, now_ms)
         assert not self.directory.offline, self.directory.offline
         self.log = logs["t", 0]
@@ -126,12 +130,24 @@ class Logs:
         return self.open()
 
 
+def read(log: PartitionLog, offset: int, max_bytes: int, upper_offset: int) -> ReadResult:
+    """As the log is read by a broker: what it wants done on a thread is done, and it is asked again."""
+    for _ in range(4):
+        try:
+            return log.read(offset, max_bytes, upper_offset)
+        except ColdRead as cold:
+            cold.pin()
+            cold.warm()
+            cold.unpin()
+    raise AssertionError("the same is wanted of a thread again and again")
+
+
 def records_of(log: PartitionLog, max_bytes: int = 100_000) -> list[Record]:
     """Every record of the log, by as many reads as it takes."""
     records: list[Record] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
-        result = log.read(offset, max_bytes, log.log_end_offset)
+        result = read(log, offset, max_bytes, log.log_end_offset)
         assert result.next_offset > offset
         assert result.size_bytes == sum(len(region) for region in result.regions)
         for region in result.regions:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, offsets_of, records_of
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, offsets_of, read, records_of
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import iter_headers
 from tidelog.protocol.records import iter_records
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.log import ColdRead, CorruptLog, PartitionLog
 from tidelog.storage.log_config import LogConfig
 
@@ -64,7 +65,7 @@ class TestAppending:
         assert offsets_of(records_of(made.log)) == list(range(6))
 
     def test_a_follower_takes_offsets_and_epochs_as_they_are(self, logs: MakeLogs):
-        made = logs()
+        made = logs(cleanup_policy=frozenset({"compact"}))
         fetched = bytearray()
         for data in (batch(2, base_offset=0, leader_epoch=3), batch(1, base_offset=7, leader_epoch=4)):
             fetched += data
@@ -131,15 +132,15 @@ class TestRolling:
         assert all(path.stat().st_size <= 32 + 12 for path in made.folder.glob("*index"))
 
     def test_by_offsets_that_the_index_cannot_hold(self, logs: MakeLogs):
-        made = logs()
-        made.append(batch())
+        made = logs(cleanup_policy=frozenset({"compact"}))
+        made.append(batch(key=b"k"))
         far = 2**31 + 5
         made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
         assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
         assert offsets_of(records_of(made.log)) == [0, far]
 
     def test_an_empty_segment_moves_rather_than_being_left_behind(self, logs: MakeLogs):
-        made = logs()
+        made = logs(cleanup_policy=frozenset({"compact"}))
         far = 2**31 + 5
         made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
         assert made.files("*.log") == [f"{far:020d}.log"]
@@ -287,14 +288,24 @@ class TestReading:
         monkeypatch.setattr(type(made.log.segments.active.file), "read_at_nowait", lambda self, size, position: None)
         assert made.log.read(0, 100, 3).next_offset == 3
 
-    def test_a_damaged_segment_takes_the_log_offline(self, filled: Logs):
+    def test_damaged_records_are_refused_and_those_around_them_served(self, filled: Logs):
+        whole = {record.offset: record for record in records_of(filled.log)}
         filled.close_and_open()
         path = filled.folder / "00000000000000000000.log"
         data = bytearray(path.read_bytes())
         data[3000:9000] = bytes(6000)
         path.write_bytes(data)
-        with pytest.raises(CorruptLog):
+        with pytest.raises(DamagedRecords) as caught:
             records_of(filled.log, 1000)
+        damage = caught.value.damage
+        assert 0 < damage.first_offset < damage.end_offset < filled.log.log_end_offset
+        for offset in range(filled.log.log_end_offset):
+            if damage.holds(offset):
+                with pytest.raises(DamagedRecords):
+                    read(filled.log, offset, 1, filled.log.log_end_offset)
+            else:
+                [region] = read(filled.log, offset, 1, filled.log.log_end_offset).regions
+                assert {record.offset: record for record in iter_records(region)}[offset] == whole[offset]
 
 
 class TestTimestamps:
@@ -426,7 +437,7 @@ class TestFlushing:
         self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, port: str, may_be_tried_again: bool
     ):
         """Offsets that are too far from the base of the only segment, which is empty, want another one."""
-        made = logs()
+        made = logs(cleanup_policy=frozenset({"compact"}))
         far = batch(1)
         far[:8] = (3_000_000_000).to_bytes(8, "big")
 

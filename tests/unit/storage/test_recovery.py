@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, records_of
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, read, records_of
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import BatchHeader
 from tidelog.protocol.records import iter_records
@@ -168,7 +168,7 @@ def test_an_index_spoilt_while_the_log_is_open_is_rebuilt_on_the_way(made: Logs)
     path = made.folder / f"{FIRST}.index"
     path.write_bytes(b"\0\0\0\x01\0\0\0\x05" * (path.stat().st_size // 8))
     for offset in (7, 3, 9):
-        [region] = made.log.read(offset, 1, 20).regions
+        [region] = read(made.log, offset, 1, 20).regions
         assert [record.offset for record in iter_records(region)] == [offset]
     assert path.read_bytes()[:8] != b"\0\0\0\x01\0\0\0\x05"
 

@@ -13,6 +13,7 @@ from tidelog.broker.fetch_sessions import FetchSession, SessionPartition
 from tidelog.broker.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.metrics_counters import ApiCounters
 from tidelog.broker.read_replicas import preferred_read_replica
+from tidelog.broker.repairs import REPAIR_REPLICA_ID
 from tidelog.broker.request import Answer, Deferred, Peer
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -33,6 +34,7 @@ from tidelog.storage.reader import ColdRead
 API_KEY = 1
 VERSIONS = range(4, 19)
 STORAGE_ERROR_FROM = 6
+REPLICA_STATE_FROM = 15
 ANY_REPLICA_FROM = 11  # clients of that age may read from followers (KIP-392)
 
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
@@ -93,6 +95,8 @@ class _Fetch:
         self._version = version
         self._correlation_id = correlation_id
         self._isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+        if version < REPLICA_STATE_FROM and request.replica_id == REPAIR_REPLICA_ID:
+            self._isolation = Isolation.LOG_END  # a replica that repairs its log checks what it takes
         self._deferred: Deferred | None = None
         self._bucket = self._parked = 0
         self._expired = request.max_wait_ms <= 0 or not session.partitions

@@ -41,7 +41,7 @@ from tidelog.replication.quorum.service import QuorumService
 from tidelog.replication.quorum.settings import QuorumSettings
 from tidelog.replication.quorum.snapshot import Snapshot, SnapshotId
 from tidelog.replication.quorum.snapshot_loading import keep_part
-from tidelog.replication.quorum.state import Leader
+from tidelog.replication.quorum.state import Follower, Leader
 from tidelog.replication.quorum.vote_store import InconsistentVoters, VoteStore, election_in
 from tidelog.replication.quorum.vote_writer import VoteWriter
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
@@ -203,6 +203,14 @@ class RaftNode:
     def high_watermark(self) -> int:
         """Committed offsets are below it; -1 while unknown."""
         return self.raft.high_watermark
+
+    @property
+    def leader_high_watermark(self) -> int:
+        """What the leader of this epoch has said is committed; -1 while it has said nothing."""
+        state = self.raft.state
+        if isinstance(state, Leader):
+            return state.progress.high_watermark
+        return state.leader_high_watermark if isinstance(state, Follower) else -1
 
     @property
     def end_offset(self) -> int:

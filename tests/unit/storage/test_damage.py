@@ -1,0 +1,266 @@
+"""Damaged bytes in a log: what is damaged is refused, the rest is served, and a whole copy makes it whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from struct import pack_into
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, offsets_of, read, records_of
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.record_batch import iter_headers
+from tidelog.protocol.records import iter_records
+from tidelog.storage.append import UnexplainedGap
+from tidelog.storage.damage import DamagedRecords
+from tidelog.storage.loader import Ending
+from tidelog.storage.log import PartitionLog
+from tidelog.storage.repair import CopyRefused
+from tidelog.storage.scrub import Scrub
+
+MakeLogs = Callable[..., Logs]
+COUNT = 60
+
+DAMAGE: dict[str, Callable[[bytearray, int, int], None]] = {
+    "base offset": lambda data, at, size: pack_into(">q", data, at, int.from_bytes(data[at : at + 8], "big") ^ 4),
+    "high bit of the base offset": lambda data, at, size: data.__setitem__(at, data[at] ^ 0x80),
+    "length": lambda data, at, size: pack_into(">i", data, at + 8, size + 400),
+    "negative length": lambda data, at, size: pack_into(">i", data, at + 8, -5),
+    "leader epoch": lambda data, at, size: pack_into(">i", data, at + 12, 77),
+    "magic": lambda data, at, size: data.__setitem__(at + 16, 3),
+    "CRC": lambda data, at, size: data.__setitem__(at + 18, data[at + 18] ^ 1),
+    "last offset delta": lambda data, at, size: pack_into(">i", data, at + 23, 900),
+    "a bit of the payload": lambda data, at, size: data.__setitem__(at + size - 3, data[at + size - 3] ^ 8),
+    "zeros": lambda data, at, size: data.__setitem__(slice(at, at + size), bytes(size)),
+    "zeros over batches": lambda data, at, size: data.__setitem__(slice(at + 20, at + 3 * size), bytes(3 * size - 20)),
+}
+
+
+@pytest.fixture
+def made(logs: MakeLogs) -> Logs:
+    """Sixty batches of two records in several segments, of a producer and in three leader epochs."""
+    made = logs(segment_bytes=2500, index_interval_bytes=300)
+    for n in range(COUNT):
+        made.append(idempotent(2 * n, count=2, value=b"%03d" % n * 20, timestamp=NOW + n), epoch=n // 25)
+    made.directory.write_checkpoints()
+    assert made.log.segment_count >= 4
+    return made
+
+
+def batches_of(path: Path) -> list[tuple[int, int]]:
+    return [(position, header.size_bytes) for position, header in iter_headers(path.read_bytes())]
+
+
+def damage(path: Path, number: int, kind: str) -> None:
+    data = bytearray(path.read_bytes())
+    length = len(data)
+    DAMAGE[kind](data, *batches_of(path)[number])
+    path.write_bytes(data[:length])
+
+
+def copy_of(made: Logs) -> dict[int, bytes]:
+    """Each batch by the offset of its first record."""
+    copy = {}
+    for name in made.files("*.log"):
+        data = (made.folder / name).read_bytes()
+        for position, header in iter_headers(data):
+            copy[header.base_offset] = data[position : position + header.size_bytes]
+    return copy
+
+
+def served(log: PartitionLog) -> Iterator[int]:
+    """Every offset that a reader gets; it goes on behind an error at the next offset."""
+    offset = 0
+    while offset < log.log_end_offset:
+        try:
+            result = read(log, offset, 1000, log.log_end_offset)
+        except DamagedRecords:
+            offset += 1
+            continue
+        records = [record.offset for region in result.regions for record in iter_records(region)]
+        found = [each for each in records if each >= offset]
+        assert found
+        assert found[0] == offset, "records are passed over without an error"
+        yield from found
+        offset = result.next_offset
+
+
+def repair(log: PartitionLog, copy: dict[int, bytes]) -> None:
+    for segment, damaged in log.damaged_ranges():
+        work = log.repair_of(segment, damaged)
+        for offset in sorted(copy):
+            if not work.is_complete and offset >= damaged.first_offset:
+                work.accept(memoryview(copy[offset]))
+        check = work.finish()
+        check.run()
+        assert log.finish_repair(check)
+
+
+@pytest.mark.parametrize("ending", ["while it is open", "after a clean stop", "after a kill"])
+@pytest.mark.parametrize("where", ["first of the log", "middle", "last of a segment", "first of the last segment"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_is_damaged_is_refused_and_repaired_and_the_rest_is_served(
+    made: Logs, kind: str, where: str, ending: str
+) -> None:
+    copy, end = copy_of(made), made.log.log_end_offset
+    names = made.files("*.log")
+    name, number = {
+        "first of the log": (names[0], 0),
+        "middle": (names[1], 3),
+        "last of a segment": (names[1], -1),
+        "first of the last segment": (names[-1], 0),
+    }[where]
+    if ending == "after a clean stop":
+        made.close()
+    elif ending == "after a kill":
+        made.kill()
+    whole = {path: path.read_bytes() for path in made.folder.glob("*.log")}
+    damage(made.folder / name, number, kind)
+    if ending == "while it is open":
+        for _ in range(2):
+            made.log.age_trust()
+        for segment in list(made.log.segments):
+            scrub = Scrub(made.log, segment)
+            scrub.run(10**9)
+            scrub.finish()
+        log = made.log
+    else:
+        log = made.open(machine_ran_on=True)
+    assert log.log_end_offset == end
+    assert not made.directory.lost
+    got = list(served(log))
+    assert got == sorted(set(got))
+    assert log.damaged_ranges()
+    hidden = {offset for _, each in log.damaged_ranges() for offset in range(each.first_offset, each.end_offset)}
+    assert hidden
+    assert len(hidden) <= 8
+    assert set(got) == set(range(end)) - hidden
+    repair(log, copy)
+    assert not log.damaged_ranges()
+    assert offsets_of(records_of(log)) == list(range(end))
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert list(log.leader_epochs) == [(0, 0), (1, 50), (2, 100)]
+    entry = log.producers.entries[7]
+    assert (entry.last_sequence, entry.batches[-1][3]) == (end - 1, end - 1)
+    assert log.append_as_leader(idempotent(end - 2, count=2, value=b"059" * 20), 2, NOW).duplicate
+    assert log.append_as_leader(idempotent(end, count=2), 2, NOW).first_offset == end
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+@pytest.mark.parametrize("cut", [1, 40, 500])
+def test_what_a_clean_log_lacks_at_its_end_is_damage_and_the_log_goes_on_behind_it(
+    made: Logs, cut: int, has_snapshot: bool
+) -> None:
+    copy, end = copy_of(made), made.log.log_end_offset
+    made.close()
+    path = made.folder / made.files("*.log")[-1]
+    path.write_bytes(path.read_bytes()[:-cut])
+    if not has_snapshot:
+        (made.folder / made.files("*.snapshot")[-1]).unlink()
+    log = made.open()
+    assert log.log_end_offset == end
+    assert made.directory.lost, "such a log must not speak for what it had"
+    assert list(served(log)) == list(range(log.damaged_ranges()[0][1].first_offset))
+    if not has_snapshot:
+        with pytest.raises(KafkaError) as refused:
+            log.append_as_leader(idempotent(end, count=2), 2, NOW)
+        assert refused.value.code == ErrorCode.KAFKA_STORAGE_ERROR, "its sequences are not known until it is repaired"
+    assert log.append_as_leader(batch(), 2, NOW).first_offset == end
+    repair(log, copy)
+    assert offsets_of(records_of(log)) == list(range(end + 1))
+    assert log.append_as_leader(idempotent(end - 2, count=2, value=b"059" * 20), 2, NOW).duplicate
+
+
+def test_what_a_killed_process_leaves_behind_the_last_whole_batch_is_cut_and_the_loss_is_said_first(made: Logs) -> None:
+    made.kill()
+    (made.path / "replication-offset-checkpoint").unlink()  # else it says how much is missing
+    path = made.folder / made.files("*.log")[-1]
+    path.write_bytes(path.read_bytes()[:-10])
+    losses: list[int] = []
+    made.directory = made._open()
+    directory = made.directory
+    directory.on_loss = lambda: losses.append(path.stat().st_size)
+    size = path.stat().st_size
+    directory.ending = Ending.KILLED
+    log = directory.load(lambda topic: made.config, NOW)["t", 0]
+    assert losses == [size], "the claim goes before the bytes"
+    assert directory.lost == {("t", 0)}
+    assert log.log_end_offset < 2 * COUNT
+
+
+def test_a_whole_segment_that_is_gone_is_damage(made: Logs) -> None:
+    copy, end = copy_of(made), made.log.log_end_offset
+    made.close()
+    (made.folder / made.files("*.log")[1]).write_bytes(b"")
+    log = made.open()
+    assert log.log_end_offset == end
+    assert set(served(log)) < set(range(end))
+    repair(log, copy)
+    assert offsets_of(records_of(log)) == list(range(end))
+
+
+def test_a_copy_of_another_leader_epoch_is_refused(made: Logs) -> None:
+    copy = copy_of(made)
+    made.close()
+    damage(made.folder / made.files("*.log")[1], 3, "CRC")
+    log = made.open()
+    list(served(log))
+    [(segment, damaged)] = log.damaged_ranges()
+    stale = bytearray(copy[damaged.first_offset])
+    pack_into(">i", stale, 12, 9)
+    with pytest.raises(CopyRefused, match="leader epoch 9"):
+        log.repair_of(segment, damaged).accept(memoryview(stale))
+    with pytest.raises(CopyRefused, match="lacks"):
+        log.repair_of(segment, damaged).accept(memoryview(copy[damaged.end_offset]))
+    broken = bytearray(copy[damaged.first_offset])
+    broken[-1] ^= 1
+    with pytest.raises(CopyRefused, match="damaged, too"):
+        log.repair_of(segment, damaged).accept(memoryview(broken))
+    assert log.damaged_ranges()
+
+
+def test_a_cut_below_damage_takes_it_along_and_a_cut_inside_keeps_what_is_below(made: Logs) -> None:
+    made.close()
+    path = made.folder / made.files("*.log")[1]
+    damage(path, 3, "zeros over batches")
+    log = made.open()
+    list(served(log))
+    [(_, damaged)] = log.damaged_ranges()
+    inside = damaged.first_offset + 2
+    log.truncate_to(inside)
+    assert log.log_end_offset == inside
+    [(_, left)] = log.damaged_ranges()
+    assert (left.first_offset, left.end_offset) == (damaged.first_offset, inside)
+    assert log.append_as_leader(batch(), 3, NOW).first_offset == inside
+    log.truncate_to(damaged.first_offset - 2)
+    assert not log.damaged_ranges()
+    assert log.log_end_offset == damaged.first_offset - 2
+
+
+def test_a_follower_takes_no_gap_that_compaction_cannot_explain(logs: MakeLogs) -> None:
+    made = logs()
+    made.append(batch(2))
+    behind_a_gap = batch(1, base_offset=7, leader_epoch=0)
+    with pytest.raises(UnexplainedGap):
+        made.log.append_as_follower(behind_a_gap, NOW)
+    both = memoryview(bytearray(bytes(batch(1, base_offset=2, leader_epoch=0)) + bytes(behind_a_gap)))
+    made.log.append_as_follower(both, NOW)
+    assert made.log.log_end_offset == 3, "what comes before the gap is taken"
+    made.log.gaps_explained_below = 7
+    made.log.append_as_follower(behind_a_gap, NOW)
+    assert offsets_of(records_of(made.log)) == [0, 1, 2, 7]
+
+
+def test_an_index_that_disagrees_is_made_anew_and_no_damage(made: Logs) -> None:
+    made.close()
+    path = made.folder / made.files("*.index")[1]
+    right = path.read_bytes()
+    path.write_bytes(right[:5] + bytes([right[5] ^ 1]) + right[6:])
+    log = made.open()
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        scrub.run(10**9)
+        assert not scrub.finish()
+    assert path.read_bytes() == right
+    assert offsets_of(records_of(log)) == list(range(2 * COUNT))

@@ -1,0 +1,123 @@
+"""The scrubber: every segment of every log is read from time to time, so that damage is found before a reader meets it.
+
+One segment at a time, at a bounded rate, on a thread; what it is looked at for is `storage/scrub.py`'s, what follows
+from damage `repairs.py`'s. Off with `log.scrub.bytes.per.second=0`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tidelog.storage.scrub import Scrub, check_small_files
+
+if TYPE_CHECKING:
+    from tidelog.broker.config import NodeConfig
+    from tidelog.broker.partitions import Partitions
+    from tidelog.broker.repairs import Repairs
+    from tidelog.replication.partition import Partition
+    from tidelog.storage.segment import Segment
+
+logger = logging.getLogger("tidelog.scrubber")
+
+FIRST_PASS_S: Final = 60.0
+"""A node that has just started has other things to do."""
+TRUST_S: Final = 30.0
+PIECE_S: Final = 0.25
+PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class ScrubCounters:
+    """Since the start."""
+
+    verified_bytes: int = 0
+    passes: int = 0
+
+
+class Scrubber:
+    def __init__(
+        self,
+        config: NodeConfig,
+        partitions: Partitions,
+        repairs: Repairs,
+        loop: asyncio.AbstractEventLoop,
+        run_in_executor: Callable[[Callable[[], None]], Awaitable[None]],
+    ) -> None:
+        self.counters = ScrubCounters()
+        self._rate_bytes = config.integer("log.scrub.bytes.per.second")
+        self._interval_s = config.integer("log.scrub.interval.ms") / 1000
+        self._partitions = partitions
+        self._repairs = repairs
+        self._loop = loop
+        self._run_in_executor = run_in_executor
+        self._task: asyncio.Task[None] | None = None
+        self._aging: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._aging = self._loop.call_later(TRUST_S, self._age)
+        if self._rate_bytes > 0:
+            self._task = self._loop.create_task(self._run(), name="scrubber")
+
+    async def close(self) -> None:
+        if self._aging is not None:
+            self._aging.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _age(self) -> None:
+        self._aging = self._loop.call_later(TRUST_S, self._age)
+        for partition in self._partitions.hosted():
+            partition.log.age_trust()
+
+    async def _run(self) -> None:
+        await asyncio.sleep(min(FIRST_PASS_S, self._interval_s))
+        while True:
+            began = self._loop.time()
+            for partition, segment in self._segments():
+                try:
+                    await self._scrub(partition, segment)
+                except asyncio.CancelledError:
+                    raise
+                except Exception as error:
+                    self._partitions.refusal(partition, error)
+            self.counters.passes += 1
+            await asyncio.sleep(max(0.1, self._interval_s - (self._loop.time() - began)))
+
+    def _segments(self) -> Iterator[tuple[Partition, Segment]]:
+        """Of every partition that is hosted when its turn comes, the newest segment last."""
+        for partition in list(self._partitions.hosted()):
+            if self._is_hosted(partition):
+                check_small_files(partition.log)
+                for segment in list(partition.log.segments):
+                    if segment.size_bytes and self._is_hosted(partition) and segment in list(partition.log.segments):
+                        yield partition, segment
+
+    def _is_hosted(self, partition: Partition) -> bool:
+        is_there = self._partitions.find(partition.topic, partition.index) is partition
+        return is_there and not partition.offline and partition.log.failure is None
+
+    async def _scrub(self, partition: Partition, segment: Segment) -> None:
+        scrub = Scrub(partition.log, segment)
+        finished = False
+        try:
+            while not scrub.is_done and self._is_hosted(partition):
+                piece = min(PIECE_BYTES_MAX, max(64 * 1024, int(self._rate_bytes * PIECE_S)))
+                before = scrub.verified_bytes
+                await self._run_in_executor(partial(scrub.run, piece))
+                verified = scrub.verified_bytes - before
+                self.counters.verified_bytes += verified
+                # A segment of a few batches costs as much of the rate as it has bytes, and no more.
+                await asyncio.sleep(min(piece, max(verified, 4096)) / self._rate_bytes)
+            finished = True
+        finally:
+            if not finished or not self._is_hosted(partition):
+                scrub.abandon()
+            elif scrub.finish():
+                logger.warning("%s-%d: damage was found in %s", partition.topic, partition.index, segment.path)
+                self._repairs.look_at(partition)

@@ -1,0 +1,290 @@
+"""Looking at every batch of a segment: which are whole, and which bytes are damage with whole batches behind them.
+
+Kafka ends a log at the first batch that fails its check. Here the walk goes on at the next whole batch, so that damage
+in the middle costs what is damaged and nothing else. A batch counts as whole when its CRC is right and what the CRC
+does not cover (base offset, length, epoch, magic) agrees with its neighbours. Runs in any thread: it reads one file
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from struct import error as StructError
+from typing import Final, NamedTuple
+
+from tidelog.protocol.crc import crc32c
+from tidelog.protocol.record_batch import (
+    ATTRIBUTES_OFFSET,
+    HEADER,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    MIN_BATCH_LENGTH,
+    BatchHeader,
+)
+from tidelog.storage.damage import DamagedRange, merged
+from tidelog.storage.disk import File
+
+_CHUNK_BYTES: Final = 1024 * 1024
+_KNOWN_ATTRIBUTES: Final = 0x7F
+_SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of candidates in a search for the next whole batch; records may hold any bytes, so also what looks like batches."""
+UNKNOWN_END: Final = -1
+MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+
+ReadAt = Callable[[int, int], bytes]
+"""(size in bytes, position) -> bytes, fewer at the end of the file."""
+
+
+class WholeBatch(NamedTuple):
+    position: int
+    header: BatchHeader
+    data: memoryview
+
+
+class _Window:
+    """A part of the file in memory, moved forward as it is read."""
+
+    def __init__(self, read_at: ReadAt, size_bytes: int) -> None:
+        self._read_at = read_at
+        self.size_bytes = size_bytes
+        self._chunk = memoryview(b"")
+        self._start = 0
+
+    def view(self, position: int, size_bytes: int) -> memoryview:
+        """The bytes from `position`, at least `size_bytes` of them unless the file ends before."""
+        at = position - self._start
+        if at < 0 or at + size_bytes > len(self._chunk):
+            wanted = min(max(_CHUNK_BYTES, size_bytes), self.size_bytes - position)
+            self._chunk, self._start, at = memoryview(self._read_at(wanted, position)), position, 0
+        return self._chunk[at:]
+
+    def header(self, position: int) -> BatchHeader | None:
+        """The header at `position`, if it can be that of a batch which ends within the file."""
+        if position + HEADER_SIZE > self.size_bytes:
+            return None
+        try:
+            header = BatchHeader._make(HEADER.unpack_from(self.view(position, HEADER_SIZE)))
+        except StructError:
+            return None
+        if (
+            header.magic != MAGIC
+            or header.batch_length < MIN_BATCH_LENGTH
+            or position + header.size_bytes > self.size_bytes
+            or header.last_offset_delta < 0
+            or header.base_offset < 0
+            or not 0 <= header.record_count <= header.last_offset_delta + 1
+            or header.attributes & ~_KNOWN_ATTRIBUTES
+        ):
+            return None
+        return header
+
+    def whole(self, position: int) -> WholeBatch | None:
+        """The batch at `position`, if its CRC is right."""
+        header = self.header(position)
+        if header is None:
+            return None
+        data = self.view(position, header.size_bytes)[: header.size_bytes]
+        if len(data) < header.size_bytes or crc32c(data[ATTRIBUTES_OFFSET:]) != header.crc:
+            return None
+        return WholeBatch(position, header, data)
+
+
+class Examiner:
+    """Of one segment file of `size_bytes`, whose first record has `base_offset`.
+
+    `end_offset`: the offset after its last record, UNKNOWN_END where nothing says. `may_have_gaps`: whether offsets
+    may be missing between batches, as compaction leaves them; `may_end_early`: behind the last one, too. `epoch_max`:
+    the leader epoch of what follows the segment, -1 where it is not known.
+    """
+
+    def __init__(
+        self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
+        may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
+    ) -> None:  # fmt: skip
+        self._window = _Window(read_at, size_bytes)
+        self._size_bytes = size_bytes
+        self._end_offset = end_offset
+        self._offset_max = end_offset - 1 if end_offset >= 0 else base_offset + MAX_RELATIVE_OFFSET
+        self._may_have_gaps = may_have_gaps or may_end_early
+        self._may_end_early = may_end_early
+        self._epoch_max = epoch_max
+        self._expected = base_offset
+        self._epoch = -1
+
+    def run(self) -> Iterator[WholeBatch | DamagedRange]:
+        """Every whole batch and every damaged range, in order. A last range with an unknown end is the tail."""
+        position = 0
+        while position < self._size_bytes:
+            batch = self._window.whole(position)
+            reason = "the CRC is wrong, or the header" if batch is None else self._mismatch(batch)
+            if batch is None or reason:
+                following = self._resume(position, batch)
+                if following is None:
+                    yield DamagedRange(position, self._size_bytes, self._expected, self._end_offset, reason)
+                    return
+                yield DamagedRange(position, following.position, self._expected, following.header.base_offset, reason)
+                batch = following
+            yield batch
+            self._expected = batch.header.next_offset
+            self._epoch = max(self._epoch, batch.header.partition_leader_epoch)
+            position = batch.position + batch.header.size_bytes
+        if self._expected < self._end_offset and not self._may_end_early:
+            size = self._size_bytes
+            yield DamagedRange(size, size, self._expected, self._end_offset, "the file ends too early")
+
+    def _mismatch(self, batch: WholeBatch) -> str:
+        """What of the fields outside of the CRC disagrees with the neighbours, empty if nothing does."""
+        header = batch.header
+        if header.base_offset < self._expected or header.last_offset > self._offset_max:
+            return f"base offset {header.base_offset} where {self._expected} should be"
+        if header.base_offset != self._expected and not self._may_have_gaps:
+            return f"base offset {header.base_offset} where {self._expected} should be"
+        if header.partition_leader_epoch < self._epoch:
+            return f"leader epoch {header.partition_leader_epoch} after {self._epoch}"
+        following = self._window.header(batch.position + header.size_bytes)
+        if following is None:
+            if 0 <= self._epoch <= self._epoch_max < header.partition_leader_epoch:
+                return f"leader epoch {header.partition_leader_epoch} before {self._epoch_max}"
+            return ""
+        if self._epoch <= following.partition_leader_epoch < header.partition_leader_epoch:
+            return f"leader epoch {header.partition_leader_epoch} before {following.partition_leader_epoch}"
+        if self._may_have_gaps and self._expected <= following.base_offset < header.next_offset:
+            return f"base offset {header.base_offset} before {following.base_offset}"
+        return ""
+
+    def _resume(self, position: int, batch: WholeBatch | None) -> WholeBatch | None:
+        """The first whole batch behind the damage that begins at `position`."""
+        if (
+            batch is not None
+            and batch.header.base_offset > self._expected
+            and self._fits(batch)
+            and self._connects(batch, strictly=True)
+        ):
+            return batch  # nothing is wrong with it: what should be before it is missing
+        header = self._window.header(position)
+        if header is not None:
+            candidate = self._window.whole(position + header.size_bytes)
+            if candidate is not None and self._fits(candidate) and self._connects(candidate):
+                return candidate
+        return self._search(position + 1)
+
+    def _fits(self, batch: WholeBatch) -> bool:
+        header = batch.header
+        return (
+            header.base_offset >= self._expected
+            and header.last_offset <= self._offset_max
+            and header.partition_leader_epoch >= self._epoch
+        )
+
+    def _connects(self, batch: WholeBatch, *, strictly: bool = False) -> bool:
+        """Whether what follows `batch` goes on where it ends. `strictly`: something must say so."""
+        end, next_offset = batch.position + batch.header.size_bytes, batch.header.next_offset
+        if end >= self._size_bytes:
+            return next_offset == self._end_offset or (not strictly and self._end_offset < 0) or self._may_end_early
+        following = self._window.whole(end)
+        if following is None:
+            return not strictly
+        base_offset = following.header.base_offset
+        return base_offset >= next_offset if self._may_have_gaps else base_offset == next_offset
+
+    def _search(self, position: int) -> WholeBatch | None:
+        """Look at every byte: the upper half of a base offset, then magic 2, are worth a closer look."""
+        high = (self._expected >> 32).to_bytes(4, "big")
+        pattern = re.compile(b"(?=" + re.escape(high) + b".{12}\x02)", re.DOTALL)
+        budget = _SEARCHED_CRC_BYTES_MAX
+        while position < self._size_bytes:
+            view = self._window.view(position, min(_CHUNK_BYTES, self._size_bytes - position))
+            # A copy: looking at a candidate may move the window.
+            data = bytes(view[:_CHUNK_BYTES])
+            for match in pattern.finditer(data):
+                at = position + match.start()
+                header = self._window.header(at)
+                if header is None or not self._expected <= header.base_offset <= self._offset_max:
+                    continue
+                budget -= header.size_bytes
+                if budget < 0:
+                    return None
+                candidate = self._window.whole(at)
+                if candidate is not None and self._fits(candidate) and self._connects(candidate):
+                    return candidate
+            if len(data) < _CHUNK_BYTES:
+                return None
+            position += _CHUNK_BYTES - LOG_OVERHEAD - HEADER_SIZE
+        return None
+
+
+class Findings:
+    """What an examination found: the index rows of the whole batches, and the damage between them."""
+
+    __slots__ = (
+        "bytes_since_index_row", "damage", "end_offset", "epochs", "first_timestamp", "generation", "max_timestamp",
+        "offset_of_max_timestamp", "offset_rows", "size_bytes", "tail", "time_rows",
+    )  # fmt: skip
+
+    def __init__(self, base_offset: int, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        """Of the file, as far as it was looked at."""
+        self.end_offset = base_offset
+        """The offset after the last record, damaged ones counted where they are known."""
+        self.damage: tuple[DamagedRange, ...] = ()
+        self.tail: DamagedRange | None = None
+        """What is left of the file behind the last whole batch, where nothing says how many records it held."""
+        self.epochs: list[tuple[int, int]] = []
+        """(leader epoch, first offset of it in this segment)."""
+        self.offset_rows: list[tuple[int, int]] = []
+        self.time_rows: list[tuple[int, int]] = []
+        self.max_timestamp = -1
+        self.offset_of_max_timestamp = base_offset
+        self.first_timestamp = -1
+        self.generation = 0
+        """Of the segment (`Segment.generation`) when it was looked at."""
+        self.bytes_since_index_row = 0
+
+    def note(self, position: int, header: BatchHeader, index_interval_bytes: int) -> None:
+        """Index a batch as an append does."""
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp, self.offset_of_max_timestamp = header.max_timestamp, header.last_offset
+        if self.bytes_since_index_row > index_interval_bytes:
+            self.offset_rows.append((header.last_offset, position))
+            if not self.time_rows or self.max_timestamp > self.time_rows[-1][0]:
+                self.time_rows.append((self.max_timestamp, self.offset_of_max_timestamp))
+            self.bytes_since_index_row = 0
+        if not position:
+            self.first_timestamp = header.max_timestamp
+        if not self.epochs or header.partition_leader_epoch > self.epochs[-1][0]:
+            self.epochs.append((header.partition_leader_epoch, header.base_offset))
+        self.bytes_since_index_row += header.size_bytes
+        self.end_offset = header.next_offset
+
+
+def examine(
+    file: File, size_bytes: int, base_offset: int, end_offset: int, index_interval_bytes: int, *,
+    may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1,
+) -> Findings:  # fmt: skip
+    """Look at the first `size_bytes` of a segment's file, or as many as there are. Raises OSError."""
+    findings = Findings(base_offset, size_bytes)
+    damage: list[DamagedRange] = []
+    present = min(size_bytes, file.size_bytes())
+    examiner = Examiner(
+        file.read_at, present, base_offset, end_offset=end_offset, may_have_gaps=may_have_gaps,
+        may_end_early=may_end_early, epoch_max=epoch_max,
+    )  # fmt: skip
+    for each in examiner.run():
+        if isinstance(each, WholeBatch):
+            findings.note(each.position, each.header, index_interval_bytes)
+        elif each.end_offset < 0:
+            findings.tail = each
+        else:
+            damage.append(each)
+            findings.end_offset = each.end_offset
+    if present < size_bytes and end_offset >= 0:
+        if damage and damage[-1].end_position == present:
+            damage[-1] = damage[-1]._replace(end_position=size_bytes)
+        else:  # offsets may be missing here, so nothing says which
+            damage.append(DamagedRange(present, size_bytes, findings.end_offset, end_offset, "the file is cut"))
+    findings.damage = merged(damage)
+    if end_offset >= 0:
+        findings.end_offset = end_offset
+    return findings

@@ -1,0 +1,216 @@
+"""Putting whole copies of damaged batches in their place.
+
+The batches come from another replica; who that is, is `broker/repairs.py`'s business. A copy is taken only if it is
+what was there: its CRC is right, its offsets fill the damaged range from its first on, and its leader epochs lie
+between those of the batches around it, so that a stale replica's records do not get in. While a range is being repaired
+it stays refused to readers, until all of it is on the device and the segment has been examined again. A crash in
+between leaves damage, which is found again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol.crc import crc32c
+from tidelog.protocol.record_batch import ATTRIBUTES_OFFSET, MAGIC, iter_headers
+from tidelog.storage.damage import DamagedRange
+from tidelog.storage.disk import File
+from tidelog.storage.examination import Findings, examine
+from tidelog.storage.segment import Segment
+
+if TYPE_CHECKING:
+    from tidelog.storage.log import PartitionLog
+
+logger = logging.getLogger("tidelog.storage")
+
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a range whose copy is not as long as what is damaged, which is held until it is whole."""
+
+
+class CopyRefused(Exception):
+    """What another replica sent cannot be what was there. `is_gap`: it has nothing there at all."""
+
+    def __init__(self, message: str, *, is_gap: bool = False) -> None:
+        super().__init__(message)
+        self.is_gap = is_gap
+
+
+class RangeRepair:
+    """Of one damaged range. `accept` what other replicas have, from `next_offset` on, then run `finish`'s task."""
+
+    def __init__(self, log: PartitionLog, segment: Segment, damage: DamagedRange) -> None:
+        self.log = log
+        self.segment = segment
+        self.damage = damage
+        self.next_offset = damage.first_offset
+        self._position = damage.position
+        self._may_rewrite = segment is not log.segments.active
+        # Behind the last batch of a segment that is never appended to again there is room for any length.
+        self._is_at_end = self._may_rewrite and damage.end_position >= segment.size_bytes
+        self._held: list[bytes] | None = None
+        self._held_bytes = 0
+        epochs = log.leader_epochs
+        self._epoch = epochs.epoch_for_offset(damage.first_offset - 1) if damage.first_offset else -1
+        self._epoch_max = epochs.epoch_for_offset(damage.end_offset)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.next_offset >= self.damage.end_offset
+
+    @property
+    def is_obsolete(self) -> bool:
+        """The log has been cut, or its segment deleted or cleaned, since the damage was found."""
+        return self.damage not in self.segment.damage or all(one is not self.segment for one in self.log.segments)
+
+    def accept(self, data: memoryview) -> None:
+        """Whole batches of another replica, from the one that holds `next_offset` on.
+
+        What lies behind the range is left alone. Raises CopyRefused, OSError; what came before is kept.
+        """
+        end_offset = self.damage.end_offset
+        for position, header in iter_headers(data):
+            if header.base_offset >= end_offset:
+                if not self.segment.may_have_gaps and self.next_offset < end_offset:
+                    is_gap = self.next_offset == self.damage.first_offset
+                    raise CopyRefused(f"it lacks offsets {self.next_offset} to {end_offset}, too", is_gap=is_gap)
+                self.next_offset = end_offset
+                break
+            end = position + header.size_bytes
+            if header.magic != MAGIC or crc32c(data[position + ATTRIBUTES_OFFSET : end]) != header.crc:
+                raise CopyRefused(f"its batch of offset {header.base_offset} is damaged, too")
+            is_next = header.base_offset == self.next_offset or (
+                self.segment.may_have_gaps and header.base_offset > self.next_offset
+            )
+            if not is_next or header.last_offset_delta < 0 or header.next_offset > end_offset:
+                raise CopyRefused(
+                    f"its batch of offsets {header.base_offset} to {header.next_offset} does not fit "
+                    f"{self.next_offset} to {end_offset}"
+                )
+            epoch = header.partition_leader_epoch
+            if epoch < self._epoch or (self._epoch_max >= 0 and epoch > self._epoch_max):
+                raise CopyRefused(f"its batch of offset {header.base_offset} is of leader epoch {epoch}")
+            self._put(data[position:end])
+            self._epoch, self.next_offset = epoch, header.next_offset
+            if self.next_offset == end_offset:
+                break
+
+    def _put(self, batch: memoryview) -> None:
+        if self._held is None and (self._is_at_end or self._position + len(batch) <= self.damage.end_position):
+            _write(self.segment.file, batch, self._position)
+            self._position += len(batch)
+            return
+        if self._held is None:
+            if not self._may_rewrite:
+                raise CopyRefused(f"it is longer than the {self.damage.end_position - self.damage.position} bytes")
+            start = self.damage.position
+            self._held = [self.segment.file.read_at(self._position - start, start)]
+            self._held_bytes = self._position - start
+        self._held.append(bytes(batch))
+        self._held_bytes += len(batch)
+        if self._held_bytes > HELD_BYTES_MAX:
+            raise CopyRefused(f"more than {HELD_BYTES_MAX} bytes cannot be put in the place of fewer")
+
+    def finish(self) -> RepairCheck:
+        """All of it has come: what is left to be done on a thread, and then by `log.finish_repair`. Raises OSError."""
+        assert self.is_complete
+        segment, damage = self.segment, self.damage
+        if self._held is None and not self._is_at_end and self._position < damage.end_position:
+            if not self._may_rewrite:
+                raise CopyRefused(f"it is shorter than the {damage.end_position - damage.position} bytes")
+            length = self._position - damage.position
+            self._held = [segment.file.read_at(length, damage.position)]
+        if self._held is None and self._is_at_end:
+            segment.end_at(self._position)
+        return RepairCheck(self.log, segment, damage, None if self._held is None else b"".join(self._held))
+
+
+class RepairCheck:
+    """`run` in any thread: bring the repair to the device, and look at the whole segment again."""
+
+    def __init__(self, log: PartitionLog, segment: Segment, damage: DamagedRange, copy: bytes | None) -> None:
+        self.log = log
+        self.segment = segment
+        self.size_bytes = segment.size_bytes
+        self.findings: Findings | None = None
+        self.error: OSError | None = None
+        self.temporary = "" if copy is None else f"{segment.path}.repair.tmp"
+        self._damage = damage
+        self._copy = copy
+        self._end_offset = segment.next_offset
+        self.generation = segment.generation
+        self._epoch_max = log.segments.epoch_behind(segment)
+        self._file = segment.file
+        self._file.pin()
+
+    def run(self) -> None:
+        """An error is kept for `log.finish_repair`."""
+        disk = self.log.disk
+        try:
+            if self._copy is None:
+                self._file.sync()
+                self._examine(self._file, self.size_bytes)
+                return
+            disk.copy_prefix(self.segment.path, self.temporary, self._damage.position)
+            file = disk.open(self.temporary, create=True)
+            try:
+                position = _write(file, memoryview(self._copy), self._damage.position)
+                source = self._damage.end_position
+                while source < self.size_bytes:
+                    data = self._file.read_at(min(1024 * 1024, self.size_bytes - source), source)
+                    if not data:
+                        break
+                    position = _write(file, memoryview(data), position)
+                    source += len(data)
+                file.sync()
+                self._examine(file, position)
+            finally:
+                file.close()
+        except OSError as error:
+            self.error = error
+
+    def _examine(self, file: File, size_bytes: int) -> None:
+        segment = self.segment
+        self.findings = examine(
+            file, size_bytes, segment.base_offset, self._end_offset, segment.index_interval_bytes,
+            may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=self._epoch_max,
+        )  # fmt: skip
+
+    def unpin(self) -> None:
+        self._file.unpin()
+
+
+def _write(file: File, data: memoryview, position: int) -> int:
+    """Where it ends."""
+    while len(data):
+        written = file.write_at(data, position)
+        if not written:
+            raise OSError(5, "a write made no progress")
+        data, position = data[written:], position + written
+    return position
+
+
+def finish_repair(check: RepairCheck) -> bool:
+    """Take over what the check found, on the owner's thread; False if the log has changed meanwhile. Raises OSError."""
+    check.unpin()
+    log, segment = check.log, check.segment
+    is_current = (
+        check.error is None
+        and check.findings is not None
+        and log.failure is None
+        and segment.generation == check.generation
+        and any(one is segment for one in log.segments)
+    )
+    if not is_current:
+        if check.temporary:
+            log.disk.remove(check.temporary)
+        if check.error is not None:
+            raise check.error
+        return False
+    if check.temporary:
+        segment.replace_file(check.temporary)
+    assert check.findings is not None
+    check.findings.generation = segment.generation
+    segment.findings = check.findings
+    log.adopt_findings(segment)
+    return True

@@ -1,0 +1,141 @@
+"""Reading a segment in the background, batch by batch, for damage that no reader has met: its .log, and its indexes.
+
+One `Scrub` looks at one segment, in pieces that the caller spaces out; `run` may be called in any thread, and changes
+nothing. What it found is taken over on the owner's thread. Invariant: what was appended since the scrub began is not
+judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from tidelog.storage.damage import CorruptIndex, DamagedRange, merged
+from tidelog.storage.examination import Examiner, Findings, WholeBatch
+from tidelog.storage.producer_snapshots import CorruptSnapshot
+from tidelog.storage.transaction_index import CorruptTransactionIndex
+
+if TYPE_CHECKING:
+    from tidelog.storage.log import PartitionLog
+    from tidelog.storage.segment import Segment
+
+BATCH_COST_BYTES: Final = 4096
+"""A batch counts as at least so many bytes: a small one takes as long to look at."""
+
+
+class Scrub:
+    """Of one segment of a log."""
+
+    def __init__(self, log: PartitionLog, segment: Segment) -> None:
+        self.log = log
+        self.segment = segment
+        self.verified_bytes = 0
+        self.is_done = False
+        self.index_is_wrong = False
+        self.error: OSError | None = None
+        self._file = segment.file
+        self._file.pin()
+        self._size_bytes = segment.size_bytes
+        self._end_offset = segment.next_offset
+        self._findings = Findings(segment.base_offset, segment.size_bytes)
+        self._findings.generation = segment.generation
+        self._damage: list[DamagedRange] = []
+        present = min(self._size_bytes, self._file.size_bytes())
+        self._present = present
+        self._steps = Examiner(
+            self._file.read_at, present, segment.base_offset, end_offset=self._end_offset,
+            may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early,
+            epoch_max=log.segments.epoch_behind(segment),
+        ).run()  # fmt: skip
+        self._offset_rows: Iterator[tuple[int, int]] = iter(())
+        self._time_rows: Iterator[tuple[int, int]] = iter(())
+        try:
+            # The newest rows of the segment that is appended to are in memory; those are right.
+            self._offset_rows = iter(segment.offset_index.rows())
+            self._time_rows = iter(segment.time_index.rows())
+        except CorruptIndex:
+            self.index_is_wrong = True
+        self._next_offset_row = next(self._offset_rows, None)
+        self._next_time_row = next(self._time_rows, None)
+
+    def run(self, cost_bytes: int) -> None:
+        """Look at the next batches, about `cost_bytes` of them. An error is kept for `finish`."""
+        try:
+            for each in self._steps:
+                if isinstance(each, WholeBatch):
+                    self._check_rows(each)
+                    self._findings.note(each.position, each.header, self.segment.index_interval_bytes)
+                    self.verified_bytes += each.header.size_bytes
+                    cost_bytes -= max(BATCH_COST_BYTES, each.header.size_bytes)
+                else:
+                    self._damage.append(each)
+                    self._findings.end_offset = each.end_offset
+                    cost_bytes -= each.end_position - each.position
+                if cost_bytes <= 0:
+                    return
+        except OSError as error:
+            self.error = error
+        self.is_done = True
+
+    def _check_rows(self, batch: WholeBatch) -> None:
+        """An index row must speak of a batch that is there; a time row of one with the largest time so far."""
+        header = batch.header
+        row = self._next_offset_row
+        if row is not None and row[1] <= batch.position:
+            self.index_is_wrong = self.index_is_wrong or row != (header.last_offset, batch.position)
+            self._next_offset_row = next(self._offset_rows, None)
+        row = self._next_time_row
+        if row is not None and row[1] <= header.last_offset:
+            is_right = row[1] >= header.base_offset and row[0] == header.max_timestamp
+            self.index_is_wrong = self.index_is_wrong or not is_right or row[0] < self._findings.max_timestamp
+            self._next_time_row = next(self._time_rows, None)
+
+    def abandon(self) -> None:
+        """In place of `finish`: the log is gone, or the node stops."""
+        self._file.unpin()
+
+    def finish(self) -> bool:
+        """Take over what was found, on the owner's thread; True if there is damage that was not known. OSError."""
+        self._file.unpin()
+        segment = self.segment
+        if self.error is not None:
+            raise self.error
+        if segment.generation != self._findings.generation or all(one is not segment for one in self.log.segments):
+            return False
+        findings, damage = self._findings, self._damage
+        if self._present < self._size_bytes:
+            if damage and damage[-1].end_position == self._present:
+                damage[-1] = damage[-1]._replace(end_position=self._size_bytes)
+            elif findings.end_offset < self._end_offset:
+                damage.append(
+                    DamagedRange(self._present, self._size_bytes, findings.end_offset, self._end_offset, "cut")
+                )
+        findings.damage = merged(damage)
+        findings.end_offset = self._end_offset
+        # A row that no batch was found for points behind the end, or between two batches.
+        left = self._next_offset_row is not None or self._next_time_row is not None
+        is_new = findings.damage != segment.damage
+        if is_new or (self.index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
+            segment.findings = findings
+            self.log.adopt_findings(segment)
+        else:
+            segment.trust(0, self._size_bytes)
+        return is_new and bool(findings.damage)
+
+
+def check_small_files(log: PartitionLog) -> int:
+    """Snapshots of producers and indexes of transactions that are damaged are made anew; how many were."""
+    mended = 0
+    for offset in log.snapshots.offsets:
+        try:
+            log.snapshots.read(offset)
+        except (CorruptSnapshot, FileNotFoundError):
+            log.snapshots.delete(offset)
+            mended += 1
+    for segment in log.segments:
+        try:
+            segment.transaction_index.check_file()
+        except CorruptTransactionIndex:
+            log.rebuild_transaction_index(segment)
+            mended += 1
+    return mended
