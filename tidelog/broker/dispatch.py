@@ -159,8 +159,12 @@ class Dispatcher:
         def ended(done: asyncio.Task[None]) -> None:
             self._tasks.pop(done, None)
             coroutine.close()  # cancelled before its first step, it would complain that nobody awaited it
-            error = asyncio.CancelledError() if done.cancelled() else done.exception()
-            if error is not None and answer.response is None:
+            if answer.response is not None:
+                return
+            error = None if done.cancelled() else done.exception()
+            if error is None:
+                answer.complete(None)  # as the node stops, say
+            else:
                 answer.failed(error)
 
         task = asyncio.get_running_loop().create_task(run())

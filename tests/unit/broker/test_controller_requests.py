@@ -17,7 +17,10 @@ from tests.patience import PATIENCE_S, until
 from tests.properties.test_messages_against_kio import MESSAGES, filled
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tidelog.broker.served import CONTROLLER_APIS
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from tidelog.protocol.schema import Message
+from tidelog.protocol.uuids import METADATA_TOPIC_ID
+from tidelog.replication.quorum import service
 
 CONTROLLER = {
     "listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0",
@@ -66,6 +69,42 @@ def odd_requests(rng: Random, request: type[Message], version: int) -> list[Mess
                     emptied(each)
             found.append(message)
     return found + [filled(rng, request, version) for _ in range(ODD_PER_VERSION)]
+
+
+async def test_strangers_who_wait_for_metadata_take_no_places_of_others(
+    controller: tuple[RunningNode, Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each took one of the places for requests under way, for as long as it claimed: heartbeats were refused."""
+    monkeypatch.setattr(service, "PARKED_MAX", 3)
+    running, _ = controller
+    metadata = running.node._metadata
+    assert metadata is not None
+    dispatcher = running.node._controller_dispatcher
+    wires = [await running.connect() for _ in range(8)]
+    for number, wire in enumerate(wires):
+        raft = metadata.raft
+        asked = FetchPartition(
+            partition=0,
+            current_leader_epoch=raft.raft.epoch,
+            fetch_offset=raft.log.end_offset,
+            last_fetched_epoch=raft.raft.epoch,
+            replica_directory_id=bytes([number]) * 16,
+            partition_max_bytes=1000,
+            high_watermark=raft.log.end_offset,
+        )
+        request = FetchRequest(
+            max_wait_ms=2**31 - 1,
+            max_bytes=1000,
+            replica_state=ReplicaState(replica_id=1000 + number, replica_epoch=1),
+            topics=[FetchTopic(topic_id=METADATA_TOPIC_ID, partitions=[asked])],
+        )
+        wire.send(request, 18)
+        await until(lambda: dispatcher.tasks_under_way)
+    for wire in wires[:5]:
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await wire.receive(FetchResponse, 18)
+        assert answer.error_code == 0, answer
+    await until(lambda: dispatcher.tasks_under_way <= 3)
 
 
 @pytest.mark.parametrize("api", CONTROLLER_APIS, ids=name_of)

@@ -14,7 +14,7 @@ from tests.unit.broker.test_connection import Owner, connect, feed, framed
 from tests.unit.broker.test_node import fetch, fetched, produce
 from tests.unit.replication.replicas import Replicas
 from tidelog.broker.apis import fetch as fetch_api
-from tidelog.broker.apis import metadata
+from tidelog.broker.apis import list_offsets, metadata
 from tidelog.broker.apis import produce as produce_api
 from tidelog.broker.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.deletions import Deletions
@@ -24,6 +24,7 @@ from tidelog.broker.request import Deferred, gather
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.hot import encode_one_produced
 from tidelog.protocol.messages.fetch import FetchPartition, FetchResponse
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.replication.partition import Partition
@@ -157,7 +158,7 @@ def test_who_wraps_an_answer_passes_on_that_the_client_is_gone() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
 async def test_a_handler_that_never_answers_closes_the_connection(
-    running: RunningNode, wire: Wire, how: str, monkeypatch: pytest.MonkeyPatch
+    running: RunningNode, wire: Wire, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handle(*_: Any) -> Any:
         if how == "cancelled":
@@ -172,6 +173,7 @@ async def test_a_handler_that_never_answers_closes_the_connection(
     wire.send(MetadataRequest(topics=[]), 9)
     assert await asyncio.wait_for(wire.reader.read(1), PATIENCE_S) == b""
     monkeypatch.undo()
+    assert ("a request that waited failed" in caplog.text) == (how == "fails"), "a node that stops is no failure"
     other = await running.connect()
     await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
 
@@ -210,6 +212,25 @@ def test_an_acknowledgement_that_cannot_be_encoded_keeps_no_other_waiting(monkey
     cluster.loop.settle()
     assert first.code is None
     assert second.code == 0
+
+
+def test_metadata_that_waited_and_fails_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    completed: list[Any] = []
+    answer = Deferred()
+    answer.on_complete(completed.append)
+    monkeypatch.setattr(metadata, "_answer", fail)
+    metadata._complete(answer, cast(Any, None), cast(Any, None), cast(Any, None))
+    assert completed == [None]
+
+
+def test_a_listing_that_fails_after_records_were_brought_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    completed: list[Any] = []
+    listing = list_offsets._Listing(cast(Any, None), 8, ListOffsetsRequest())
+    listing.deferred = Deferred()
+    listing.deferred.on_complete(completed.append)
+    monkeypatch.setattr(listing, "_answer", fail)
+    listing._warmed("t", cast(Any, None))
+    assert completed == [None]
 
 
 # ----------------------------------------------------------------------------------------------- who waits for a mark

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from tidelog.replication.quorum.driver import RaftNode
 
 API_VERSIONS_VERSION = 3
-PARKED_MAX = 10_000
+# Fetches that wait; beyond it the one that has waited longest is answered. Far below COLD_TASKS_MAX of the dispatcher:
+# strangers who wait here must not use up the places of brokers' heartbeats.
+PARKED_MAX = 1_000
+WAIT_MS_MAX = 300_000
 
 
 class QuorumService:
@@ -109,13 +112,13 @@ class QuorumService:
         return wire.fetch_response(answer, node.log.start_offset, version)
 
     async def _park(self, ask: FetchAsk, answer: FetchAnswer) -> FetchAnswer:
-        """Until there is something to say, its time is up, or the same replica asks again."""
+        """Until there is something to say, its time is up, the same replica asks again, or too many others do."""
         loop = self._node.loop
-        deadline = loop.time() + ask.max_wait_ms / 1000
-        earlier = self._parked.get(ask.replica)
-        if earlier is not None and not earlier.done():
-            earlier.set_result(False)
-        while len(self._parked) < PARKED_MAX and not self._node.is_closed:
+        deadline = loop.time() + min(ask.max_wait_ms, WAIT_MS_MAX) / 1000
+        self._give_up_parked(ask.replica)
+        while not self._node.is_closed and ask.replica not in self._parked:
+            if len(self._parked) >= PARKED_MAX:
+                self._give_up_parked(next(iter(self._parked)))
             future: asyncio.Future[bool] = loop.create_future()
             self._parked[ask.replica] = future
             timer = loop.call_at(deadline, _answer_now, future)
@@ -129,6 +132,11 @@ class QuorumService:
             if not has_news or leading.is_worth_answering(self._node.raft, ask, answer):
                 break
         return answer
+
+    def _give_up_parked(self, replica: ReplicaKey) -> None:
+        earlier = self._parked.pop(replica, None)
+        if earlier is not None and not earlier.done():
+            earlier.set_result(False)
 
     def wake(self) -> None:
         for future in self._parked.values():
