@@ -87,8 +87,7 @@ def keys_without_effect(config: NodeConfig) -> list[str]:
 def check_served(config: NodeConfig) -> None:
     """Raises ConfigError for what this node could not keep: security above all, and listeners its roles need."""
     for name in sorted(config.explicit):
-        base = base_name(name) if name.startswith(LISTENER_PREFIX) else name
-        if (base in _SECURITY or base.startswith(_SECURITY_PREFIXES)) and _says_something(config, name):
+        if _promises_security(name) and _says_something(config, name):
             raise ConfigError(
                 f"{name} promises what is not served yet: TLS, SASL and authorization are missing, and the node would "
                 "be open; take the key out to start it all the same"
@@ -102,6 +101,13 @@ def check_served(config: NodeConfig) -> None:
         raise ConfigError("a controller needs a listener named in controller.listener.names")
     if config.is_broker and not own - config.controller_listener_names:
         raise ConfigError("a broker needs a listener that is not among controller.listener.names")
+
+
+def _promises_security(name: str) -> bool:
+    if name.startswith(LISTENER_PREFIX):
+        # Also with a mechanism, as in listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config.
+        return any(f".{prefix}" in name for prefix in _SECURITY_PREFIXES) or base_name(name) in _SECURITY
+    return name in _SECURITY or name.startswith(_SECURITY_PREFIXES)
 
 
 def _check_protocols_to_others(config: NodeConfig) -> None:

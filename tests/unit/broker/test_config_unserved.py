@@ -35,6 +35,8 @@ def refusal(**given: str) -> str:
         ("sasl.jaas.config", "hunter2"),
         ("listener.name.plaintext.ssl.keystore.location", "/etc/kafka/server.jks"),
         ("listener.name.plaintext.sasl.enabled.mechanisms", "PLAIN"),
+        ("listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config", "hunter2"),
+        ("listener.name.internal.principal.builder.class", "org.example.Builder"),
         ("delegation.token.secret.key", "hunter2"),
         ("principal.builder.class", "org.example.Builder"),
         ("create.topic.policy.class.name", "org.example.Policy"),
