@@ -224,6 +224,8 @@ class World:
                 self.acknowledged.update(each.tickets)
         elif self.session.refused(batch, code, node_id) is Verdict.RETRY:
             self.accumulator.put_back(batch, self.now_ms + self.choose(2) * 5)
+        elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.record_count > 1 and self.choose(4):
+            self.session.divided(batch, self.accumulator.divide(batch))
         else:
             self.fail(batch)
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.records import BatchBuilder
+from tidelog.protocol.records import BatchBuilder, iter_records
 
 Ticket = TypeVar("Ticket")
 Headers = Sequence[tuple[str, bytes | None]]
@@ -33,10 +33,12 @@ class ProducerBatch(Generic[Ticket]):
         "charged_bytes",
         "created_ms",
         "ended",
+        "first_record",
         "in_doubt",
         "number",
         "on_wire",
         "partition",
+        "parts",
         "producer_epoch",
         "producer_id",
         "retry_at_ms",
@@ -44,8 +46,12 @@ class ProducerBatch(Generic[Ticket]):
         "timestamps_ms",
     )
 
-    def __init__(self, number: int, partition: TopicPartition, builder: BatchBuilder, now_ms: float) -> None:
+    def __init__(
+        self, number: int, partition: TopicPartition, builder: BatchBuilder, now_ms: float, first_record: int = 0
+    ) -> None:
         self.number = number
+        self.first_record = first_record
+        """Of a part of a batch that was divided: where it begins in that batch, whose number it has."""
         self.partition = partition
         self.builder = builder
         self.created_ms = now_ms
@@ -56,11 +62,25 @@ class ProducerBatch(Generic[Ticket]):
         self.retry_at_ms = 0.0
         self.on_wire = False
         self.ended = False
+        self.parts: list[ProducerBatch[Ticket]] = []
+        """The batches that it was divided into."""
         self.producer_id = -1
         self.producer_epoch = -1
         self.base_sequence = -1
         self.in_doubt = False
         """An attempt got no answer, or one that does not exclude that the batch is in the log."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place in the order of its partition."""
+        return self.number, self.first_record
+
+    def unended(self) -> Iterator[ProducerBatch[Ticket]]:
+        """Itself, or those of its parts that have not ended."""
+        if not self.ended:
+            yield self
+        for part in self.parts:
+            yield from part.unended()
 
     @property
     def record_count(self) -> int:
@@ -228,13 +248,46 @@ class Accumulator(Generic[Ticket]):
         """The batch did not make it and is to be sent again: back to its place in the order."""
         queue = self._off_wire(batch)
         batch.retry_at_ms = retry_at_ms
+        self._wait(queue, batch)
+
+    def _wait(self, queue: PartitionQueue[Ticket], batch: ProducerBatch[Ticket]) -> None:
         place = 0
         for waiting in queue.waiting:
-            if waiting.number > batch.number:
+            if waiting.order > batch.order:
                 break
             place += 1
         queue.waiting.insert(place, batch)
         self._active[queue.partition] = queue
+
+    def divide(self, batch: ProducerBatch[Ticket]) -> list[ProducerBatch[Ticket]]:
+        """A batch on the wire is too large for the broker: its records in two batches, or a few, to be sent now."""
+        records = list(iter_records(batch.builder.build(), batch.size_bytes))
+        assert len(records) == batch.record_count > 1
+        parts: list[ProducerBatch[Ticket]] = []
+        for index, record in enumerate(records):
+            headers = record.headers
+            anew = index in (0, len(records) // 2)
+            if anew or not parts[-1].builder.append(record.timestamp, record.key, record.value, headers):
+                first_record = batch.first_record + index
+                part: ProducerBatch[Ticket] = ProducerBatch(
+                    batch.number, batch.partition, self._new_builder(), batch.created_ms, first_record
+                )
+                part.attempts = batch.attempts
+                part.in_doubt = batch.in_doubt
+                parts.append(part)
+                part.builder.append(record.timestamp, record.key, record.value, headers)
+            parts[-1].tickets.append(batch.tickets[index])
+            parts[-1].timestamps_ms.append(record.timestamp)
+        for part in parts:
+            part.charged_bytes = batch.charged_bytes * part.record_count // batch.record_count
+        parts[-1].charged_bytes += batch.charged_bytes - sum(part.charged_bytes for part in parts)
+        queue = self._off_wire(batch)
+        batch.ended = True
+        batch.parts = parts
+        for part in parts:
+            self._wait(queue, part)
+        self._unended += len(parts) - 1
+        return parts
 
     def end(self, batch: ProducerBatch[Ticket]) -> None:
         """The batch succeeded or failed for good: its memory is free."""

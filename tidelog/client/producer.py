@@ -76,6 +76,7 @@ class Producer:
         self._cluster: Cluster | None = None
         self._sender: Sender | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._room_lock = asyncio.Lock()
         self._closed = False
 
     # -- life
@@ -92,6 +93,10 @@ class Producer:
         starting = self._starting
         try:
             await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            if starting.cancelled():  # by `close`
+                raise RuntimeError("this producer is closed") from None
+            raise
         finally:
             if starting.done():
                 self._starting = None
@@ -113,18 +118,23 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-        if self._sender is None or self._cluster is None:
-            return
+        starting = self._starting
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                await self._sender.flush()
+                if starting is not None:
+                    await asyncio.wait([starting])
+                if self._sender is not None:
+                    await self._sender.flush()
         except TimeoutError:
             pass
         finally:
-            self._sender.close()
-            await self._cluster.close()
+            if starting is not None:
+                starting.cancel()
+                await asyncio.wait([starting])
+            if self._sender is not None:
+                self._sender.close()
+            if self._cluster is not None:
+                await self._cluster.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -185,7 +195,9 @@ class Producer:
         if ticket is None:
             ticket = loop.create_future()
         queue = route.queues[partition]
-        if not accumulator.append(queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000):
+        if self._room_lock.locked() or not accumulator.append(
+            queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000
+        ):
             await self._append_when_room(queue, timestamp_ms, key, value, headers, ticket)
         if accumulator.opened_batches != self._opened_seen:
             self._opened_seen = accumulator.opened_batches
@@ -242,21 +254,33 @@ class Producer:
         headers: Headers,
         ticket: Ticket,
     ) -> None:
-        assert self._sender is not None
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.max_block_ms / 1000
-        while True:
-            if not await self._sender.wait_for_room(max(0.0, deadline - loop.time())):
-                raise KafkaError(
-                    ErrorCode.REQUEST_TIMED_OUT,
-                    f"no room in buffer_memory ({self._config.buffer_memory} bytes) for {self._config.max_block_ms} ms",
-                )
-            if self._closed:
-                raise RuntimeError("this producer is closed")
-            # The topic may have been dropped and made anew meanwhile, and its queue with it.
-            queue = self._accumulator.queue(queue.partition)
-            if self._accumulator.append(queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000):
-                return
+        """One after another, in the order in which they came: many small records must not keep out a large one."""
+        try:
+            async with asyncio.timeout(self._config.max_block_ms / 1000), self._room_lock:
+                while not self._append_again(queue.partition, timestamp_ms, key, value, headers, ticket):
+                    assert self._sender is not None
+                    await self._sender.wait_for_room()
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"no room in buffer_memory ({self._config.buffer_memory} bytes) for {self._config.max_block_ms} ms",
+            ) from None
+
+    def _append_again(
+        self,
+        partition: TopicPartition,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        ticket: Ticket,
+    ) -> bool:
+        if self._closed:
+            raise RuntimeError("this producer is closed")
+        # The topic may have been dropped and made anew meanwhile, and its queue with it.
+        queue = self._accumulator.queue(partition)
+        now_ms = asyncio.get_running_loop().time() * 1000
+        return self._accumulator.append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
 
     def _ask_custom(self, custom: CustomPartitioner, route: _Route, key: bytes | None, value: bytes | None) -> int:
         partition = custom(route.topic.name, key, value, route.count)
@@ -275,8 +299,6 @@ class Producer:
             await self.start()
         assert self._cluster is not None
         assert self._sender is not None
-        if self._sender.fatal is not None:
-            raise self._sender.fatal
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.max_block_ms / 1000
         while True:
@@ -289,6 +311,8 @@ class Producer:
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     f"{topic} has {count} partitions, not one numbered {partition}",
                 )
+        if self._closed:
+            raise RuntimeError("this producer is closed")
         return self._make_route(found)
 
     def _make_route(self, topic: TopicMetadata) -> _Route:
@@ -322,8 +346,7 @@ class Producer:
             else:
                 self._make_route(found)
         self._cluster.track(self._in_use())
-        if self._sender.fatal is None:
-            self._sender.wake()
+        self._sender.wake()
 
     def _in_use(self) -> Sequence[str]:
         return list(dict.fromkeys(queue.partition.topic for queue in self._accumulator.active()))

@@ -18,7 +18,7 @@ acknowledgement is that of those before it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -90,8 +90,8 @@ class _Sequences:
         self.settled_up_to = 0
         """The sequence after the last acknowledged one."""
         self.unsettled: list[Batch] = []
-        self.window: deque[int] = deque()
-        """The numbers of the batches begun since the oldest unsettled one, it included."""
+        self.window: deque[tuple[int, int]] = deque()
+        """The places of the batches begun since the oldest unsettled one, it included."""
         self.confirmed = False
         """The broker acknowledged a batch since the last rest. Until then it may know nothing of this producer, and a
         broker that knows nothing takes any sequence: the second batch, too, before a first that it refused."""
@@ -190,7 +190,7 @@ class ProducerSession:
         batch.producer_epoch = state.producer_epoch
         batch.base_sequence = state.next_sequence
         batch.in_doubt = False
-        state.window.append(batch.number)
+        state.window.append(batch.order)
         state.next_sequence = (state.next_sequence + batch.record_count) & _SEQUENCE_MASK
 
     # -- hearing how it went
@@ -244,6 +244,25 @@ class ProducerSession:
             self._inquiries[partition] = self._next_inquiry
             self._next_inquiry += 1
 
+    def divided(self, batch: Batch, parts: Sequence[Batch]) -> None:
+        """The batch is sent as these from now on. Its sequences are theirs, so that those after it stay in sequence."""
+        state = self._partitions[batch.partition]
+        place = state.unsettled.index(batch)
+        state.unsettled[place : place + 1] = parts
+        if not self._idempotent:
+            return
+        place = state.window.index(batch.order)
+        del state.window[place]
+        sequence = batch.base_sequence
+        for index, part in enumerate(parts):
+            part.producer_id, part.producer_epoch, part.base_sequence = (
+                batch.producer_id,
+                batch.producer_epoch,
+                sequence,
+            )
+            sequence = (sequence + part.record_count) & _SEQUENCE_MASK
+            state.window.insert(place + index, part.order)
+
     def abandoned(self, batch: Batch) -> None:
         """The batch failed for good, refused or expired, perhaps while still on the wire."""
         state = self._partitions.get(batch.partition)
@@ -259,7 +278,7 @@ class ProducerSession:
             del self._partitions[batch.partition]
 
     def _after_settling(self, partition: TopicPartition, state: _Sequences) -> None:
-        oldest = state.unsettled[0].number if state.unsettled else None
+        oldest = state.unsettled[0].order if state.unsettled else None
         while state.window and (oldest is None or state.window[0] < oldest):
             state.window.popleft()
         if not state.unsettled:
@@ -344,6 +363,7 @@ class ProducerSession:
                 self._number(state, batch)
         for partition in due:
             del self._restarting[partition]
+            self._inquiries.pop(partition, None)
         return due
 
     @property

@@ -39,6 +39,7 @@ Queue = PartitionQueue[Ticket]
 _NEWEST_BY_NAME = 12
 _EXPIRY_CHECK_MS = 50.0
 _ATTEMPTS_AT_ONCE = 10
+_TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _REQUEST_OVERHEAD_BYTES = 512
 _PARTITION_OVERHEAD_BYTES = 32
 
@@ -64,8 +65,6 @@ class Sender:
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._end_waiters: list[asyncio.Future[None]] = []
         self._closed = False
-        self.fatal: KafkaError | None = None
-        """Nothing can be sent any more, and why."""
 
     # -- waking up
 
@@ -278,6 +277,10 @@ class Sender:
             log.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
             self._accumulator.put_back(batch, now_ms + wait_ms)
             self.wake()
+        elif code in _TOO_LARGE and batch.record_count > 1:
+            log.debug("%s: a batch of %d records is too large and is divided", batch.partition, batch.record_count)
+            self._session.divided(batch, self._accumulator.divide(batch))
+            self.wake()
         else:
             self._fail(batch, KafkaError(code, f"{batch.partition}: {message or 'refused by the broker'}"))
 
@@ -336,16 +339,13 @@ class Sender:
 
     # -- waiting for it
 
-    async def wait_for_room(self, timeout_s: float) -> bool:
-        """Until some batch ended; False when none did in time."""
+    async def wait_for_room(self) -> None:
+        """Until some batch ended."""
         self._accumulator.exhausted = True
         self.wake()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._room_waiters.append(waiter)
-        done, _ = await asyncio.wait([waiter], timeout=timeout_s)
-        if not done:
-            waiter.cancel()
-        return bool(done)
+        await waiter
 
     async def flush(self) -> None:
         """Until everything appended so far has ended, well or badly."""
@@ -356,7 +356,7 @@ class Sender:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._end_waiters.append(waiter)
             await waiter
-            waiting = [batch for batch in waiting if not batch.ended]
+            waiting = [each for batch in waiting for each in batch.unended()]
 
     # -- identity
 
@@ -381,8 +381,7 @@ class Sender:
                 except KafkaError as error:
                     problem = error
                 if not problem.retriable:
-                    self.fatal = problem
-                    self.fail_all(problem)
+                    self.fail_all(problem)  # what is sent later asks again
                     return
                 failures += 1
                 await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)

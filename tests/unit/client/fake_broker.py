@@ -51,6 +51,7 @@ class FakePartition:
     def __init__(self, leader: int) -> None:
         self.leader = leader
         self.leader_epoch = 0
+        self.max_batch_bytes = 1_000_000
         self.epochs: list[tuple[int, int]] = [(0, 0)]
         """(leader epoch, the offset at which it began)."""
         self.followers: dict[int, int] = {}
@@ -64,6 +65,8 @@ class FakePartition:
 
     def append(self, records: bytes) -> tuple[ErrorCode, int]:
         """(error, base offset) as Kafka's leader answers one batch."""
+        if len(records) > self.max_batch_bytes:
+            return ErrorCode.MESSAGE_TOO_LARGE, -1
         batch = bytearray(records)
         header = read_header(batch)
         if header.producer_id >= 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode, refuse_produce, then
 from tidelog.client import Producer, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -321,10 +321,14 @@ async def test_a_refused_producer_id_fails_everything_with_its_reason(caplog):
         return InitProducerIdResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
     async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
-        cluster.script(InitProducerIdRequest, refusal)
-        with pytest.raises(KafkaError) as caught:
-            await sending.send_and_wait("t", b"x")
-        assert caught.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        cluster.script(InitProducerIdRequest, refusal, refusal)
+        for topic in ("t", "new"):
+            with pytest.raises(KafkaError) as caught:
+                await sending.send_and_wait(topic, b"x")
+            assert caught.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        # Once it is allowed, the same producer goes on.
+        await sending.send_and_wait("other", b"x")
+        assert len(await sending.partitions_for("t")) == 1
 
 
 async def test_a_producer_that_was_closed_or_never_used_closes():
@@ -350,6 +354,18 @@ async def test_closing_with_a_deadline_fails_what_is_left(caplog):
         await sending.close(timeout_ms=30)
         with pytest.raises(KafkaError):
             await left
+
+
+async def test_closing_with_a_deadline_does_not_wait_for_a_broker_that_is_silent():
+    async with FakeCluster(t=1) as cluster:
+        cluster.script(ApiVersionsRequest, *[lambda request, node: SILENCE] * 100)
+        sending = producer(cluster, socket_connection_setup_timeout_ms=1000 * 2 * int(PATIENCE_S))
+        waiting = asyncio.create_task(sending.send("t", b"x"))
+        await until(lambda: cluster.sent(ApiVersionsRequest))
+        async with asyncio.timeout(PATIENCE_S):
+            await sending.close(timeout_ms=30)
+        with pytest.raises(RuntimeError, match="this producer is closed"):
+            await waiting
 
 
 async def test_older_brokers_are_spoken_to_in_their_versions():
