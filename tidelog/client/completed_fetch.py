@@ -48,6 +48,7 @@ class CompletedFetch:
         buffer: Buffer,
         aborted: Iterable[tuple[int, int]] = (),
         *,
+        high_watermark: int = -1,
         check_crcs: bool = True,
         key_convert: Convert | None = None,
         value_convert: Convert | None = None,
@@ -61,9 +62,7 @@ class CompletedFetch:
         """The offset after the last whole batch, skipped ones included."""
         self.end_epoch = -1
         """The leader epoch of that batch."""
-        for _, header in iter_headers(buffer):
-            self.end_offset = max(header.next_offset, start_offset)
-            self.end_epoch = header.partition_leader_epoch
+        self._measure(buffer, high_watermark)
         self._buffer = buffer
         self._check_crcs = check_crcs
         self._key_convert = key_convert
@@ -73,6 +72,36 @@ class CompletedFetch:
         self._cursor = 0
         self._problem: Exception | None = None
         self._trace: TracebackType | None = None
+
+    def _measure(self, buffer: Buffer, high_watermark: int) -> None:
+        """Find the end. Raises KafkaError CORRUPT_MESSAGE when a batch is out of place, for its base offset is outside
+        of the CRC: batches follow each other, the first holds the offset asked for or begins below the high watermark.
+        Batches before one with an impossible length are handed out; that one is met again by the next fetch.
+        """
+        headers = iter_headers(buffer)
+        while True:
+            try:
+                _, header = next(headers)
+            except StopIteration:
+                return
+            except KafkaError:
+                if self.exhausted:
+                    raise
+                return
+            base, end = header.base_offset, self.end_offset
+            is_first = end == self.start_offset
+            too_late = is_first and high_watermark >= 0 and base > max(high_watermark, end)
+            if header.next_offset <= end or (not is_first and base < end) or too_late:
+                raise self._out_of_place(base)
+            self.end_offset = header.next_offset
+            self.end_epoch = header.partition_leader_epoch
+
+    def _out_of_place(self, base_offset: int) -> KafkaError:
+        return KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"{self.partition}: a batch says that it begins at offset {base_offset}, in an answer from offset "
+            f"{self.start_offset} on",
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -109,8 +138,6 @@ class CompletedFetch:
     def _decode_next(self) -> bool:
         """Decode the next batch that has a record to hand out; False when there is none."""
         for at, header in self._batches:
-            if header.next_offset <= self.start_offset:
-                continue
             if self._check_crcs and not check_crc(self._buffer, at, header):
                 raise KafkaError(
                     ErrorCode.CORRUPT_MESSAGE,

@@ -277,15 +277,20 @@ class Fetcher:
             return None
         aborted = [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()]
         config = self._config
-        fetched = CompletedFetch(
-            partition,
-            offset,
-            data.records,
-            aborted if config.isolation_level == "read_committed" else (),
-            check_crcs=config.check_crcs,
-            key_convert=config.key_deserializer,
-            value_convert=config.value_deserializer,
-        )
+        try:
+            fetched = CompletedFetch(
+                partition,
+                offset,
+                data.records,
+                aborted if config.isolation_level == "read_committed" else (),
+                high_watermark=data.high_watermark,
+                check_crcs=config.check_crcs,
+                key_convert=config.key_deserializer,
+                value_convert=config.value_deserializer,
+            )
+        except KafkaError as error:
+            self._buffer.problems[partition] = error
+            return None
         if fetched.exhausted:
             self._buffer.problems[partition] = KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,

@@ -121,3 +121,38 @@ def test_a_batch_whose_first_record_is_refused_is_not_passed_over():
         with pytest.raises(ZeroDivisionError):
             fetched.take(1000)
     assert fetched.position == 0
+
+
+@pytest.mark.parametrize(
+    ("bases", "high_watermark"),
+    [
+        ((9,), 100),  # ends before the offset asked for
+        ((12, 11), 100),  # overlaps the one before
+        ((500, 15), 100),  # the first begins after the second
+        ((500,), 100),  # above everything there is
+        ((2**60, 15, 18), -1),
+        ((-5,), 100),
+    ],
+)
+def test_a_batch_out_of_place_is_an_error_although_its_crc_is_right(bases, high_watermark):
+    """The base offset is outside of the CRC. Taken as it is, records would have wrong offsets, or be passed over."""
+    buffer = b"".join(batch(base, 3) for base in bases)
+    with pytest.raises(KafkaError, match="a batch says that it begins at offset") as caught:
+        CompletedFetch(TP, 12, buffer, high_watermark=high_watermark)
+    assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+def test_gaps_of_compaction_and_batches_beyond_a_high_watermark_that_lags_are_in_place():
+    buffer = batch(11, 3) + batch(40, 3) + batch(90, 30)
+    assert offsets(CompletedFetch(TP, 12, buffer, high_watermark=95)) == [12, 13, 40, 41, 42, *range(90, 120)]
+    assert offsets(CompletedFetch(TP, 12, batch(12, 3), high_watermark=12)) == [12, 13, 14]
+
+
+def test_batches_before_one_of_an_impossible_length_are_handed_out():
+    damaged = bytearray(batch(15, 3))
+    damaged[8:12] = (5).to_bytes(4, "big")
+    fetched = CompletedFetch(TP, 12, batch(12, 3) + damaged)
+    assert offsets(fetched, 3) == [12, 13, 14]
+    assert fetched.exhausted
+    with pytest.raises(KafkaError):
+        CompletedFetch(TP, 15, bytes(damaged))

@@ -354,6 +354,42 @@ class TestTrouble:
                 consuming.seek(T0, 5)
                 assert await read(consuming, 4) == [5, 6, 7, 8]
 
+    async def test_a_damaged_answer_is_an_error_of_its_partition_and_the_others_are_read(self):
+        async def damaged(request: FetchRequest, node: FakeNode) -> Any:
+            answer: Any = await node.on_fetch(request)
+            for topic in answer.responses:
+                for data in topic.partitions:
+                    if data.partition_index == 0 and data.records:
+                        broken = bytearray(data.records)
+                        broken[8:12] = (5).to_bytes(4, "big")
+                        data.records = bytes(broken)
+            return answer
+
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 6)
+            fill(cluster, "t", 1, 6)
+            cluster.script(FetchRequest, *[damaged] * 40)
+            async with consumer(cluster) as consuming:
+                consuming.assign([T0, T1])
+                found: dict[TopicPartition, list[int]] = {T0: [], T1: []}
+                errors, codes = 0, set[ErrorCode]()
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(found[T0]) < 6 or len(found[T1]) < 6:
+                        try:
+                            polled = await consuming.poll(1000)
+                        except KafkaError as error:
+                            codes.add(error.code)
+                            errors += 1
+                            assert errors < 5 or found[T1] == list(range(6)), "the other partition waits for this one"
+                            if errors == 8:
+                                cluster.scripts.clear()
+                            continue
+                        for partition, records in polled.items():
+                            found[partition] += [record.offset for record in records]
+                assert found == {T0: list(range(6)), T1: list(range(6))}
+                assert errors == 8
+                assert codes == {ErrorCode.CORRUPT_MESSAGE}
+
     async def test_an_authorization_error_is_raised(self):
         def refuse(request: FetchRequest, node: FakeNode) -> FetchResponse:
             response = FetchResponse()
