@@ -85,27 +85,27 @@ class FoundLogs:
         candidates.remove(claimed)
         return claimed
 
-    def delete_others(self, key: Key, topic_id: bytes, now_ms: int) -> None:
-        """Logs of topics that were deleted and made again with the same name while this node was away."""
+    def set_others_aside(self, key: Key, topic_id: bytes) -> None:
+        """Logs that say they are of another topic: it was deleted and made again while this node was away, or the file
+        that says so is damaged. They are kept, as what no topic claims."""
         for each in list(self._found.get(key, [])):
             directory, found = each
             if found.topic_id not in (topic_id, bytes(16), None):
-                try:
-                    directory.delete_log(*key, now_ms)
-                except OSError as error:
-                    self._directories.failed(directory, error)
+                self._set_aside(directory, key)
                 self._found[key].remove(each)
 
     def set_rest_aside(self) -> None:
         """Topics deleted, or replicas moved away, while this node was not there to see it."""
         for key, found in self._found.items():
             for directory, _ in found:
-                if not self._directories.is_usable(directory):
-                    continue
-                try:
-                    where = directory.set_aside(*key)
-                except OSError as error:
-                    self._directories.failed(directory, error)
-                else:
-                    log.warning("the metadata does not place %s-%d here: it is kept as %s", *key, where)
+                if self._directories.is_usable(directory):
+                    self._set_aside(directory, key)
         self._found.clear()
+
+    def _set_aside(self, directory: LogDirectory, key: Key) -> None:
+        try:
+            where = directory.set_aside(*key)
+        except OSError as error:
+            self._directories.failed(directory, error)
+        else:
+            log.warning("the metadata does not place %s-%d here: it is kept as %s", *key, where)

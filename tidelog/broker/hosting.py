@@ -198,7 +198,7 @@ class Hosting:
         found = None
         try:
             found = self._found.claim(key, topic.topic_id, directory_id)
-            self._found.delete_others(key, topic.topic_id, self._clock_ms())
+            self._found.set_others_aside(key, topic.topic_id)
             found = found or self._abandoned_future(topic, index, directory_id)
         except OSError as error:
             if is_exhaustion(error):

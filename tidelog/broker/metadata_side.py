@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.broker.metadata_wiring import (
@@ -24,7 +25,7 @@ from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode
-from tidelog.replication.quorum.metadata_log import log_start_in
+from tidelog.replication.quorum.metadata_log import log_start_in, note_loss
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
@@ -83,7 +84,9 @@ class MetadataSide:
             cluster_id=home.cluster_id,
             disk=ports.disk,
             root=home.path,
-            log=home.open_metadata_log(metadata_log_config(config), ports.clock_ms(), log_start_in),
+            log=home.open_metadata_log(
+                metadata_log_config(config), ports.clock_ms(), log_start_in, partial(note_loss, ports.disk)
+            ),
             settings=quorum_settings(config, bound_ports),
             can_vote=config.is_controller,
             loop=loop,

@@ -74,6 +74,8 @@ class Checkpoints(NamedTuple):
     cleaned_offset: int = -1
     """Below it segments may end before the next one begins, if another broker's cleaner made them."""
     high_watermark: int = 0
+    is_synced: bool = False
+    """Each append was synced before it was spoken of: what readable batches follow was not torn by a loss of power."""
 
 
 class Ending(Enum):
@@ -438,7 +440,9 @@ class _Loader:
         """Whether a loss of power explains it: then the log ends there. Else it is damage, and the log goes on."""
         if damage.end_offset < 0:
             return True  # nothing readable follows
-        return self.ending is Ending.POWER_LOSS and damage.first_offset >= self.checkpoints.recovery_point
+        checkpoints = self.checkpoints
+        is_unsynced = damage.first_offset >= checkpoints.recovery_point and not checkpoints.is_synced
+        return self.ending is Ending.POWER_LOSS and is_unsynced
 
 
 def _is_zeros(segment: Segment, position: int) -> bool:

@@ -88,6 +88,7 @@ class LogDirectory:
         """How the last owner ended; KILLED is the caller's to say, who knows whether the machine ran on."""
         self.lost: set[TopicPartition] = set()
         """Logs from whose ends something was cut that may have been acknowledged."""
+        self._on_metadata_loss: Callable[[], None] = lambda: None
         self.on_loss: Callable[[], None] = lambda: None
         """Called before a log is cut so: from then on this node must not speak for what it had."""
         self.clean_broker_epoch = -1 if marker is None else decode_clean_shutdown(marker)
@@ -178,17 +179,23 @@ class LogDirectory:
         return log
 
     def open_metadata_log(
-        self, config: LogConfig, now_ms: int, log_start_in: Callable[[list[str]], int] = lambda names: 0
+        self,
+        config: LogConfig,
+        now_ms: int,
+        log_start_in: Callable[[list[str]], int] = lambda names: 0,
+        on_loss: Callable[[str], None] = lambda directory: None,
     ) -> PartitionLog:
         """`__cluster_metadata-0`, opened or created. After an unclean end it is scanned whole, as Kafka does.
 
         `log_start_in` says where it begins, from the names of its files: its snapshots are not known here.
+        `on_loss` is called with its directory before something is cut from it that may have been acknowledged.
         """
         assert self.metadata_log is None
         directory = f"{self.path}/{METADATA_TOPIC}-0"
         if self._disk.exists(directory):
             log_start = log_start_in([entry.name for entry in self._disk.list_directory(directory)])
-            log = self._open_log(METADATA_TOPIC, 0, config, Checkpoints(log_start), now_ms)
+            self._on_metadata_loss = lambda: on_loss(directory)
+            log = self._open_log(METADATA_TOPIC, 0, config, Checkpoints(log_start, is_synced=True), now_ms)
         else:
             log = self._create(METADATA_TOPIC, 0, METADATA_TOPIC_ID, config, now_ms)
         self.metadata_log = log
@@ -308,6 +315,8 @@ class LogDirectory:
     def _lose(self, topic: str, partition: int) -> None:
         self.lost.add((topic, partition))
         self.on_loss()
+        if topic == METADATA_TOPIC:
+            self._on_metadata_loss()
 
     def _take_over(
         self,

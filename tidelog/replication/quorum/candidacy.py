@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 def may_grant(raft: Raft, ask: VoteAsk) -> bool:
+    if raft.lacks_records:
+        return False
     up_to_date = is_up_to_date(ask.last_epoch, ask.end_offset, raft.log.last_epoch, raft.log.end_offset)
     state = raft.state
     if ask.pre_vote:

@@ -25,6 +25,7 @@ from tidelog.replication.quorum.messages import (
     FetchAsk,
     KeepSnapshotPart,
     Persist,
+    Recovered,
     ReportHighWatermark,
     ReportLead,
     ReportLeader,
@@ -34,7 +35,7 @@ from tidelog.replication.quorum.messages import (
     WakeFetches,
 )
 from tidelog.replication.quorum.metadata_cleaner import MetadataCleaner
-from tidelog.replication.quorum.metadata_log import MetadataLog, ReplayedBatch
+from tidelog.replication.quorum.metadata_log import LACKING_FILE, MetadataLog, ReplayedBatch
 from tidelog.replication.quorum.metadata_sync import MetadataSync
 from tidelog.replication.quorum.raft import NEVER, Raft, lane_of
 from tidelog.replication.quorum.service import QuorumService
@@ -146,6 +147,7 @@ class RaftNode:
             ReportLead: lambda told: self._news.tell(partial(listener.on_lead, told.epoch)),
             ReportResign: lambda told: self._news.tell(partial(listener.on_resign, told.epoch)),
             WakeFetches: lambda told: self._service.wake(),
+            Recovered: lambda told: self.log.recovered(),
         }
 
     # -- start and end -----------------------------------------------------------------------------------------------
@@ -156,6 +158,12 @@ class RaftNode:
         Raises CorruptSnapshot, CorruptQuorumState, CorruptLog, InconsistentVoters.
         """
         found = self.log.load()
+        self.raft.lacks_records = self.log.lacks_records
+        if self.log.lacks_records and self.raft.can_vote and self._history.latest.is_only(self.raft.own):
+            raise CorruptLog(
+                f"{self.log.directory}: {self.log.damage}, and no other voter has a copy: restore it, or remove "
+                f"{self.log.directory}/{LACKING_FILE} to go on without what follows"
+            )
         election = election_in(self._votes.read(), self._history, self.raft.can_vote)
         if found is not None:
             identity, snapshot = found

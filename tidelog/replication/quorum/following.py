@@ -16,6 +16,7 @@ from tidelog.replication.quorum.messages import (
     KeepSnapshotPart,
     OffsetAndEpoch,
     Peer,
+    Recovered,
     SnapshotAnswer,
     SnapshotAsk,
     Truncate,
@@ -36,6 +37,10 @@ def poll_follower(raft: Raft, now_ms: float) -> None:
     high_watermark = min(state.leader_high_watermark, raft.log.end_offset)
     if high_watermark > raft.high_watermark:
         raft.committed(high_watermark)
+    if raft.lacks_records and 0 <= state.leader_high_watermark <= min(raft.log.synced_offset, raft.log.end_offset):
+        # A leader's high watermark is that of its own epoch or unknown: all that was committed before lies below it.
+        raft.lacks_records = False
+        raft.emit(Recovered())
     if now_ms >= state.give_up_at_ms:
         if raft.is_voter:
             raft.become_prospective(now_ms)

@@ -145,6 +145,10 @@ class Persist(NamedTuple):
     state: ElectionState
 
 
+class Recovered(NamedTuple):
+    """What damage took from the log has been fetched again: this replica may vote."""
+
+
 class Send(NamedTuple):
     """Then `on_answer` or `on_failure` with this very value."""
 
@@ -209,5 +213,5 @@ class WakeFetches(NamedTuple):
 
 Effect: TypeAlias = (
     "Persist | Send | AppendLeaderChange | AppendVoters | AppendRecords | Truncate | KeepSnapshotPart | ReportLeader "
-    "| ReportHighWatermark | ReportLead | ReportResign | WakeFetches"
+    "| ReportHighWatermark | ReportLead | ReportResign | WakeFetches | Recovered"
 )

@@ -6,6 +6,7 @@ loop's thread; `write_snapshot` and what says so may run on any.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -32,14 +33,26 @@ from tidelog.replication.quorum.snapshot import (
     snapshot_name,
 )
 from tidelog.replication.quorum.voters import VoterHistory, VoterSet, voters_from_record, voters_record
+from tidelog.storage.damage import describe
 from tidelog.storage.disk import Disk
-from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.log import PartitionLog
 from tidelog.storage.reader import ColdRead, Region
+
+logger = logging.getLogger("tidelog.quorum")
 
 READ_BYTES = 4 * 1024 * 1024
 SNAPSHOT_HEAD_BYTES = 64 * 1024
 OWN_PART = ".part"
+LACKING_FILE = "records-lost"
+"""There from before damaged records are cut until all that was committed is there again."""
 FETCHED_PART = ".fetched.part"  # a name of its own: the same snapshot may be written here meanwhile
+
+
+def note_loss(disk: Disk, directory: str) -> None:
+    """Durably: records that were acknowledged are about to be cut from the metadata log in `directory`."""
+    if not disk.exists(f"{directory}/{LACKING_FILE}"):
+        disk.write_file(f"{directory}/{LACKING_FILE}", b"", sync=True)
+        disk.sync_directory(directory)
 
 
 class ReplayedBatch(NamedTuple):
@@ -62,6 +75,8 @@ class MetadataLog:
         self._snapshots: list[SnapshotId] = []
         self._snapshot_facts: dict[SnapshotId, SnapshotFacts] = {}
         self.directory = f"{root}/__cluster_metadata-0"
+        self.damage = ""
+        """What is wrong with the files, for people."""
 
     # -- as raft sees it ---------------------------------------------------------------------------------------------
 
@@ -100,6 +115,55 @@ class MetadataLog:
             return OffsetAndEpoch(earliest.epoch, earliest.end_offset)
         return OffsetAndEpoch(found, end_offset)
 
+    # -- damage ------------------------------------------------------------------------------------------------------
+
+    @property
+    def lacks_records(self) -> bool:
+        """Damage took records that this replica may have acknowledged."""
+        return self._disk.exists(f"{self.directory}/{LACKING_FILE}")
+
+    def lose(self, why: str) -> None:
+        """Say so on the device, before anything is cut."""
+        self.damage = self.damage or why
+        logger.error("%s: %s", self.directory, why)
+        note_loss(self._disk, self.directory)
+
+    def recovered(self) -> None:
+        """All that was committed is here again, on the device."""
+        logger.warning("%s: what was lost to damage has been fetched again", self.directory)
+        self._disk.remove(f"{self.directory}/{LACKING_FILE}")
+        self._disk.sync_directory(self.directory)
+
+    def _cut_damage(self) -> None:
+        """End the log before its first damaged record: every record is read here, whatever the last stop was like."""
+        if self.lacks_records:
+            self.damage = "it lacks records that were damaged"
+        for segment in self._log.segments:
+            segment.findings = segment.examine()
+            self._log.adopt_findings(segment)
+        ranges = self._log.damaged_ranges()
+        if ranges:
+            _, first = ranges[0]
+            self.lose(describe(first))
+            segment = ranges[0][0]
+            size_bytes = min(segment.size_bytes, self._disk.size_of(segment.path))
+            self._disk.copy_prefix(segment.path, f"{segment.path}.damaged", size_bytes)  # for who has no other copy
+            self._log.truncate_to(first.first_offset)
+            if self._log.damaged_ranges():  # the cut was within it
+                self._log.truncate_to(max(first.first_offset - 1, self._log.log_start_offset))
+
+    def _newest_whole_snapshot(self) -> tuple[SnapshotId, Snapshot] | None:
+        """Damaged ones are removed; then an older one, with the records behind it, has the same."""
+        while self._snapshots:
+            identity = self._snapshots[-1]
+            try:
+                return identity, decode_snapshot(self._disk.read_file(self.path_of(identity)))
+            except CorruptSnapshot as error:
+                logger.error("%s is removed: %s", self.path_of(identity), error)
+                self.damage = self.damage or f"{snapshot_name(identity)} is damaged"
+                self._remove_snapshot(identity)
+        return None
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def load(self) -> tuple[SnapshotId, Snapshot] | None:
@@ -113,15 +177,19 @@ class MetadataLog:
         for identity in found:
             if identity.end_offset < self.start_offset:  # the records between it and the log are gone
                 self._disk.remove(self.path_of(identity))
-        if not self._snapshots:
+        self._cut_damage()
+        had_snapshots = bool(self._snapshots)
+        newest = self._newest_whole_snapshot()
+        if newest is None:
             if self.start_offset > 0:
-                raise CorruptLog(f"{self.directory}: starts at {self.start_offset} and there is no snapshot before")
+                if not had_snapshots:
+                    self.damage = f"starts at {self.start_offset} and there is no snapshot before"
+                self.lose(self.damage)
+                self._log.truncate_fully_and_start_at(0)
             self._scan(0)
             return None
-        identity = self._snapshots[-1]
-        snapshot = decode_snapshot(self._disk.read_file(self.path_of(identity)))
-        self._adopt(identity, snapshot)
-        return identity, snapshot
+        self._adopt(*newest)
+        return newest
 
     def _adopt(self, identity: SnapshotId, snapshot: Snapshot) -> None:
         if not self.holds(identity):

@@ -105,6 +105,11 @@ class Raft:
         self.voted: ReplicaKey | None = None
         self.high_watermark = -1
         self.is_closing = False
+        self.lacks_records = False
+        """Damage took what this replica has acknowledged: no vote, no candidacy, until all of it is fetched again.
+
+        Else it and a replica that never had them could elect a leader without records that are committed.
+        """
         self.state: RoleState = Unattached(NEVER)
         self.requests = Requests(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         self._effects: list[Effect] = []
@@ -122,7 +127,7 @@ class Raft:
 
     @property
     def is_voter(self) -> bool:
-        return self.can_vote and self.voters.may_run(self.own, self.high_watermark)
+        return self.can_vote and not self.lacks_records and self.voters.may_run(self.own, self.high_watermark)
 
     @property
     def is_active_leader(self) -> bool:
