@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.fetcher import Fetcher
+from tidelog.client.metadata import EMPTY, ClusterMetadata
 from tidelog.client.model import TopicPartition
-from tidelog.client.subscription import Subscription
+from tidelog.client.subscription import PartitionState, Subscription
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -50,13 +51,18 @@ class PositionValidator:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._ahead_since: dict[TopicPartition, float] = {}
+        self._noted: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
+        """The metadata and the assignment of which the leader epochs were noted last; both are replaced as a whole."""
         self._closed = False
 
     def check(self) -> None:
         """Note the leaders' epochs, and ask about the positions that they put in doubt, in the background."""
         if self._closed:
             return
-        self._fetcher.discard(self._subscription.note_leader_epochs(self._cluster.metadata.leader_epoch))
+        noted = (self._cluster.metadata, self._subscription.assigned)
+        if noted[0] is not self._noted[0] or noted[1] is not self._noted[1]:  # every poll comes here
+            self._noted = noted
+            self._fetcher.discard(self._subscription.note_leader_epochs(noted[0].leader_epoch))
         if self._task is None and self._to_ask():
             self._task = self._loop.create_task(self._ask_until_answered())
 
