@@ -27,7 +27,8 @@ class Filled:
     def topic(self, name: str, *sizes: int, **producer: Any) -> None:
         """A topic with a partition per size, holding so many records: key and value say the offset."""
         with Admin(bootstrap_servers=self.bootstrap_servers) as admin:
-            admin.create_topics([NewTopic(name, len(sizes))])
+            # The records are years old, and not to be deleted for it.
+            admin.create_topics([NewTopic(name, len(sizes), configs={"retention.ms": "-1"})])
         self.fill(name, *sizes, **producer)
 
     def fill(self, name: str, *sizes: int, start: int = 0, **producer: Any) -> None:
