@@ -43,6 +43,7 @@ help:
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"
 	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
+	@echo "make chaos      pipelined producers under kills and pauses, Java's too (MINUTES=5 RUNS=20)"
 	@echo "make sim        simulated disks and clusters (SEED=7 replays one run)"
 	@echo "make fuzz       coverage-guided fuzzing (MINUTES=60), then make properties"
 	@echo "make properties properties tried much harder than in make test"
@@ -95,6 +96,10 @@ bench: $(VENV)/.dev-installed
 
 # Hunts try the same again and again, or need programs that are not Python's. Those that measure time run by themselves.
 hunt: sim kill-test cluster-test compat fuzz other-hunts
+
+chaos: $(VENV)/.dev-installed
+	TIDELOG_CHAOS_MINUTES=$(or $(MINUTES),5) TIDELOG_CHAOS_RUNS=$(or $(RUNS),20) \
+	  $(BIN)/python -m pytest -s -q tests/cluster/test_producer_epochs.py $(ARGS)
 
 sim: $(VENV)/.dev-installed
 	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(HUNT) $(SPREAD) $(SIMULATIONS) $(ARGS)

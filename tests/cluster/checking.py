@@ -10,6 +10,9 @@ import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from pathlib import Path
+
+from tidelog.protocol.record_batch import HEADER_SIZE, read_header
 
 
 @dataclass(slots=True)
@@ -67,6 +70,19 @@ def check_offset_lookup(offsets: Iterable[int], batch_at: Callable[[int], tuple[
     for offset in offsets:
         first, last = batch_at(offset)
         assert first <= offset <= last, f"a fetch at {offset} begins with the batch {first}-{last}"
+
+
+def check_producer_epochs(directory: Path, topics: Iterable[str]) -> int:
+    """How many batches the replicas of these topics in a data directory hold; none of a later epoch than 0."""
+    count = 0
+    for file in sorted(file for topic in topics for file in directory.glob(f"{topic}-*/*.log")):
+        data, position = file.read_bytes(), 0
+        while position + HEADER_SIZE <= len(data) and any(data[position : position + HEADER_SIZE]):
+            header = read_header(data, position)
+            assert header.producer_epoch <= 0, f"{file} from offset {header.base_offset} on: {header}"
+            position += header.size_bytes
+            count += 1
+    return count
 
 
 def _twice(numbers: list[int]) -> list[int]:

@@ -193,6 +193,52 @@ class OwnSending(Sending):
         return report
 
 
+class Committing:
+    """A consumer that reads in a group and commits what it has read, waiting for each commit."""
+
+    def __init__(self, bootstrap: str, group: str, topics: list[str]) -> None:
+        self.commits = 0
+        self.refused = 0
+        self._since: float | None = None
+        self._stop = threading.Event()
+        self._settings = {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+            **IMPATIENT,
+        }
+        self._topics = topics
+        self._thread = threading.Thread(target=self._run, name="committing", daemon=True)
+
+    def start(self) -> Committing:
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        consumer = confluent.Consumer(self._settings)
+        consumer.subscribe(self._topics)
+        while not self._stop.is_set():
+            if not [each for each in consumer.consume(200, 0.2) if each.error() is None]:
+                continue
+            self._since = time.monotonic()
+            try:
+                consumer.commit(asynchronous=False)
+                self.commits += 1
+            except confluent.KafkaException:
+                self.refused += 1
+            self._since = None
+        consumer.close()
+
+    def end(self, timeout_s: float = 240.0) -> None:
+        """Let it finish; a commit that is not answered in all this time is a failure."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        waited_s = time.monotonic() - (self._since or time.monotonic())
+        assert not self._thread.is_alive(), f"a commit was not answered in {waited_s:.0f} s, or the end not reached"
+
+
 def encode_value(number: int, choice: random.Random) -> bytes:
     return struct.pack(">q", number) + choice.randbytes(choice.randrange(400))
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import bisect
+from pathlib import Path
 
 import pytest
 
-from tests.cluster.checking import Scanned, Sent, check_offset_lookup, check_partition, check_time_lookup
+from tests.cluster.checking import (
+    Scanned,
+    Sent,
+    check_offset_lookup,
+    check_partition,
+    check_producer_epochs,
+    check_time_lookup,
+)
+from tidelog.protocol.records import encode_batch
 
 TIMES = [1000, 1010, 1005, 1030, 1020, 1040]
 
@@ -86,3 +95,17 @@ def test_an_offset_index_that_points_past_the_batch() -> None:
     check_offset_lookup([0, 4, 9], lambda offset: (offset - offset % 5, offset - offset % 5 + 4))
     with pytest.raises(AssertionError, match="a fetch at 4 begins with the batch 5-9"):
         check_offset_lookup([4], lambda offset: (5, 9))
+
+
+def test_a_raised_epoch_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "t-0").mkdir()
+    made = [
+        encode_batch([(0, None, b"v", ())], base_offset=n, producer_id=7, producer_epoch=n == 2, base_sequence=n % 2)
+        for n in range(3)
+    ]
+    file = tmp_path / "t-0" / "00000000000000000000.log"
+    file.write_bytes(b"".join(made[:2]) + bytes(1000))
+    assert check_producer_epochs(tmp_path, ["t"]) == 2
+    file.write_bytes(b"".join(made))
+    with pytest.raises(AssertionError, match="from offset 2 on"):
+        check_producer_epochs(tmp_path, ["t"])

@@ -1,0 +1,98 @@
+"""Ports in front of brokers on which produces arrive one by one, a while apart, as over a slow line.
+
+What a client pipelines is then judged at different times. Other requests, and answers, pass at once but in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import threading
+from types import TracebackType
+
+PRODUCE = 0
+
+
+class SlowPaths:
+    """One port for each broker, served by a thread of its own."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="slow paths", daemon=True)
+
+    def __enter__(self) -> SlowPaths:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def port(self, target_port: int) -> int:
+        """A new port whose connections lead to this one."""
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.add(task)
+            try:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._pass_on(reader, writer, target_port)
+            finally:
+                self._tasks.discard(task)
+                writer.transport.abort()
+
+        serving = asyncio.run_coroutine_threadsafe(asyncio.start_server(connected, "127.0.0.1", 0), self._loop)
+        server = serving.result()
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target_port: int) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            answers, broker = await asyncio.open_connection("127.0.0.1", target_port)
+            try:
+                ways = {
+                    asyncio.create_task(self._requests(reader, broker)),
+                    asyncio.create_task(self._answers(answers, writer)),
+                }
+                try:
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in ways:
+                        way.cancel()
+                    await asyncio.gather(*ways, return_exceptions=True)
+            finally:
+                broker.transport.abort()
+
+    async def _requests(self, reader: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readexactly(6)
+            size, key = struct.unpack(">ih", head)
+            rest = await reader.readexactly(size - 2)
+            if key == PRODUCE:
+                await asyncio.sleep(self._pause_s)
+            broker.write(head + rest)
+            await broker.drain()
+
+    async def _answers(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await answers.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        for _ in range(3):  # what was accepted last has its task some turns later, and transports close so
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.05)
