@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 import socket
 import struct
 from pathlib import Path
@@ -261,7 +262,7 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
             units = {"MiB": 1 << 20, "B": 1}
             number, _, unit = said.replace(",", "").partition(" ")
             assert value == int(number) * units.get(unit, 1), name
-            (line,) = [line for line in page.splitlines() if name in line]
+            (line,) = [line for line in page.splitlines() if re.search(rf"\b{name}\b", line)]
             assert said in line, (name, line)
 
 
