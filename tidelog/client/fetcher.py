@@ -70,6 +70,7 @@ class Fetcher:
         self._nodes: dict[int, _NodeFetches] = {}
         self._buffer = FetchBuffer(subscription)
         self._timer: asyncio.TimerHandle | None = None
+        self._rest_until_ms = 0.0
         self._closed = False
 
     # -- asking
@@ -79,6 +80,8 @@ class Fetcher:
         if self._closed:
             return
         now_ms = self._loop.time() * 1000
+        if now_ms < self._rest_until_ms:
+            self._pump_later(self._rest_until_ms - now_ms)  # a timer may be early by the grain of the loop's clock
         by_source: dict[int, list[TopicPartition]] = {}
         for partition in self._subscription.fetchable(now_ms):
             if partition not in self._buffer.problems:
@@ -353,7 +356,8 @@ class Fetcher:
 
     def _rest(self, partition: TopicPartition) -> None:
         wait_ms = self._config.retry_backoff_ms
-        self._subscription.assigned[partition].retry_at_ms = self._loop.time() * 1000 + wait_ms
+        self._rest_until_ms = self._loop.time() * 1000 + wait_ms
+        self._subscription.assigned[partition].retry_at_ms = self._rest_until_ms
         self._pump_later(wait_ms)
 
     # -- handing out
