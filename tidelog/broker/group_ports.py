@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.backoff import SHORTAGE_PAUSE_S
 from tidelog.replication.partition import ACKS_ALL
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.log import CorruptLog
 from tidelog.storage.reader import ColdRead
 
@@ -54,9 +55,10 @@ class GroupPorts:
                 while warming:
                     yield _NOT_YET
                 continue
-            except (OSError, CorruptLog) as error:
+            except (OSError, CorruptLog, DamagedRecords) as error:
                 refusal = self._partitions.refusal(leader, error)
-                if not leader.log.can_retry(error):
+                is_repairable = isinstance(error, DamagedRecords) and refusal.code == ErrorCode.KAFKA_STORAGE_ERROR
+                if not is_repairable and not leader.log.can_retry(error):
                     raise refusal from None
                 yield from self._pause()
                 continue

@@ -18,6 +18,7 @@ from tidelog.broker.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.future_replica import FutureReplica, MoveState
 from tidelog.replication.throttle import Throttle
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.disk import is_exhaustion
 from tidelog.storage.log import CorruptLog
 from tidelog.storage.log_names import NAME_LENGTH_MAX, future_name
@@ -253,6 +254,9 @@ class ReplicaMoves:
         self._align(replica)
         try:
             batches = replica.read_next(STEP_BYTES)
+        except DamagedRecords as error:
+            self._partitions.refusal(replica.partition, error)  # which has it repaired: the move goes on behind that
+            return 0
         except (KafkaError, CorruptLog, OSError) as error:
             if is_exhaustion(error):
                 raise

@@ -55,12 +55,25 @@ def read_if_exists(disk: Disk, path: str) -> bytes | None:
 Offsets = Mapping[tuple[str, int], int]
 
 
+def write_epochs(disk: Disk, epochs: Mapping[str, bytes]) -> None:
+    """Log's directory -> the content of its epoch file. One that is gone was deleted meanwhile."""
+    for directory, data in epochs.items():
+        try:
+            replace_file(disk, directory, LEADER_EPOCH_FILE, data)
+        except FileNotFoundError:
+            pass
+
+
 class CheckpointTask:
     """Offset checkpoints as they were when it was made; `run` puts them on the device, beside those in force."""
 
-    def __init__(self, disk: Disk, directory: str, files: Mapping[str, Offsets], number: int) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, files: Mapping[str, Offsets], number: int, epochs: Mapping[str, bytes]
+    ) -> None:
+        """`epochs`: log's directory -> its leader epochs, written first (`log_directory.py` says why)."""
         self._disk = disk
         self._directory = directory
+        self._epochs = epochs
         self.files = files
         self.number = number
         self.error: OSError | None = None
@@ -68,6 +81,7 @@ class CheckpointTask:
     def run(self) -> None:
         """May wait for the device; any thread, once. A failure is kept for `finish`."""
         try:
+            write_epochs(self._disk, self._epochs)
             for name, offsets in self.files.items():
                 self._disk.write_file(f"{self._directory}/{name}.next.tmp", encode_offsets(offsets), sync=True)
         except OSError as error:
@@ -105,10 +119,10 @@ class OffsetCheckpoints:
             replace_file(self._disk, self._directory, name, encode_offsets(each))
             self._in_force[name] = each
 
-    def begin(self, offsets: Mapping[str, Offsets]) -> CheckpointTask:
+    def begin(self, offsets: Mapping[str, Offsets], epochs: Mapping[str, bytes]) -> CheckpointTask:
         """What differs from the files in force. The mappings are not to be changed any more: a thread encodes them."""
         changed = {name: each for name, each in offsets.items() if self._in_force.get(name) != each}
-        return CheckpointTask(self._disk, self._directory, changed, self._number)
+        return CheckpointTask(self._disk, self._directory, changed, self._number, epochs)
 
     def finish(self, task: CheckpointTask) -> bool:
         """Whether its files are in place: they are not where others were written meanwhile."""

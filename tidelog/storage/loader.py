@@ -135,6 +135,11 @@ class _Loader:
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
         self.names = _tidy(disk, directory)
         self.epochs, self.epochs_are_whole = self._read_epochs()
+        earliest = self.epochs.earliest
+        if earliest is not None and not checkpoints.is_synced and earliest[1] < checkpoints.log_start_offset:
+            # The epoch file is written before the checkpoint is: one of them is damaged, and nothing is to be deleted
+            # for it.
+            self.checkpoints = checkpoints._replace(log_start_offset=earliest[1])
         self.producers = ProducerState()
         self.snapshots = ProducerSnapshots(disk, directory, _offsets_of(self.names, SNAPSHOT_SUFFIX))
         self.changed = False

@@ -47,10 +47,11 @@ class PartitionLog:
     """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
 
     __slots__ = (
-        "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset", "clock_ms", "compaction",
-        "config", "directory", "disk", "durability", "failure", "gaps_explained_below", "high_watermark", "is_closed",
-        "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned",
-        "partition", "producers", "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
+        "_checkpointed_start", "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset",
+        "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure", "gaps_explained_below",
+        "high_watermark", "is_closed", "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset",
+        "log_start_offset", "may_be_cleaned", "partition", "producers", "segments", "snapshots", "topic", "topic_id",
+        "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +81,7 @@ class PartitionLog:
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
         self.high_watermark = loaded.log_start_offset
+        self._checkpointed_start = loaded.log_start_offset
         self.write_checkpoint = write_checkpoint
         """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
         self.failure: str | None = None
@@ -508,6 +510,12 @@ class PartitionLog:
         it is read next."""
         for segment in self.segments:
             segment.age_trust()
+
+    def start_moved(self) -> bool:
+        """Whether the log starts elsewhere than at the last call, or than when it was opened."""
+        moved = self.log_start_offset != self._checkpointed_start
+        self._checkpointed_start = self.log_start_offset
+        return moved
 
     def keep_uncleaned(self) -> None:
         self.may_be_cleaned = False

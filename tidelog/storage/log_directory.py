@@ -25,9 +25,11 @@ from tidelog.storage.checkpoints import (
     OffsetCheckpoints,
     decode_clean_shutdown,
     encode_clean_shutdown,
+    encode_leader_epochs,
     encode_partition_metadata,
     read_if_exists,
     replace_file,
+    write_epochs,
 )
 from tidelog.storage.closing import close_logs
 from tidelog.storage.disk import DirectoryInUse, Disk, Lock
@@ -362,12 +364,13 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
+        write_epochs(self._disk, self._epochs_of_new_starts())
         self._checkpoints.write(self._offsets(also_unchanged=True))
         self._cleaned_is_written = True
 
     def begin_checkpoints(self) -> CheckpointTask:
         """The same as a task whose `run` may wait for the device in any thread; then `finish_checkpoints` here."""
-        return self._checkpoints.begin(self._offsets(also_unchanged=False))
+        return self._checkpoints.begin(self._offsets(also_unchanged=False), self._epochs_of_new_starts())
 
     def finish_checkpoints(self, task: CheckpointTask) -> None:
         """Put them in place, unless newer ones are there by now. Raises OSError when they could not be written."""
@@ -447,7 +450,17 @@ class LogDirectory:
         finally:
             self._lock.release()
 
+    def _epochs_of_new_starts(self) -> dict[str, bytes]:
+        """Epoch files of the logs whose start has moved, to be written before the checkpoint says so.
+
+        The first epoch begins where the log does. A start believes the lower of the two: neither file has a checksum,
+        and a damaged one must not delete records.
+        """
+        moved = [log for log in (*self.logs.values(), *self.futures.values()) if log.start_moved()]
+        return {log.directory: encode_leader_epochs(log.leader_epochs) for log in moved}
+
     def _write_log_starts(self) -> None:
+        write_epochs(self._disk, self._epochs_of_new_starts())
         self._checkpoints.write({LOG_START_FILE: self._log_starts()})
 
     def _cleaned_offsets(self) -> dict[TopicPartition, int]:

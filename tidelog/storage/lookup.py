@@ -16,6 +16,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import LOG_APPEND_TIME, BatchHeader
 from tidelog.protocol.record_walk import scan_records
 from tidelog.protocol.records import record_section
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.inspection import INSPECTED_RECORDS_MAX
 from tidelog.storage.log_config import INT64_MAX
 from tidelog.storage.reader import ColdRead, batch_at, headers
@@ -55,10 +56,15 @@ def first_at_or_after(
     """
     untrue: list[int] = []
     for segment in segments:
+        found = None
         if segment.size_bytes and max_timestamp_of(segment) >= timestamp:
             found = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, untrue)
-            if found is not None:
-                return found
+        for damage in segment.damage:  # in which there might be an earlier one
+            is_before = found is None or damage.first_offset < found.offset
+            if is_before and damage.end_offset > log_start_offset and not segment.is_older(damage, timestamp):
+                raise DamagedRecords(segment.path, damage)
+        if found is not None:
+            return found
     return None
 
 

@@ -404,6 +404,11 @@ class Segment:
         self.forget_recent()
         self.hints.clear()
 
+    def is_older(self, damage: DamagedRange, timestamp: int) -> bool:
+        """Whether the time index says that what is damaged, and all before it, is older than `timestamp`."""
+        row = self.time_index.floor(timestamp - 1)
+        return row is not None and row[1] >= damage.end_offset
+
     def age_trust(self) -> None:
         """What was neither appended nor checked since the last call but one is to be checked again."""
         if self.warm_from < self.aged_to:

@@ -253,9 +253,23 @@ class TestCheckpoints:
     def test_a_log_that_ends_before_its_start_begins_anew(self, made: Logs):
         made.kill()
         (made.path / "log-start-offset-checkpoint").write_bytes(b"0\n1\nt 0 100\n")
+        (made.folder / "leader-epoch-checkpoint").write_bytes(b"0\n1\n0 100\n")
         log = made.open()
         assert (log.log_start_offset, log.log_end_offset) == (100, 100)
         assert log.append_as_leader(batch(), 0, NOW).first_offset == 100
+
+    @pytest.mark.parametrize("ends", ["close", "kill"])
+    def test_a_log_start_that_the_epochs_do_not_confirm_deletes_nothing(self, made: Logs, ends: str):
+        """Neither file has a checksum: one flipped digit took records from every replica."""
+        made.log.delete_records(3)
+        made.directory.write_checkpoints()
+        getattr(made, ends)()
+        path = made.path / "log-start-offset-checkpoint"
+        assert path.read_bytes() == b"0\n1\nt 0 3\n"
+        path.write_bytes(b"0\n1\nt 0 13\n")
+        log = made.open()
+        assert log.log_start_offset == 3
+        assert offsets_of(records_of(log))[-17:] == list(range(3, 20))
 
     def test_segments_below_the_recovery_point_are_not_scanned(self, made: Logs):
         made.log.flush()
