@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.compatibility.conftest import SERVERS, start
-from tests.patience import until
 from tidelog.bench.ports import free_port
 from tidelog.bench.processes import ServerProcess
 from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
@@ -102,13 +100,15 @@ async def send_until(producer: Producer, stop: asyncio.Event, sent: Sent) -> Non
 async def kill_and_restart(node: ServerProcess, proxy: Proxy, sent: Sent) -> None:
     for _ in range(KILLS):
         last = len(sent) + 1_000
-        await until(partial(lambda last: last in sent and sent[last].done(), last))
+        while last not in sent:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await asyncio.wait([sent[last]])
         proxy.deaf = True
         await asyncio.sleep(UNHEARD_S)
         await asyncio.to_thread(node.kill)
         proxy.cut()
         proxy.deaf = False
-        await asyncio.to_thread(node.restart)
+        await asyncio.to_thread(node.restart, 300)
 
 
 async def read_all(bootstrap: str) -> dict[TopicPartition, list[int]]:
