@@ -177,8 +177,8 @@ class Subscription:
         if state is None or state.reset_to != timestamp:
             return False
         self.seek(partition, offset, leader_epoch)
-        state.unvalidated = False
-        state.current_epoch = current_epoch
+        state.unvalidated = leader_epoch >= 0 and 0 <= current_epoch < state.current_epoch
+        state.current_epoch = max(state.current_epoch, current_epoch)
         return True
 
     def note_leader_epochs(self, epoch_of: Callable[[TopicPartition], int]) -> list[TopicPartition]:
