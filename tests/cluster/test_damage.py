@@ -17,7 +17,7 @@ from tests.doses import dose
 from tidelog.broker import config_definitions
 
 pytestmark = pytest.mark.skipif(
-    "tidelog.scrub.interval.ms" not in config_definitions.BROKER, reason="replicas do not repair themselves yet"
+    "log.scrub.interval.ms" not in config_definitions.BROKER, reason="replicas do not repair themselves yet"
 )
 FIRST = int(os.environ.get("TIDELOG_SEED") or 1)
 CASES = 1 if os.environ.get("TIDELOG_SEED") else dose("TIDELOG_DAMAGE")

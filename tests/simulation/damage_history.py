@@ -35,9 +35,10 @@ CONFIG = {
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
     "log.index.interval.bytes": "400",
+    "log.cleaner.enable": "false",  # it would change what was committed
     "replica.high.watermark.checkpoint.interval.ms": "900",
 }
-SCRUBBING = {"tidelog.scrub.bytes.per.second": str(8 << 20), "tidelog.scrub.interval.ms": "2000"}
+SCRUBBING = {"log.scrub.bytes.per.second": str(8 << 20), "log.scrub.interval.ms": "2000"}
 LAYOUTS = (((1, 2, 3), (1, 2, 3)), ((1, 2, 3), (1, 2, 3)), ((4,), (1, 2, 3)))
 
 
@@ -135,16 +136,22 @@ class DamageHistory(ClusterHistory):
         return f"{super().report()}\nbad disks: {self.victims}"
 
     def _at_rest(self) -> None:
-        faults: list[str] = []
+        faults: list[str] = ["not looked at yet"]
+        looked_at = -1.0
 
         def is_whole() -> bool:
-            faults[:] = faults_of_copies(self.cluster)
+            nonlocal looked_at
+            if self.world.now - looked_at > 0.5:
+                looked_at = self.world.now
+                faults[:] = faults_of_copies(self.cluster)
             return not faults
 
         try:
             self._within(HEALED_S, "EveryCopyIsWhole", is_whole)
         except Broken as broken:
             raise Broken(f"EveryCopyIsWhole: {'; '.join(faults[:4])}") from broken
+        # Readers are let in a moment after the bytes are whole.
+        self.world.run_for(2.0)
 
 
 def _layout(rng: Random, controllers: tuple[int, ...], brokers: tuple[int, ...]) -> Layout:

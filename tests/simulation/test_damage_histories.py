@@ -14,7 +14,7 @@ from tests.simulation.damage_history import DamageHistory, faults_of_copies
 from tests.simulation.stage import stage
 from tidelog.broker import config_definitions
 
-REPAIRS = "tidelog.scrub.interval.ms" in config_definitions.BROKER
+REPAIRS = "log.scrub.interval.ms" in config_definitions.BROKER
 
 
 def test_every_copy_of_a_quiet_cluster_is_whole_until_one_is_damaged() -> None:

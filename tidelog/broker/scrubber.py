@@ -94,6 +94,8 @@ class Scrubber:
         for partition in list(self._partitions.hosted()):
             if self._is_hosted(partition):
                 check_small_files(partition.log)
+                # Damage that was met where no reader waits for an answer.
+                self._repairs.look_at(partition)
                 for segment in list(partition.log.segments):
                     if segment.size_bytes and self._is_hosted(partition) and segment in list(partition.log.segments):
                         yield partition, segment

@@ -69,8 +69,13 @@ def choose(rng: random.Random, target: str | None = None) -> Injury:
 
 def inflict(injury: Injury, data_directory: Path, partition_directory: str) -> str:
     """Damage what the injury names in this node's directory; what was done. `partition_directory` is "topic-0"."""
-    present = [one for one in data_directory.rglob("*") if one.is_file()]
-    sizes = {str(one.relative_to(data_directory)): one.stat().st_size for one in present}
+    sizes = {}
+    for one in data_directory.rglob("*"):
+        try:
+            if one.is_file():
+                sizes[str(one.relative_to(data_directory))] = one.stat().st_size
+        except FileNotFoundError:
+            pass  # a temporary file of a node that runs
     name = find(injury, sizes, partition_directory)
     if name is None:
         return "nothing there to damage"

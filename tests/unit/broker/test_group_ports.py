@@ -1,0 +1,66 @@
+"""A coordinator whose log is damaged waits until it is repaired, and fails only if no replica has a whole copy."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidelog.broker.group_ports import GroupPorts
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.damage import DamagedRange, DamagedRecords
+
+
+class DamagedLog:
+    """Ends at offset 10; reading it fails as long as it is damaged."""
+
+    log_start_offset, log_end_offset = 0, 10
+
+    def __init__(self) -> None:
+        self.is_damaged = True
+
+    def can_retry(self, error: Exception) -> bool:
+        return False
+
+    def read(self, offset: int, size_bytes: int, end: int) -> Any:
+        if self.is_damaged:
+            raise DamagedRecords("t-0/0.log", DamagedRange(0, 100, 0, 10, "the CRC is wrong"))
+        return SimpleNamespace(size_bytes=4, regions=[b"read"], next_offset=10)
+
+
+class OneLeader:
+    """What of `Partitions` is needed: says what `code` is for damage, and counts how often it was told."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        self.code, self.reports = code, 0
+        self.replica = SimpleNamespace(log=DamagedLog())
+
+    def leader(self, topic: str, partition: int) -> Any:
+        return self.replica
+
+    def refusal(self, partition: Any, error: Exception) -> KafkaError:
+        assert isinstance(error, DamagedRecords)
+        self.reports += 1
+        return KafkaError(self.code)
+
+
+async def test_a_coordinator_waits_for_the_repair_of_its_log() -> None:
+    partitions = OneLeader(ErrorCode.KAFKA_STORAGE_ERROR)
+    ports = GroupPorts("__consumer_offsets", partitions, asyncio.get_running_loop(), lambda: 0)  # type: ignore[arg-type]
+    chunks = ports.read_log(0)
+    assert not next(chunks)
+    assert partitions.reports == 1
+    partitions.replica.log.is_damaged = False
+    while not (chunk := next(chunks)):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert bytes(chunk) == b"read"
+    assert list(chunks) == []
+
+
+async def test_a_coordinator_fails_when_no_replica_has_what_is_damaged() -> None:
+    partitions = OneLeader(ErrorCode.CORRUPT_MESSAGE)
+    ports = GroupPorts("__consumer_offsets", partitions, asyncio.get_running_loop(), lambda: 0)  # type: ignore[arg-type]
+    with pytest.raises(KafkaError, match="CORRUPT_MESSAGE"):
+        next(ports.read_log(0))
