@@ -18,6 +18,7 @@ from tidelog.broker.metrics_partitions import (
     TopicSeries,
     survey,
     tell_cleaner,
+    tell_damage,
     tell_disks,
     tell_replicas,
     tell_topics,
@@ -120,6 +121,7 @@ class Metrics:
         tell_topics(found, broker, self._series, out)
         await asyncio.sleep(0)
         tell_disks(found, broker, out)
+        tell_damage(found, broker, out)
         tell_cleaner(broker, out)
         tell_groups(broker, out)
 

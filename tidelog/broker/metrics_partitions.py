@@ -80,6 +80,7 @@ class Survey:
         self.under_replicated = self.under_min_isr = self.at_min_isr = self.reassigning = 0
         self.producer_ids = 0
         self.produces_waiting = 0
+        self.damaged_ranges = 0
         self.sizes: dict[str, int] = {}
         self.directory_sizes: dict[str, int] = {}
         self.segments: dict[str, int] = {}
@@ -90,6 +91,7 @@ class Survey:
             self.partitions += 1
             self.offline += partition.offline
             self.producer_ids += len(log.producers)
+            self.damaged_ranges += len(log.damaged_ranges())
             self.produces_waiting += len(watch.produces.waiting) + len(watch.syncs.waiting)
             topic, size_bytes = partition.topic, log.size_bytes
             directory = log.directory.rpartition("/")[0]
@@ -171,6 +173,16 @@ def tell_disks(found: Survey, broker: BrokerSide, out: Exposition) -> None:
         out.add("tidelog_log_directory_offline", 1, path)
     out.add("tidelog_offline_log_directories", len(directories.offline))
     out.add_histogram("tidelog_log_flush_duration_seconds", broker.partitions.flushes.durations)
+
+
+def tell_damage(found: Survey, broker: BrokerSide, out: Exposition) -> None:
+    scrubbed, repairs = broker.scrubber.counters, broker.repairs.counters
+    out.add("tidelog_scrub_verified_bytes_total", scrubbed.verified_bytes)
+    out.add("tidelog_scrub_passes_total", scrubbed.passes)
+    out.add("tidelog_damaged_ranges_found_total", repairs.ranges_found)
+    out.add("tidelog_damaged_ranges_repaired_total", repairs.ranges_repaired)
+    out.add("tidelog_damaged_ranges_lost_total", repairs.ranges_lost)
+    out.add("tidelog_damaged_ranges", found.damaged_ranges)
 
 
 def tell_cleaner(broker: BrokerSide, out: Exposition) -> None:

@@ -74,6 +74,8 @@ class Repairs:
         self._gaps: dict[Partition, tuple[int, int]] = {}
         self._lost: set[tuple[Partition, int]] = set()
         """(partition, first offset) of the ranges of which there is no whole copy."""
+        self._known: dict[Partition, set[int]] = {}
+        """The first offsets of the damaged ranges that were counted."""
         self._pause_s = PAUSE_S_MIN
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -104,12 +106,22 @@ class Repairs:
     def _wait_for(self, partition: Partition) -> None:
         if self._is_closed:
             return
+        self._count(partition)
         if partition not in self._waiting:
-            self.counters.ranges_found += len(partition.log.damaged_ranges())
             self._waiting[partition] = None
             self._pause_s = PAUSE_S_MIN
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name="repairs")
+
+    def _count(self, partition: Partition) -> None:
+        """Every range once, however often it is met before it is repaired."""
+        ranges = {damage.first_offset for _, damage in partition.log.damaged_ranges()}
+        known = self._known.get(partition, set())
+        self.counters.ranges_found += len(ranges - known)
+        if ranges:
+            self._known[partition] = ranges
+        else:
+            self._known.pop(partition, None)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -136,6 +148,7 @@ class Repairs:
         if self._partitions.find(partition.topic, partition.index) is not partition or partition.offline:
             self._gaps.pop(partition, None)
             self._lost = {each for each in self._lost if each[0] is not partition}
+            self._known.pop(partition, None)
             return True
         try:
             gap = self._gaps.pop(partition, None)
@@ -148,6 +161,7 @@ class Repairs:
         except Exception as error:
             self._partitions.refusal(partition, error)
             return False
+        self._count(partition)
         return not partition.log.damaged_ranges() or not self._others(partition)
 
     async def _repair_range(self, partition: Partition, segment: Segment, damage: DamagedRange) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -230,7 +231,9 @@ def replica(index: int, isr: tuple[int, ...], replicas: tuple[int, ...] = (1, 2,
     book = SimpleNamespace(
         isr=isr, replicas=replicas, min_isr=lambda wanted: min(wanted, len(replicas))
     )  # Kafka's effectiveMinIsr
-    log = SimpleNamespace(producers={}, size_bytes=10, segment_count=1, directory=f"/data/t-{index}")
+    log = SimpleNamespace(
+        producers={}, size_bytes=10, segment_count=1, directory=f"/data/t-{index}", damaged_ranges=list
+    )
     watch = SimpleNamespace(produces=SimpleNamespace(waiting=()), syncs=SimpleNamespace(waiting=()))
     return SimpleNamespace(
         log=log, watch=watch, offline=False, topic="t", topic_id=b"t" * 16, index=index, leads=True, in_sync=book,
@@ -345,3 +348,38 @@ async def test_a_cold_request_is_timed_to_its_end(measured: RunningNode):
         assert found("tidelog_request_duration_seconds_count", api=api) == 1
     # It waits for the metadata to be on the device.
     assert found("tidelog_request_duration_seconds_sum", api="CreateTopics") > 0.0001
+
+
+async def test_damage_is_counted_once_and_what_the_scrubber_has_read_is_told(start_node: StartNode, tmp_path: Path):
+    node = await start_node(**{"log.cleaner.enable": "false"})
+    wire = await node.connect()
+    await wire.create_topic("t")
+    for _ in range(3):
+        await wire.call(produce("t", batch(b"one", b"two")), 9, ProduceResponse)
+    await node.stop()
+    [path] = (tmp_path / "data").glob("t-0/*.log")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    node = await start_node(**{"metrics.port": "0"})
+    wire = await node.connect()
+    assert (await scrape(node))("tidelog_damaged_ranges") == 0, "a clean start reads no batches"
+
+    async def is_refused_for_good() -> bool:
+        answer = await wire.call(fetch("t", offset=2), 11, FetchResponse)
+        return answer.responses[0].partitions[0].error_code == ErrorCode.CORRUPT_MESSAGE
+
+    for _ in range(3000):
+        if await is_refused_for_good():
+            break
+        await asyncio.sleep(0.01)
+    assert await is_refused_for_good()
+    node.node._broker.scrubber.counters.verified_bytes = 4711
+    node.node._broker.scrubber.counters.passes = 3
+    found = await scrape(node)
+    assert found("tidelog_damaged_ranges") == 1
+    assert found("tidelog_damaged_ranges_found_total") == 1
+    assert found("tidelog_damaged_ranges_lost_total") == 1
+    assert found("tidelog_damaged_ranges_repaired_total") == 0
+    assert found("tidelog_scrub_verified_bytes_total") == 4711
+    assert found("tidelog_scrub_passes_total") == 3
