@@ -43,6 +43,7 @@ class CorruptIndex(Exception):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
         self.path = path
+        self.reason = reason
 
 
 def damage_at(ranges: tuple[DamagedRange, ...], offset: int) -> DamagedRange | None:

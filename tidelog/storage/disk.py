@@ -23,6 +23,7 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _NOWAIT_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
 _OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", 0)
 _WRITE_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_READ_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 _WARM_STEP_BYTES = 512 * 1024
 _COPY_STEP_BYTES = 4 * 1024 * 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -402,3 +403,55 @@ class OsDisk:
     def volume_bytes(self, path: str) -> tuple[int, int]:
         volume = os.statvfs(path)
         return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
+
+
+class ReadOnlyDisk(OsDisk):
+    """The same files, opened for reading alone: for tools that look at the directories of others.
+
+    What would change a file fails in the system, or here.
+    """
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        return OsFile(path, os.O_RDONLY)
+
+    def lock(self, path: str) -> Lock:
+        """A shared lock, which a node's own excludes; none where there is no lock file, which a node would make."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return OsLock(-1)
+        try:
+            if _OFD_SETLK:
+                fcntl.fcntl(descriptor, _OFD_SETLK, _READ_LOCK_WHOLE_FILE)
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
+                raise DirectoryInUse(path) from None
+            raise
+        return OsLock(descriptor)
+
+    def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
+        raise _read_only(path)
+
+    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        raise _read_only(target)
+
+    def make_directory(self, path: str) -> None:
+        raise _read_only(path)
+
+    def rename(self, source: str, target: str) -> None:
+        raise _read_only(source)
+
+    def remove(self, path: str) -> None:
+        raise _read_only(path)
+
+    def remove_tree(self, path: str) -> None:
+        raise _read_only(path)
+
+
+def _read_only(path: str) -> OSError:
+    return OSError(errno.EROFS, os.strerror(errno.EROFS), path)

@@ -262,8 +262,12 @@ class Findings:
 def examine(
     file: File, size_bytes: int, base_offset: int, end_offset: int, index_interval_bytes: int, *,
     may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1,
+    note: Callable[[WholeBatch | DamagedRange], None] = lambda each: None,
 ) -> Findings:  # fmt: skip
-    """Look at the first `size_bytes` of a segment's file, or as many as there are. Raises OSError."""
+    """Look at the first `size_bytes` of a segment's file, or as many as there are. Raises OSError.
+
+    `note` is called with everything that is met, in order.
+    """
     findings = Findings(base_offset, size_bytes)
     damage: list[DamagedRange] = []
     present = min(size_bytes, file.size_bytes())
@@ -272,6 +276,7 @@ def examine(
         may_end_early=may_end_early, epoch_max=epoch_max,
     )  # fmt: skip
     for each in examiner.run():
+        note(each)
         if isinstance(each, WholeBatch):
             findings.note(each.position, each.header, index_interval_bytes)
         elif each.end_offset < 0:

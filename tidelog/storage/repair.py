@@ -10,7 +10,7 @@ between leaves damage, which is found again.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.crc import crc32c
 from tidelog.protocol.record_batch import ATTRIBUTES_OFFSET, MAGIC, iter_headers
@@ -20,12 +20,27 @@ from tidelog.storage.examination import Findings, examine
 from tidelog.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from tidelog.storage.log import PartitionLog
+    from tidelog.storage.disk import Disk
+    from tidelog.storage.leader_epochs import LeaderEpochs
+    from tidelog.storage.segments import Segments
 
 logger = logging.getLogger("tidelog.storage")
 
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of a range whose copy is not as long as what is damaged, which is held until it is whole."""
+
+
+class DamagedLog(Protocol):
+    """What is asked of a log that is repaired: a `PartitionLog`, or the files of a node that is stopped."""
+
+    segments: Segments
+    leader_epochs: LeaderEpochs
+    failure: str | None
+
+    @property
+    def disk(self) -> Disk: ...
+
+    def adopt_findings(self, segment: Segment) -> None: ...
 
 
 class CopyRefused(Exception):
@@ -39,13 +54,16 @@ class CopyRefused(Exception):
 class RangeRepair:
     """Of one damaged range. `accept` what other replicas have, from `next_offset` on, then run `finish`'s task."""
 
-    def __init__(self, log: PartitionLog, segment: Segment, damage: DamagedRange) -> None:
+    def __init__(
+        self, log: DamagedLog, segment: Segment, damage: DamagedRange, *, may_rewrite: bool | None = None
+    ) -> None:
+        """`may_rewrite`: whether the segment may change its length; by default, whether it is not appended to."""
         self.log = log
         self.segment = segment
         self.damage = damage
         self.next_offset = damage.first_offset
         self._position = damage.position
-        self._may_rewrite = segment is not log.segments.active
+        self._may_rewrite = segment is not log.segments.active if may_rewrite is None else may_rewrite
         # Behind the last batch of a segment that is never appended to again there is room for any length.
         self._is_at_end = self._may_rewrite and damage.end_position >= segment.size_bytes
         self._held: list[bytes] | None = None
@@ -128,14 +146,14 @@ class RangeRepair:
 class RepairCheck:
     """`run` in any thread: bring the repair to the device, and look at the whole segment again."""
 
-    def __init__(self, log: PartitionLog, segment: Segment, damage: DamagedRange, copy: bytes | None) -> None:
+    def __init__(self, log: DamagedLog, segment: Segment, damage: DamagedRange, copy: bytes | None) -> None:
         self.log = log
         self.segment = segment
         self.size_bytes = segment.size_bytes
         self.findings: Findings | None = None
         self.error: OSError | None = None
         self.temporary = "" if copy is None else f"{segment.path}.repair.tmp"
-        self._damage = damage
+        self.damage = damage
         self._copy = copy
         self._end_offset = segment.next_offset
         self.generation = segment.generation
@@ -151,11 +169,11 @@ class RepairCheck:
                 self._file.sync()
                 self._examine(self._file, self.size_bytes)
                 return
-            disk.copy_prefix(self.segment.path, self.temporary, self._damage.position)
+            disk.copy_prefix(self.segment.path, self.temporary, self.damage.position)
             file = disk.open(self.temporary, create=True)
             try:
-                position = _write(file, memoryview(self._copy), self._damage.position)
-                source = self._damage.end_position
+                position = _write(file, memoryview(self._copy), self.damage.position)
+                source = self.damage.end_position
                 while source < self.size_bytes:
                     data = self._file.read_at(min(1024 * 1024, self.size_bytes - source), source)
                     if not data:

@@ -7,11 +7,11 @@ judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from tidelog.storage.damage import CorruptIndex, DamagedRange, merged
+from tidelog.storage.damage import DamagedRange, merged
 from tidelog.storage.examination import Examiner, Findings, WholeBatch
+from tidelog.storage.index_check import IndexCheck
 from tidelog.storage.producer_snapshots import CorruptSnapshot
 from tidelog.storage.transaction_index import CorruptTransactionIndex
 
@@ -31,7 +31,6 @@ class Scrub:
         self.segment = segment
         self.verified_bytes = 0
         self.is_done = False
-        self.index_is_wrong = False
         self.error: OSError | None = None
         self._file = segment.file
         self._file.pin()
@@ -47,23 +46,14 @@ class Scrub:
             may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early,
             epoch_max=log.segments.epoch_behind(segment),
         ).run()  # fmt: skip
-        self._offset_rows: Iterator[tuple[int, int]] = iter(())
-        self._time_rows: Iterator[tuple[int, int]] = iter(())
-        try:
-            # The newest rows of the segment that is appended to are in memory; those are right.
-            self._offset_rows = iter(segment.offset_index.rows())
-            self._time_rows = iter(segment.time_index.rows())
-        except CorruptIndex:
-            self.index_is_wrong = True
-        self._next_offset_row = next(self._offset_rows, None)
-        self._next_time_row = next(self._time_rows, None)
+        self._index_check = IndexCheck(segment)
 
     def run(self, cost_bytes: int) -> None:
         """Look at the next batches, about `cost_bytes` of them. An error is kept for `finish`."""
         try:
             for each in self._steps:
+                self._index_check.note(each)
                 if isinstance(each, WholeBatch):
-                    self._check_rows(each)
                     self._findings.note(each.position, each.header, self.segment.index_interval_bytes)
                     self.verified_bytes += each.header.size_bytes
                     cost_bytes -= max(BATCH_COST_BYTES, each.header.size_bytes)
@@ -76,19 +66,6 @@ class Scrub:
         except OSError as error:
             self.error = error
         self.is_done = True
-
-    def _check_rows(self, batch: WholeBatch) -> None:
-        """An index row must speak of a batch that is there; a time row of one with the largest time so far."""
-        header = batch.header
-        row = self._next_offset_row
-        if row is not None and row[1] <= batch.position:
-            self.index_is_wrong = self.index_is_wrong or row != (header.last_offset, batch.position)
-            self._next_offset_row = next(self._offset_rows, None)
-        row = self._next_time_row
-        if row is not None and row[1] <= header.last_offset:
-            is_right = row[1] >= header.base_offset and row[0] == header.max_timestamp
-            self.index_is_wrong = self.index_is_wrong or not is_right or row[0] < self._findings.max_timestamp
-            self._next_time_row = next(self._time_rows, None)
 
     def abandon(self) -> None:
         """In place of `finish`: the log is gone, or the node stops."""
@@ -113,9 +90,10 @@ class Scrub:
         findings.damage = merged(damage)
         findings.end_offset = self._end_offset
         # A row that no batch was found for points behind the end, or between two batches.
-        left = self._next_offset_row is not None or self._next_time_row is not None
+        left = bool(self._index_check.left_over())
+        index_is_wrong = bool(self._index_check.wrong)
         is_new = findings.damage != segment.damage
-        if is_new or (self.index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
+        if is_new or (index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
             segment.findings = findings
             self.log.adopt_findings(segment)
         else:

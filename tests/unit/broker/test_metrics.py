@@ -374,8 +374,10 @@ async def test_damage_is_counted_once_and_what_the_scrubber_has_read_is_told(sta
             break
         await asyncio.sleep(0.01)
     assert await is_refused_for_good()
-    node.node._broker.scrubber.counters.verified_bytes = 4711
-    node.node._broker.scrubber.counters.passes = 3
+    broker = node.node._broker
+    assert broker is not None
+    broker.scrubber.counters.verified_bytes = 4711
+    broker.scrubber.counters.passes = 3
     found = await scrape(node)
     assert found("tidelog_damaged_ranges") == 1
     assert found("tidelog_damaged_ranges_found_total") == 1

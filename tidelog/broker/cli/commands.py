@@ -73,7 +73,7 @@ def run(words: list[str]) -> int:
         error.show()
         return 2
     except click.ClickException as error:
-        return fail(error.format_message())
+        return fail(error.format_message()) and error.exit_code
     except click.Abort:
         return 1
     except KafkaError as error:

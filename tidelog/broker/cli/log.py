@@ -1,4 +1,7 @@
-"""`tidelog log`: look into a data directory, running or not, Tidelog's or Kafka's. Nothing is changed."""
+"""`tidelog log`: look into a data directory, Tidelog's or Kafka's; `dump` also into one of a running node.
+
+Nothing is changed, except by `verify --repair-from` (`log_verify.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,22 @@ import click
 
 from tidelog.broker.cli.common import HELP
 from tidelog.broker.cli.log_dump import Row, dump, is_known
+from tidelog.broker.cli.log_verify import command as verify_command
 from tidelog.storage.disk import Disk, OsDisk
 
 
 @click.group("log", context_settings=HELP)
 def command() -> None:
-    """Look into the files of a data directory.
+    """Look into the files of a data directory, and for damage in them.
 
     \b
-    Example:
+    Examples:
       tidelog log dump tidelog-data/flights-0
+      tidelog log verify tidelog-data
     """
+
+
+command.add_command(verify_command)
 
 
 @command.command("dump")

@@ -1,0 +1,68 @@
+"""Comparing the rows of a segment's two indexes with its batches, while those are read one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidelog.storage.damage import CorruptIndex, DamagedRange
+from tidelog.storage.examination import WholeBatch
+
+if TYPE_CHECKING:
+    from tidelog.storage.segment import Segment
+
+Row = tuple[int, int]
+
+
+class IndexCheck:
+    """`note` every batch and every damaged range in order. Rows that speak of damaged records are not judged."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.wrong: dict[str, str] = {}
+        """Path of an index -> why it cannot be right."""
+        self._max_timestamp = -1
+        self._offset_rows: Iterator[Row] = iter(())
+        self._time_rows: Iterator[Row] = iter(())
+        self._paths = ("", "")
+        try:
+            # The newest rows of the segment that is appended to are in memory; those are right.
+            self._paths = segment.offset_index.path, segment.time_index.path
+            self._offset_rows = iter(segment.offset_index.rows())
+            self._time_rows = iter(segment.time_index.rows())
+        except CorruptIndex as error:
+            self.wrong[error.path] = error.reason
+        self._offset_row = next(self._offset_rows, None)
+        self._time_row = next(self._time_rows, None)
+
+    def note(self, each: WholeBatch | DamagedRange) -> None:
+        if isinstance(each, DamagedRange):
+            self._pass_over(each)
+            return
+        header = each.header
+        row = self._offset_row
+        if row is not None and row[1] <= each.position:
+            if row != (header.last_offset, each.position):
+                self._is_wrong(0, f"has offset {row[0]} at {row[1]}, offset {header.last_offset} is at {each.position}")
+            self._offset_row = next(self._offset_rows, None)
+        row = self._time_row
+        if row is not None and row[1] <= header.last_offset:
+            is_right = row[1] >= header.base_offset and row[0] == header.max_timestamp >= self._max_timestamp
+            if not is_right:
+                self._is_wrong(1, f"has timestamp {row[0]} for offset {row[1]}, the batch has {header.max_timestamp}")
+            self._time_row = next(self._time_rows, None)
+        self._max_timestamp = max(self._max_timestamp, header.max_timestamp)
+
+    def _pass_over(self, damage: DamagedRange) -> None:
+        while self._offset_row is not None and self._offset_row[1] < damage.end_position:
+            self._offset_row = next(self._offset_rows, None)
+        end = damage.end_offset
+        while self._time_row is not None and (end < 0 or self._time_row[1] < end):
+            self._time_row = next(self._time_rows, None)
+
+    def left_over(self) -> dict[str, str]:
+        """Rows that no batch was met for: they point behind the end."""
+        rows = zip(self._paths, (self._offset_row, self._time_row))
+        return {path: f"ends in {row}, behind the batches" for path, row in rows if row is not None}
+
+    def _is_wrong(self, which: int, reason: str) -> None:
+        self.wrong.setdefault(self._paths[which], reason)
