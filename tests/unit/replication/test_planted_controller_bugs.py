@@ -17,6 +17,7 @@ from tidelog.replication.controller.failure_detection import FailureDetector
 from tidelog.replication.controller.isr_alterations import alter_partition
 from tidelog.replication.controller.leaders import fence_brokers, forget_incarnation, unfence_broker
 from tidelog.replication.controller.state import ControllerState, NewTopic
+from tidelog.replication.ports import PortState
 
 
 @pytest.fixture
@@ -124,13 +125,19 @@ def test_without_the_check_it_does(state, monkeypatch, story, bug):
 
 @pytest.mark.parametrize("planted", [False, True])
 async def test_an_answer_about_the_old_process_must_not_fence_the_new_one(monkeypatch, planted):
-    _, member, brokers = await cluster()
-    answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    _, member, brokers = await cluster(probe_timeout_ms=60_000)
+    detector = member.controller._detector
+    asked, late_answer = asyncio.Event(), asyncio.Event()
 
     async def probe(endpoint):
-        return await asyncio.shield(answer) if endpoint.port == 9001 else False
+        if endpoint.port != 9001:
+            return PortState.ACCEPTS
+        answer = PortState.ACCEPTS if asked.is_set() else PortState.REFUSES  # the first is about the old process
+        asked.set()
+        await late_answer.wait()
+        return answer
 
-    monkeypatch.setattr(member.controller._detector, "_probe", probe)
+    monkeypatch.setattr(detector, "_probe", probe)
     if planted:
 
         def careless(self, gone):
@@ -138,8 +145,10 @@ async def test_an_answer_about_the_old_process_must_not_fence_the_new_one(monkey
 
         monkeypatch.setattr(FailureDetector, "_fence", careless)
     member.controller.broker_connection_lost(1, brokers[1].epoch)
-    await asyncio.sleep(0.01)
+    await asked.wait()
     await Broker(1, incarnation=2).join(member.controller, previous_epoch=brokers[1].epoch)
-    answer.set_result(True)
-    await asyncio.sleep(0.05)
-    assert member.controller.image.brokers[1].fenced is planted
+    task = detector._task
+    assert task is not None
+    late_answer.set()
+    await task
+    assert (1 not in member.controller.unfenced_epochs()) is planted
