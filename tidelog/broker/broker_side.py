@@ -143,6 +143,8 @@ class BrokerSide:
         self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
         self.cleaner = LogCleaner(self.directories, self._settings, loop, ports.clock_ms, run, self._upkeep)
         self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
+        self.cleaner.on_uncleanable = self.scrubber.look_soon
+        self.repairs.on_repaired = self.cleaner.try_again
 
     def _make_fetchers(self, channels: Channels) -> ReplicaFetchers:
         config, ports = self._config, self._ports

@@ -89,6 +89,8 @@ class LogCleaner:
         self.totals = CleanerTotals()
         self.uncleanable: dict[PartitionLog, str] = {}
         """Logs that could not be cleaned, and why."""
+        self.on_uncleanable: Callable[[PartitionLog], None] = lambda log: None
+        """Called with each of them."""
         self.dirtiest_percent = 0
         """Of the dirtiest log that could be cleaned, when it was last looked."""
         self.delay_ms_max = 0
@@ -241,6 +243,11 @@ class LogCleaner:
     def _cannot_be_cleaned(self, found: PartitionLog, why: str) -> None:
         log.warning("%s-%d is not cleaned any more: %s", found.topic, found.partition, why)
         self.uncleanable[found] = why
+        self.on_uncleanable(found)
+
+    def try_again(self, found: PartitionLog) -> None:
+        """What kept the log from being cleaned may have been damage, which is repaired."""
+        self.uncleanable.pop(found, None)
 
     async def _throttle(self, stats: CleaningStats, moved: int) -> int:
         """Wait until log.cleaner.io.max.bytes.per.second allows more; what was moved so far."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Endpoint, Exchange
     from tidelog.storage.append import UnexplainedGap
+    from tidelog.storage.log import PartitionLog
     from tidelog.storage.segment import Segment
 
 logger = logging.getLogger("tidelog.repairs")
@@ -63,6 +64,8 @@ class Repairs:
         run_in_executor: Callable[[Callable[[], None]], Awaitable[None]],
     ) -> None:
         self.counters = RepairCounters()
+        self.on_repaired: Callable[[PartitionLog], None] = lambda log: None
+        """Called when a range of the log is whole again."""
         self._node_id = node_id
         self._partitions = partitions
         self._image = image
@@ -209,6 +212,7 @@ class Repairs:
         if is_done and repair.damage not in repair.segment.damage:
             self.counters.ranges_repaired += 1
             self._lost.discard((partition, repair.damage.first_offset))
+            self.on_repaired(partition.log)
             logger.warning("%s: repaired: %s", name, describe(repair.damage))
             self._partitions.touch(partition)
 

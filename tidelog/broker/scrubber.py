@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions
     from tidelog.broker.repairs import Repairs
     from tidelog.replication.partition import Partition
+    from tidelog.storage.log import PartitionLog
     from tidelog.storage.segment import Segment
 
 logger = logging.getLogger("tidelog.scrubber")
@@ -28,6 +29,8 @@ FIRST_PASS_S: Final = 60.0
 """A node that has just started has other things to do."""
 TRUST_S: Final = 30.0
 PIECE_S: Final = 0.25
+URGENT_BYTES_PER_S: Final = 8 * 1024 * 1024
+"""Where nothing is read in the background, and one log is to be looked at."""
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
@@ -56,6 +59,7 @@ class Scrubber:
         self._loop = loop
         self._run_in_executor = run_in_executor
         self._task: asyncio.Task[None] | None = None
+        self._urgent: asyncio.Task[None] | None = None
         self._aging: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -66,9 +70,10 @@ class Scrubber:
     async def close(self) -> None:
         if self._aging is not None:
             self._aging.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._urgent) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _age(self) -> None:
         self._aging = self._loop.call_later(TRUST_S, self._age)
@@ -97,8 +102,30 @@ class Scrubber:
                 # Damage that was met where no reader waits for an answer.
                 self._repairs.look_at(partition)
                 for segment in list(partition.log.segments):
-                    if segment.size_bytes and self._is_hosted(partition) and segment in list(partition.log.segments):
+                    if self._is_to_be_read(partition, segment):
                         yield partition, segment
+
+    def look_soon(self, log: PartitionLog) -> None:
+        """The cleaner met what it cannot read: look at this log now, if none is looked at so already."""
+        partition = next((each for each in self._partitions.hosted() if each.log is log), None)
+        if partition is not None and (self._urgent is None or self._urgent.done()):
+            self._urgent = self._loop.create_task(self._look_at(partition), name="scrub at once")
+
+    async def _look_at(self, partition: Partition) -> None:
+        try:
+            for segment in list(partition.log.segments):
+                if self._is_to_be_read(partition, segment):
+                    await self._scrub(partition, segment)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._partitions.refusal(partition, error)
+
+    def _is_to_be_read(self, partition: Partition, segment: Segment) -> bool:
+        """Only the last segment may be empty; and it may have been deleted, or cleaned, since the look began."""
+        segments = partition.log.segments
+        is_there = any(each is segment for each in segments)
+        return is_there and self._is_hosted(partition) and (segment.size_bytes > 0 or segment is not segments.active)
 
     def _is_hosted(self, partition: Partition) -> bool:
         is_there = self._partitions.find(partition.topic, partition.index) is partition
@@ -115,7 +142,7 @@ class Scrubber:
                 verified = scrub.verified_bytes - before
                 self.counters.verified_bytes += verified
                 # A segment of a few batches costs as much of the rate as it has bytes, and no more.
-                await asyncio.sleep(min(piece, max(verified, 4096)) / self._rate_bytes)
+                await asyncio.sleep(min(piece, max(verified, 4096)) / (self._rate_bytes or URGENT_BYTES_PER_S))
             finished = True
         finally:
             if not finished or not self._is_hosted(partition):

@@ -23,6 +23,7 @@ from tidelog.storage.cleaner_filter import BatchFilter, CleanedBatch, LastOfProd
 from tidelog.storage.cleaner_keys import KeyTable
 from tidelog.storage.cleaner_swap import Swap
 from tidelog.storage.cleaner_transactions import CleanedTransactions
+from tidelog.storage.damage import CorruptIndex
 from tidelog.storage.disk import Disk, is_exhaustion
 from tidelog.storage.log_config import INT64_MAX
 from tidelog.storage.reader import headers
@@ -61,6 +62,9 @@ class CleaningStats:
 def find_cleanable(log: PartitionLog, now_ms: int) -> CleanableRange:
     """What of the log could be cleaned now. Raises CorruptIndex, OSError."""
     config, segments = log.config, log.segments
+    damaged = log.damaged_ranges()
+    if damaged:
+        raise CorruptIndex(damaged[0][0].path, "is being repaired")
     start = first_dirty(log.cleaned_offset, log.log_start_offset, log.log_end_offset)
     wants_times = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms != INT64_MAX
     dirty = segments.from_offset(start)[:-1] if wants_times else []
