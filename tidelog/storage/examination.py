@@ -111,7 +111,8 @@ class Examiner:
         self._may_end_early = may_end_early
         self._epoch_max = epoch_max
         self._expected = base_offset
-        self._epoch = -1
+        # No batch is stored without one. Below 0 a damaged epoch of -1 would put the blame on the batch before it.
+        self._epoch = 0
 
     def run(self) -> Iterator[WholeBatch | DamagedRange]:
         """Every whole batch and every damaged range, in order. A last range with an unknown end is the tail."""

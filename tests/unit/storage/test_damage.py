@@ -28,6 +28,7 @@ DAMAGE: dict[str, Callable[[bytearray, int, int], None]] = {
     "length": lambda data, at, size: pack_into(">i", data, at + 8, size + 400),
     "negative length": lambda data, at, size: pack_into(">i", data, at + 8, -5),
     "leader epoch": lambda data, at, size: pack_into(">i", data, at + 12, 77),
+    "no leader epoch": lambda data, at, size: pack_into(">i", data, at + 12, -1),
     "magic": lambda data, at, size: data.__setitem__(at + 16, 3),
     "CRC": lambda data, at, size: data.__setitem__(at + 18, data[at + 18] ^ 1),
     "last offset delta": lambda data, at, size: pack_into(">i", data, at + 23, 900),
@@ -98,7 +99,9 @@ def repair(log: PartitionLog, copy: dict[int, bytes]) -> None:
 
 
 @pytest.mark.parametrize("ending", ["while it is open", "after a clean stop", "after a kill"])
-@pytest.mark.parametrize("where", ["first of the log", "middle", "last of a segment", "first of the last segment"])
+@pytest.mark.parametrize(
+    "where", ["first of the log", "second of the log", "middle", "last of a segment", "first of the last segment"]
+)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_what_is_damaged_is_refused_and_repaired_and_the_rest_is_served(
     made: Logs, kind: str, where: str, ending: str
@@ -107,6 +110,7 @@ def test_what_is_damaged_is_refused_and_repaired_and_the_rest_is_served(
     names = made.files("*.log")
     name, number = {
         "first of the log": (names[0], 0),
+        "second of the log": (names[0], 1),
         "middle": (names[1], 3),
         "last of a segment": (names[1], -1),
         "first of the last segment": (names[-1], 0),
