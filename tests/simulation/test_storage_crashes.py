@@ -16,7 +16,7 @@ from tests.doses import seeds
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.storage_history import History
 from tidelog.protocol.record_batch import BatchHeader
-from tidelog.storage import loader, recovery
+from tidelog.storage import examination, loader
 from tidelog.storage.checkpoints import CLEAN_SHUTDOWN_FILE
 from tidelog.storage.flush import Durability, FlushTask
 from tidelog.storage.leader_epochs import LeaderEpochs
@@ -87,7 +87,7 @@ def believe_an_index_of_zeros(patch: pytest.MonkeyPatch) -> None:
 
 
 def scan_without_the_crc(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "check_crc", lambda buffer, position, header: True)
+    patch.setattr(examination, "is_crc_right", lambda data, header: True)
 
 
 def leave_segments_behind_a_gap(patch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,11 @@ class WholeBatch(NamedTuple):
     data: memoryview
 
 
+def is_crc_right(data: memoryview, header: BatchHeader) -> bool:
+    """`data`: the whole batch."""
+    return crc32c(data[ATTRIBUTES_OFFSET:]) == header.crc
+
+
 class _Window:
     """A part of the file in memory, moved forward as it is read."""
 
@@ -86,7 +91,7 @@ class _Window:
         if header is None:
             return None
         data = self.view(position, header.size_bytes)[: header.size_bytes]
-        if len(data) < header.size_bytes or crc32c(data[ATTRIBUTES_OFFSET:]) != header.crc:
+        if len(data) < header.size_bytes or not is_crc_right(data, header):
             return None
         return WholeBatch(position, header, data)
 
