@@ -14,6 +14,10 @@ from tidelog.replication.fetcher import ReplicaFetchers
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.replication.partition import Partition
 from tidelog.replication.quorum.vote_store import VoteStore
+from tidelog.storage import append
+from tidelog.storage import log as storage_log
+from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.repair import RangeRepair
 
 Plant = Callable[[Any], None]
 
@@ -61,3 +65,25 @@ def truncate_by_high_watermark(patch: Any) -> None:
         begin(fetchers, settings=replace(settings, truncates_by_high_watermark=True), **others)
 
     patch.setattr(ReplicaFetchers, "__init__", old)
+
+
+def claim_before_the_scan(patch: Any) -> None:
+    """A broker speaks for its last epoch, whatever opening its logs has cut."""
+    patch.setattr(LogDirectory, "_lose", lambda directory, topic, partition: None)
+
+
+def accept_any_gap(patch: Any) -> None:
+    """A follower takes what its leader sends, though offsets are missing before it."""
+    exact = append.admit_replicated
+    patch.setattr(storage_log, "admit_replicated", lambda batches, next_offset, *bound: exact(batches, next_offset))
+
+
+def repair_from_a_stale_replica(patch: Any) -> None:
+    """What another replica has at these offsets is taken, whichever leader wrote it."""
+    begin = RangeRepair.__init__
+
+    def credulous(repair: RangeRepair, *of: Any) -> None:
+        begin(repair, *of)
+        repair._epoch = repair._epoch_max = -1
+
+    patch.setattr(RangeRepair, "__init__", credulous)

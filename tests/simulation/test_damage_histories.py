@@ -9,9 +9,11 @@ import pytest
 
 from tests.cluster.damage.injuries import FIELDS, Injury, damaged
 from tests.doses import seeds
+from tests.simulation import planted
 from tests.simulation.damage_faults import files_of
 from tests.simulation.damage_history import DamageHistory, faults_of_copies
 from tests.simulation.stage import stage
+from tests.simulation.world import Broken
 from tidelog.broker import config_definitions
 
 REPAIRS = "log.scrub.interval.ms" in config_definitions.BROKER
@@ -51,3 +53,14 @@ def test_a_seed_with_a_bad_disk_does_the_same_again() -> None:
             return str(error)
 
     assert trace() == trace()
+
+
+@pytest.mark.hunt
+def test_a_claim_to_be_clean_whatever_was_cut_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hunt() -> None:
+        for seed in range(16, 200):
+            DamageHistory(seed).run()
+
+    planted.claim_before_the_scan(monkeypatch)
+    with pytest.raises(Broken):
+        hunt()
