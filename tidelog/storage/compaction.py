@@ -60,7 +60,7 @@ class CleaningStats:
 
 
 def find_cleanable(log: PartitionLog, now_ms: int) -> CleanableRange:
-    """What of the log could be cleaned now. Raises CorruptIndex, OSError."""
+    """What of the log could be cleaned now. Raises CorruptIndex, also for a log in which damage is known, OSError."""
     config, segments = log.config, log.segments
     damaged = log.damaged_ranges()
     if damaged:
@@ -342,6 +342,8 @@ class Compaction:
                 yield data[:end], found
                 position += end
                 want = self._piece_bytes
+            if offset != segment.next_offset and not segment.may_end_early:
+                raise CorruptRecord(f"{segment.path} ends at offset {offset}, not {segment.next_offset}")
         finally:
             file.close()
 

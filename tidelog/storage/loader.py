@@ -397,6 +397,7 @@ class _Loader:
         """Scan the segments from `first_unflushed` on; those that are left, and the log end offset."""
         next_offset = segments[first_unflushed].base_offset
         # Epochs of what is scanned are taken from the batches: the file may speak of a tail that an earlier crash took.
+        filed_epochs = list(self.epochs)
         self.epochs.truncate_from_end(next_offset)
         if not first_unflushed:
             self.epochs_are_whole = True
@@ -406,7 +407,8 @@ class _Loader:
                 self.producers.end_offset = segment.base_offset
                 if not self._lacks_producers(segments[:index]):
                     self.snapshots.take(self.producers, sync=False)
-            tail = self._scan(segment, later)
+            tail = self._scan(segment, later, filed_epochs)
+            segment.transaction_index.lacks_rows = any(each.damage for each in segments[: index + 1])
             if tail is not None:
                 segments = segments[: index + 1]
                 self._end_in_damage(segments, tail)
@@ -425,11 +427,11 @@ class _Loader:
                 segment.forget_indexes()
         return segments, next_offset
 
-    def _scan(self, segment: Segment, later: list[Segment]) -> DamagedRange | None:
+    def _scan(self, segment: Segment, later: list[Segment], filed_epochs: list[tuple[int, int]]) -> DamagedRange | None:
         """Scan one segment. Where the log ends in it: what is behind that, if anything is or should be."""
         end_offset = later[0].base_offset if later else UNKNOWN_END
         epoch_max = later[0].first_epoch() if later else -1
-        rest = scan_segment(segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max)
+        rest = scan_segment(segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max, filed_epochs)
         next_offset, size = segment.next_offset, segment.size_bytes
         if rest is None:
             if not later and next_offset < self._end_of_checkpoints():

@@ -185,7 +185,7 @@ class PartitionLog:
                     for marker in markers.values():
                         self.producers.check_marker(marker)
                     continue
-                if self.lacks_producers and from_client:
+                if self.lacks_producers and from_client and not self._know_producers():
                     raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} is being repaired")
                 repeated = self.producers.check(
                     batch[6], batch[7], batch[8], batch[3] - batch[2], bool(batch[5] & TRANSACTIONAL_FLAG), from_client,
@@ -379,9 +379,18 @@ class PartitionLog:
         The state of producers is made anew once nothing is hidden from it.
         """
         is_done = finish_repair(check)
+        if not self.damaged_ranges():
+            for segment in self.segments:
+                if segment.transaction_index.lacks_rows:
+                    self.rebuild_transaction_index(segment)
+        self._know_producers()
+        return is_done
+
+    def _know_producers(self) -> bool:
+        """Whether the producer state is whole. It is made anew once no damage is left, for whatever reason."""
         if self.lacks_producers and not self.damaged_ranges():
             self.reload_producers()
-        return is_done
+        return not self.lacks_producers
 
     def accept_loss(self) -> None:
         """No replica has what is damaged. It stays an error to read it; everything else goes on."""
@@ -390,16 +399,16 @@ class PartitionLog:
     def accept_gap(self, segment: Segment, damage: DamagedRange) -> None:
         """Every other replica lacks these offsets, too, and no byte of this one is in doubt: they were compacted."""
         segment.may_have_gaps = segment.may_end_early = True
-        segment.damage = tuple(each for each in segment.damage if each != damage)
+        segment.set_damage(tuple(each for each in segment.damage if each != damage))
         self.gaps_explained_below = max(self.gaps_explained_below, damage.end_offset)
 
     def reload_producers(self) -> None:
         """The state of the producers, from the newest snapshot and the batches behind it. Waits for the device."""
-        self.lacks_producers = False
         entries, offset = self.snapshots.load_latest(self.log_start_offset, self.log_end_offset)
         self.producers.load(entries, offset)
         replay(self.producers, list(self.segments), self.log_end_offset)
         self.producers.on_high_watermark(self.high_watermark)
+        self.lacks_producers = any(each.end_offset > offset for _, each in self.damaged_ranges())
 
     def adopt_findings(self, segment: Segment) -> None:
         """Take over what an examination of one segment has found. Raises OSError."""
@@ -477,11 +486,13 @@ class PartitionLog:
         Raises OSError; see `can_retry`.
         """
         self._examining(lambda: shortening.truncate_to(self, offset), offset, wait=True)
+        self._know_producers()
         self._flush_at = self.durability.flush_at
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Empty the log; the next record has `offset`. Raises as `truncate_to` does."""
         shortening.truncate_fully_and_start_at(self, offset)
+        self._know_producers()
         self._flush_at = self.durability.flush_at
 
     def delete_records(self, offset: int) -> int:

@@ -139,7 +139,9 @@ def read(
         return ReadResult([], 0, offset)
     region = _bytes(segment, start, length)
     if not segment.is_trusted(start, end):
-        _verify(segment, region, start, offset, next_offset, epochs)
+        expected = _verify(segment, region, start, offset, next_offset, epochs)
+        if end == size and expected != segment.next_offset and not segment.may_end_early and not _ends_damaged(segment):
+            raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
         segment.trust(start, end)
     hints = segment.hints
     hints[next_offset] = end
@@ -148,8 +150,13 @@ def read(
     return ReadResult([region], length, next_offset)
 
 
-def _verify(segment: Segment, region: Region, start: int, offset: int, next_offset: int, epochs: LeaderEpochs) -> None:
-    """Check whole batches that came from the device. Raises CorruptIndex.
+def _ends_damaged(segment: Segment) -> bool:
+    """Whether it is known that the last records of the segment are damaged."""
+    return bool(segment.damage) and segment.damage[-1].end_position >= segment.size_bytes
+
+
+def _verify(segment: Segment, region: Region, start: int, offset: int, next_offset: int, epochs: LeaderEpochs) -> int:
+    """Check whole batches that came from the device; the offset after them. Raises CorruptIndex.
 
     The CRC does not cover base offset, length, epoch and magic; offsets must go on from batch to batch, and the first
     batch holds `offset`, unless compaction may have left gaps. Epochs are those that the log knows.
@@ -178,6 +185,7 @@ def _verify(segment: Segment, region: Region, start: int, offset: int, next_offs
         position = end
     if expected != next_offset and not (may_have_gaps and expected < next_offset):
         raise CorruptIndex(segment.path, f"the batches before {start + size} end at offset {expected}")
+    return expected
 
 
 def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:

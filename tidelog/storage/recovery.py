@@ -7,7 +7,7 @@ LogSegment.recover and UnifiedLog.rebuildProducerState.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import error as StructError
 
 from tidelog.protocol.errors import KafkaError
@@ -116,13 +116,17 @@ def scan_segment(
     end_offset: int,
     is_torn: Callable[[DamagedRange], bool],
     epoch_max: int = -1,
+    filed_epochs: Sequence[tuple[int, int]] = (),
 ) -> DamagedRange | None:
     """Check every batch of a segment and index it; where the log ends in it, what is left behind that.
 
     `producers` must stand at the segment's base offset and is brought to its end. `end_offset`: the offset after its
     last record, UNKNOWN_END for the last segment. Damage that `is_torn` does not take for a torn tail is noted, and the
-    scan goes on behind it. `epoch_max`: the leader epoch of the next segment.
+    scan goes on behind it. `epoch_max`: the leader epoch of the next segment. What is derived from batches that are
+    damaged is taken from the files: `filed_epochs` (epoch, start offset), and the index of aborted transactions.
     """
+    filed_rows = segment.transaction_index.rows_or_none()
+    hidden_epochs: list[tuple[int, int]] = []
     segment.begin_rebuild()
     segment.transaction_index.begin_rebuild()
     segment.next_offset = segment.base_offset
@@ -143,10 +147,18 @@ def scan_segment(
             _log.error("%s: %s", segment.path, describe(each))
             damage.append(each)
             segment.next_offset = each.end_offset
+            hidden_epochs += [entry for entry in filed_epochs if each.holds(entry[1])]
+            for row in filed_rows:
+                if each.holds(row.last_offset):
+                    segment.transaction_index.append(row)
             continue
         position, header, batch = each
         marker = read_marker(batch, header) if header.is_control else None
         segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
+        for epoch, start_offset in hidden_epochs:
+            if epochs.latest < epoch <= header.partition_leader_epoch:
+                epochs.assign(epoch, start_offset)
+        hidden_epochs.clear()
         if header.partition_leader_epoch > epochs.latest:
             epochs.assign(header.partition_leader_epoch, header.base_offset)
         completed = producers.replay(header, marker)
@@ -178,6 +190,9 @@ def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapsho
         if completed is not None and completed.is_abort:
             segment.transaction_index.append(aborted(completed))
     segment.transaction_index.settle()
+    segment.transaction_index.lacks_rows = any(
+        each.damage for each in segments if each.base_offset <= segment.base_offset
+    )
 
 
 def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:

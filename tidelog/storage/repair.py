@@ -36,6 +36,7 @@ class DamagedLog(Protocol):
     segments: Segments
     leader_epochs: LeaderEpochs
     failure: str | None
+    is_closed: bool
 
     @property
     def disk(self) -> Disk: ...
@@ -68,7 +69,12 @@ class RangeRepair:
         self._is_at_end = self._may_rewrite and damage.end_position >= segment.size_bytes
         self._held: list[bytes] | None = None
         self._held_bytes = 0
+        self._generation = segment.generation
+        self._has_written = False
         epochs = log.leader_epochs
+        first_offset, end_offset = damage.first_offset, damage.end_offset
+        # An epoch that begins in the range is known from before the damage: then the epoch of every batch is known.
+        self._knows_epochs = any(first_offset <= start < end_offset for _, start in epochs)
         self._epoch = epochs.epoch_for_offset(damage.first_offset - 1) if damage.first_offset else -1
         self._epoch_max = epochs.epoch_for_offset(damage.end_offset)
 
@@ -78,14 +84,23 @@ class RangeRepair:
 
     @property
     def is_obsolete(self) -> bool:
-        """The log has been cut, or its segment deleted or cleaned, since the damage was found."""
-        return self.damage not in self.segment.damage or all(one is not self.segment for one in self.log.segments)
+        """The log has been cut or closed, its segment deleted or cleaned, or other damage found, since it began."""
+        log, segment = self.log, self.segment
+        return (
+            segment.generation != self._generation
+            or log.failure is not None
+            or log.is_closed
+            or self.damage not in segment.damage
+            or all(one is not segment for one in log.segments)
+        )
 
     def accept(self, data: memoryview) -> None:
         """Whole batches of another replica, from the one that holds `next_offset` on.
 
         What lies behind the range is left alone. Raises CopyRefused, OSError; what came before is kept.
         """
+        if self.is_obsolete:
+            raise CopyRefused("the log has changed since it was asked for")
         end_offset = self.damage.end_offset
         for position, header in iter_headers(data):
             if header.base_offset >= end_offset:
@@ -106,7 +121,10 @@ class RangeRepair:
                     f"{self.next_offset} to {end_offset}"
                 )
             epoch = header.partition_leader_epoch
-            if epoch < self._epoch or (self._epoch_max >= 0 and epoch > self._epoch_max):
+            is_of_other_epoch = (
+                self._knows_epochs and epoch != self.log.leader_epochs.epoch_for_offset(header.base_offset) >= 0
+            )
+            if is_of_other_epoch or epoch < self._epoch or (self._epoch_max >= 0 and epoch > self._epoch_max):
                 raise CopyRefused(f"its batch of offset {header.base_offset} is of leader epoch {epoch}")
             self._put(data[position:end])
             self._epoch, self.next_offset = epoch, header.next_offset
@@ -115,6 +133,10 @@ class RangeRepair:
 
     def _put(self, batch: memoryview) -> None:
         if self._held is None and (self._is_at_end or self._position + len(batch) <= self.damage.end_position):
+            if not self._has_written:
+                self._has_written = True
+                self.segment.generation += 1  # an examination that runs may see half of a copy
+                self._generation = self.segment.generation
             _write(self.segment.file, batch, self._position)
             self._position += len(batch)
             return

@@ -113,7 +113,7 @@ class Segment:
         self.aged_to = 0
         self.is_verified_of_old = False
         self.generation = 0
-        """Changes when bytes that were there are cut or replaced."""
+        """Changes when bytes that were there are cut or replaced, and when other damage is known."""
         self.findings: Findings | None = None
         """What an examination on a thread has found, until `adopt` takes it over."""
         self.unread: OSError | None = None
@@ -459,9 +459,15 @@ class Segment:
         self.bytes_since_index_row = findings.bytes_since_index_row if is_last else since
         if newest > self.max_timestamp and not is_last:
             self.max_timestamp, self.offset_of_max_timestamp = newest, offset_of_newest
-        self.damage = findings.damage
+        self.set_damage(findings.damage)
         self.verified_from, self.verified_to = 0, findings.size_bytes
         self.note_fullness()
+
+    def set_damage(self, damage: tuple[DamagedRange, ...]) -> None:
+        """What was found before by an examination that still runs does not count any more."""
+        if damage != self.damage:
+            self.damage = damage
+            self.generation += 1
 
     def end_at(self, position: int) -> None:
         """A repair has written up to `position`, behind which there is nothing of a segment that is not appended to."""

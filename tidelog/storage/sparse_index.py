@@ -9,6 +9,7 @@ Lookups below the rows in memory go to a map of the file. Invariant: rows [0, ro
 
 from __future__ import annotations
 
+import logging
 from array import array
 from bisect import bisect_right
 from struct import Struct
@@ -16,6 +17,8 @@ from typing import Final
 
 from tidelog.storage.damage import CorruptIndex
 from tidelog.storage.disk import Disk, FileMap
+
+logger = logging.getLogger("tidelog.storage")
 
 _SPILL_ROWS: Final = 512
 _KEEP_ROWS: Final = 64
@@ -87,8 +90,20 @@ class SparseIndex:
         self.count += 1
         self.last_key = key
         self.last_value = value
-        if self.count - self._rows_in_file >= _SPILL_ROWS and not self.is_rebuilt:
+        missing = self.count - self._rows_in_file
+        if missing >= _SPILL_ROWS and not missing % _KEEP_ROWS and not self.is_rebuilt:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Bring the rows to the file. If that fails, they stay in memory, and are written later.
+
+        The batches that they index are already in the log, so an append does not fail for them. `write_rows` raises the
+        error when the segment is sealed.
+        """
+        try:
             self.write_rows()
+        except OSError as error:
+            logger.warning("%s keeps %d rows in memory: %s", self.path, self.count - self._rows_in_file, error)
 
     def floor(self, key: int) -> Row | None:
         """The last row whose key is not above `key`."""

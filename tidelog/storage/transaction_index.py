@@ -6,10 +6,13 @@ last offsets rise strictly.
 
 from __future__ import annotations
 
+import logging
 from struct import Struct
 from typing import Final, NamedTuple
 
 from tidelog.storage.disk import Disk
+
+logger = logging.getLogger("tidelog.storage")
 
 _ROW: Final = Struct(">hqqqq")
 _VERSION: Final = 0
@@ -27,7 +30,7 @@ class CorruptTransactionIndex(Exception):
 
 
 class TransactionIndex:
-    __slots__ = ("_disk", "_is_rebuilt", "_rows", "exists", "path")
+    __slots__ = ("_disk", "_is_rebuilt", "_rows", "exists", "lacks_rows", "path")
 
     def __init__(self, disk: Disk, path: str, *, exists: bool) -> None:
         self._disk = disk
@@ -35,6 +38,8 @@ class TransactionIndex:
         self.exists = exists
         self._rows: list[AbortedTransaction] | None = None if exists else []
         self._is_rebuilt = False
+        self.lacks_rows = False
+        """It was made anew while damage hid batches."""
 
     def check_file(self) -> None:
         """Raises CorruptTransactionIndex where the file is not what it should be."""
@@ -74,7 +79,12 @@ class TransactionIndex:
         rows = self.rows
         assert not rows or row.last_offset > rows[-1].last_offset, (rows[-1], row)
         if not self._is_rebuilt:
-            self._write(_ROW.pack(_VERSION, *row), len(rows) * _ROW.size)
+            try:
+                self._write(_ROW.pack(_VERSION, *row), len(rows) * _ROW.size)
+            except OSError as error:
+                # The marker is in the log already, so the append does not fail for it.
+                logger.warning("%s is written when its segment is sealed: %s", self.path, error)
+                self._is_rebuilt = True
         rows.append(row)
 
     def _write(self, data: bytes, position: int) -> None:
@@ -100,18 +110,27 @@ class TransactionIndex:
     def truncate_to(self, offset: int) -> None:
         """Forget the transactions whose marker is at `offset` or later."""
         kept = [row for row in self.rows if row.last_offset < offset]
-        if len(kept) < len(self.rows):
+        if len(kept) == len(self.rows):
+            return
+        if not self._is_rebuilt:
             file = self._disk.open(self.path)
             try:
                 file.truncate(len(kept) * _ROW.size)
             finally:
                 file.close()
-            self._rows = kept
+        self._rows = kept
 
     def begin_rebuild(self) -> None:
         """Empty it in memory, to be filled by `append`; the file stays as it is until `settle`."""
         self._rows = []
         self._is_rebuilt = True
+
+    def rows_or_none(self) -> list[AbortedTransaction]:
+        """The rows; none of an index that cannot be read."""
+        try:
+            return self.rows
+        except CorruptTransactionIndex:
+            return []
 
     def settle(self) -> bool:
         """Bring a rebuilt index to its file, unless that is right already; True when it was not."""

@@ -74,6 +74,7 @@ class StoppedLog:
         self.disk = disk
         self.directory = directory
         self.failure: str | None = None
+        self.is_closed = False
         self.verified_bytes = 0
         self._facts = facts
         self._names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}

@@ -1,0 +1,258 @@
+"""Damage and repair while the log changes: cut, emptied, cleaned, written to, scrubbed, out of descriptors."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, offsets_of, read, records_of
+from tests.unit.storage.cleaning import clean
+from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, served
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.compaction import CleaningFailed
+from tidelog.storage.damage import CorruptIndex, DamagedRange, DamagedRecords
+from tidelog.storage.disk import File
+from tidelog.storage.log import PartitionLog
+from tidelog.storage.log_config import LogConfig
+from tidelog.storage.repair import CopyRefused
+from tidelog.storage.scrub import Scrub
+from tidelog.storage.segment import Segment
+
+MakeLogs = Callable[..., Logs]
+
+
+def scrub(log: PartitionLog) -> None:
+    work = Scrub(log, log.segments.active)
+    work.run(10**9)
+    work.finish()
+
+
+def damage_of(log: PartitionLog) -> tuple[Segment, DamagedRange]:
+    [found] = log.damaged_ranges()
+    return found
+
+
+@pytest.fixture
+def hidden(logs: MakeLogs) -> Logs:
+    """After a kill, thirty batches of two records of one producer, of which damage hides [40, 42)."""
+    made = logs(segment_bytes=100_000)
+    for n in range(30):
+        made.append(idempotent(2 * n, count=2))
+    made.directory.write_checkpoints()
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 20, "CRC")
+    log = made.open(machine_ran_on=True)
+    assert log.lacks_producers
+    with pytest.raises(KafkaError) as refused:
+        log.append_as_leader(idempotent(60), 1, NOW)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    return made
+
+
+class TestProducersAreKnownAgainWhenTheDamageIsGone:
+    def test_cut_off(self, hidden: Logs) -> None:
+        hidden.log.truncate_to(30)
+        assert hidden.log.append_as_leader(idempotent(28, count=2), 1, NOW).duplicate
+        assert hidden.log.append_as_leader(idempotent(30, count=2), 1, NOW).first_offset == 30
+
+    def test_deleted(self, hidden: Logs) -> None:
+        hidden.log.delete_records(50)
+        assert hidden.log.append_as_leader(idempotent(60, count=2), 1, NOW).first_offset == 60
+
+    def test_emptied(self, hidden: Logs) -> None:
+        hidden.log.truncate_fully_and_start_at(100)
+        assert hidden.log.append_as_leader(idempotent(0, count=2), 1, NOW).first_offset == 100
+
+    def test_a_gap_of_all_replicas(self, hidden: Logs) -> None:
+        hidden.log.accept_gap(*damage_of(hidden.log))
+        assert hidden.log.append_as_leader(idempotent(60, count=2), 1, NOW).first_offset == 60
+
+
+def test_a_copy_that_comes_after_a_cut_is_not_written_over_what_was_appended_since(logs: MakeLogs) -> None:
+    made = logs(segment_bytes=100_000)
+    for n in range(30):
+        made.append(idempotent(2 * n, count=2, value=b"old"))
+    copy, log = copy_of(made), made.log
+    damage(made.folder / made.files("*.log")[0], 20, "CRC")
+    scrub(log)
+    segment, damaged = damage_of(log)
+    work = log.repair_of(segment, damaged)
+    log.truncate_to(20)
+    for _ in range(20):
+        log.append_as_leader(batch(2, value=b"new"), 1, NOW)
+    before = Path(segment.path).read_bytes()
+    assert work.is_obsolete
+    with pytest.raises(CopyRefused, match="has changed"):
+        work.accept(memoryview(copy[damaged.first_offset]))
+    assert Path(segment.path).read_bytes() == before
+
+
+def test_a_copy_that_comes_after_the_directory_has_failed_is_not_written(logs: MakeLogs) -> None:
+    made = logs()
+    made.append(*[batch(2) for _ in range(5)])
+    copy, log = copy_of(made), made.log
+    damage(made.folder / made.files("*.log")[0], 2, "CRC")
+    scrub(log)
+    segment, damaged = damage_of(log)
+    work = log.repair_of(segment, damaged)
+    before = Path(segment.path).read_bytes()
+    made.directory.fail("the device is gone")
+    with pytest.raises(CopyRefused, match="has changed"):
+        work.accept(memoryview(copy[damaged.first_offset]))
+    assert Path(segment.path).read_bytes() == before
+
+
+@pytest.mark.parametrize("ending", ["while it is open", "after a kill"])
+def test_a_stale_replica_has_no_copy_of_a_range_in_which_an_epoch_begins(logs: MakeLogs, ending: str) -> None:
+    made = logs()
+    made.append(*[batch(2, value=b"right") for _ in range(10)], epoch=0)
+    made.append(*[batch(2, value=b"right") for _ in range(10)], epoch=3)
+    copy = copy_of(made)
+    made.log.flush()
+    if ending == "after a kill":
+        made.directory.write_checkpoints()
+        made.kill()
+        damage(made.folder / made.files("*.log")[0], 10, "CRC")
+        made.open(machine_ran_on=True)
+    else:
+        damage(made.folder / made.files("*.log")[0], 10, "CRC")
+        scrub(made.log)
+    log = made.log
+    assert list(log.leader_epochs) == [(0, 0), (3, 20)]
+    segment, damaged = damage_of(log)
+    with pytest.raises(CopyRefused, match="leader epoch 0"):
+        log.repair_of(segment, damaged).accept(batch(2, value=b"stale", base_offset=20, leader_epoch=0))
+    repair(log, copy)
+    assert {record.value for record in records_of(log)} == {b"right"}
+
+
+def test_a_scrub_does_not_forget_damage_that_was_found_behind_its_back(logs: MakeLogs) -> None:
+    made = logs()
+    made.append(*[batch(2) for _ in range(10)])
+    log = made.log
+    early = Scrub(log, log.segments.active)
+    early.run(10**9)
+    damage(made.folder / made.files("*.log")[0], 4, "CRC")
+    scrub(log)
+    assert damage_of(log)
+    early.finish()
+    assert damage_of(log)
+
+
+def test_aborted_transactions_are_known_while_damage_hides_their_markers_and_after_it(logs: MakeLogs) -> None:
+    made = logs()
+    made.append(idempotent(0, 2, transactional=True))
+    made.append(marker(abort=True), from_client=False)
+    made.append(idempotent(2, 2, transactional=True))
+    made.append(marker(abort=False), from_client=False)
+    aborted = made.log.aborted_transactions(0, 6)
+    assert len(aborted) == 1
+    copy = copy_of(made)
+    made.directory.write_checkpoints()
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 1, "CRC")
+    log = made.open(machine_ran_on=True)
+    assert log.aborted_transactions(0, 6) == aborted
+    repair(log, copy)
+    assert log.aborted_transactions(0, 6) == aborted
+    log = made.close_and_open()
+    assert log.aborted_transactions(0, 6) == aborted
+
+
+def test_an_index_of_transactions_that_was_made_in_damage_is_made_again_after_its_repair(logs: MakeLogs) -> None:
+    made = logs()
+    made.append(idempotent(0, 2, transactional=True))
+    made.append(marker(abort=True), from_client=False)
+    made.append(batch(2))
+    aborted = made.log.aborted_transactions(0, 5)
+    copy = copy_of(made)
+    made.directory.write_checkpoints()
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 1, "CRC")
+    (made.folder / made.files("*.txnindex")[0]).unlink()
+    log = made.open(machine_ran_on=True)
+    assert log.last_stable_offset == 0, "the transaction looks open"
+    repair(log, copy)
+    assert log.aborted_transactions(0, 5) == aborted
+    assert log.last_stable_offset == 5
+
+
+@pytest.fixture
+def compacted(logs: MakeLogs) -> Logs:
+    made = logs(segment_bytes=600, cleanup_policy=frozenset({"compact"}))
+    for n in range(40):
+        made.append(batch(1, key=b"k%d" % n))
+    made.log.roll(NOW)
+    assert made.log.segment_count > 4
+    return made
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("what", ["emptied", "cut", "gone"])
+def test_a_cleaning_does_not_take_what_is_missing_for_compacted(compacted: Logs, what: str, is_known: bool) -> None:
+    copy = copy_of(compacted)
+    compacted.close()
+    path = compacted.folder / compacted.files("*.log")[1]
+    if what == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if what == "emptied" else path.read_bytes()[: -batches_of(path)[-1][1]])
+    log = compacted.open()
+    if is_known:
+        list(served(log))
+        assert log.damaged_ranges()
+    with pytest.raises((CleaningFailed, CorruptIndex)):
+        clean(log)
+    list(served(log))
+    repair(log, copy)
+    assert offsets_of(records_of(log)) == list(range(40))
+    clean(log)
+    assert offsets_of(records_of(log)) == list(range(40))
+
+
+def test_a_reader_of_a_compacted_log_does_not_pass_over_a_segment_that_is_gone(compacted: Logs) -> None:
+    compacted.close()
+    gone = int(compacted.files("*.log")[1][:20])
+    (compacted.folder / compacted.files("*.log")[1]).unlink()
+    log = compacted.open()
+    assert read(log, 0, 100_000, log.log_end_offset).next_offset == gone
+    with pytest.raises(DamagedRecords):
+        read(log, gone, 100_000, log.log_end_offset)
+
+
+class ExhaustedDisk(QuickDisk):
+    is_exhausted = False
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        if self.is_exhausted:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return super().open(path, create=create)
+
+
+def test_an_append_is_all_or_nothing_though_rows_of_an_index_cannot_reach_their_file(tmp_path: Path) -> None:
+    disk = ExhaustedDisk()
+    made = Logs(tmp_path / "data", LogConfig(index_interval_bytes=0, segment_bytes=10_000_000), disk)
+    made.append(batch(), idempotent(0, transactional=True))
+    disk.is_exhausted = True
+    for n in range(1500):
+        made.append(batch(timestamp=NOW + n))
+    made.append(marker(abort=True), from_client=False)
+    log = made.log
+    assert log.log_end_offset == 1503
+    found = log.max_timestamp_offset()
+    assert found is not None
+    assert found.timestamp == NOW + 1499
+    aborted = log.aborted_transactions(0, 1503)
+    assert len(aborted) == 1
+    disk.is_exhausted = False
+    made.append(*[batch(timestamp=NOW + 2000 + n) for n in range(200)])
+    index = log.segments.active.offset_index
+    assert [offset for offset, _ in index.rows()] == list(range(1, 1703))
+    assert len(index.rows_in_memory()) < 600, "they are in the file by now"
+    log.roll(NOW)
+    log = made.close_and_open()
+    assert offsets_of(records_of(log)) == [offset for offset in range(1703) if offset != 1502]  # the marker
+    assert log.aborted_transactions(0, 1503) == aborted
