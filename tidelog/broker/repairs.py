@@ -18,7 +18,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.damage import DamagedRange, describe
-from tidelog.storage.repair import CopyRefused, RangeRepair
+from tidelog.storage.repair import CopyRefused, NoRoom, RangeRepair
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions
@@ -176,6 +176,9 @@ class Repairs:
         for source in self._others(partition):
             try:
                 await self._copy(partition, repair, source)
+            except NoRoom as refused:
+                self._roll(partition, refused)
+                return
             except CopyRefused as refused:
                 gap_is_shared = gap_is_shared and refused.is_gap
                 logger.info("%s: broker %d does not help: %s", name, source, refused)
@@ -191,7 +194,10 @@ class Repairs:
         if repair.is_obsolete:
             return
         if repair.is_complete:
-            await self._finish(partition, repair, name)
+            try:
+                await self._finish(partition, repair, name)
+            except NoRoom as refused:
+                self._roll(partition, refused)
         elif gap_is_shared and self._others(partition) and everyone_lacks_it:
             logger.info("%s: no replica has offsets %d to %d", name, damage.first_offset, damage.end_offset)
             log.accept_gap(segment, damage)
@@ -215,6 +221,11 @@ class Repairs:
             self.on_repaired(partition.log)
             logger.warning("%s: repaired: %s", name, describe(repair.damage))
             self._partitions.touch(partition)
+
+    def _roll(self, partition: Partition, refused: NoRoom) -> None:
+        """Append to another segment from now on: then there is room, and the next attempt finds it. Raises OSError."""
+        logger.info("%s: a new segment is begun, to repair the present one: %s", partition, refused)
+        partition.log.roll(partition.log.clock_ms)
 
     async def _explain(self, partition: Partition, first_offset: int, end_offset: int) -> None:
         """A gap is taken as it is if every other replica has it: the topic was compacted once. Else it is refused."""

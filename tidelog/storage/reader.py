@@ -119,16 +119,19 @@ def read(
     The first batch is returned even when it alone is larger, if `min_one_batch`. Raises ColdRead, CorruptIndex,
     DamagedRecords where the damage begins at `offset`; in front of it the answer ends.
     """
+    damage = None
     if segment.damage:
         damage = damage_at(segment.damage, offset)
         if damage is not None:
             raise DamagedRecords(segment.path, damage)
         damage = next_damage(segment.damage, offset)
-        if damage is not None and damage.first_offset < upper_offset:
-            upper_offset = damage.first_offset
+        if damage is not None and damage.first_offset >= upper_offset:
+            damage = None
     size = segment.size_bytes
     start = position_of(segment, offset)
-    if upper_offset >= segment.next_offset:
+    if damage is not None:
+        end, next_offset = damage.position, damage.first_offset
+    elif upper_offset >= segment.next_offset:
         end, next_offset = size, segment.next_offset
     else:
         end, next_offset = position_of(segment, upper_offset), upper_offset
@@ -242,13 +245,15 @@ def position_of(segment: Segment, offset: int, *, wait: bool = False) -> int:
         return segment.recent_positions[bisect_right(recent, offset) - 1]
     position = segment.hints.get(offset)
     if position is not None:
-        return position
+        return bytes_after(segment.damage, position)
     if offset <= segment.base_offset:
-        return 0
+        return bytes_after(segment.damage, 0)
     if offset >= segment.next_offset:
         return segment.size_bytes
     row = segment.offset_index.floor(offset)
     start = row[1] if row is not None else 0
+    if start >= segment.size_bytes:
+        raise CorruptIndex(segment.path, f"the index has offset {offset} at {start}, behind its end")
     for position, base_offset, last_offset, _ in walk(segment, start, wait=wait):
         if row is not None and position == start and last_offset != row[0]:
             raise CorruptIndex(segment.path, f"the index has offset {row[0]} at {start}, there is {base_offset}")

@@ -52,6 +52,10 @@ class CopyRefused(Exception):
         self.is_gap = is_gap
 
 
+class NoRoom(CopyRefused):
+    """The copy has another length than what is damaged, and the segment is appended to. Once it is rolled, there is."""
+
+
 class RangeRepair:
     """Of one damaged range. `accept` what other replicas have, from `next_offset` on, then run `finish`'s task."""
 
@@ -142,7 +146,7 @@ class RangeRepair:
             return
         if self._held is None:
             if not self._may_rewrite:
-                raise CopyRefused(f"it is longer than the {self.damage.end_position - self.damage.position} bytes")
+                raise NoRoom(f"it is longer than the {self.damage.end_position - self.damage.position} bytes")
             start = self.damage.position
             self._held = [self.segment.file.read_at(self._position - start, start)]
             self._held_bytes = self._position - start
@@ -157,7 +161,7 @@ class RangeRepair:
         segment, damage = self.segment, self.damage
         if self._held is None and not self._is_at_end and self._position < damage.end_position:
             if not self._may_rewrite:
-                raise CopyRefused(f"it is shorter than the {damage.end_position - damage.position} bytes")
+                raise NoRoom(f"it is shorter than the {damage.end_position - damage.position} bytes")
             length = self._position - damage.position
             self._held = [segment.file.read_at(length, damage.position)]
         if self._held is None and self._is_at_end:

@@ -69,8 +69,7 @@ class SparseIndex:
         if number >= self._first_in_memory:
             at = number - self._first_in_memory
             return self._keys[at], self._values[at]
-        key, value = self._struct.unpack_from(self._mapped(), number * self._struct.size)
-        return key + self._key_base, value + self._value_base
+        return self._checked(number, *self._struct.unpack_from(self._mapped(), number * self._struct.size))
 
     def _row_from_file(self, number: int) -> Row:
         """One row without a map: an open log then costs none."""
@@ -81,7 +80,12 @@ class SparseIndex:
             file.close()
         if len(row) < self._struct.size:
             raise CorruptIndex(self.path, f"has no row {number}")
-        key, value = self._struct.unpack(row)
+        return self._checked(number, *self._struct.unpack(row))
+
+    def _checked(self, number: int, key: int, value: int) -> Row:
+        """A row of the file. None is ever negative."""
+        if key < 0 or value < 0:
+            raise CorruptIndex(self.path, f"has {key}, {value} as row {number}")
         return key + self._key_base, value + self._value_base
 
     def append(self, key: int, value: int) -> None:

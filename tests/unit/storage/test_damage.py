@@ -16,7 +16,7 @@ from tidelog.storage.append import UnexplainedGap
 from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.loader import Ending
 from tidelog.storage.log import PartitionLog
-from tidelog.storage.repair import CopyRefused
+from tidelog.storage.repair import CopyRefused, NoRoom
 from tidelog.storage.scrub import Scrub
 
 MakeLogs = Callable[..., Logs]
@@ -268,3 +268,60 @@ def test_an_index_that_disagrees_is_made_anew_and_no_damage(made: Logs) -> None:
         assert not scrub.finish()
     assert path.read_bytes() == right
     assert offsets_of(records_of(log)) == list(range(2 * COUNT))
+
+
+def test_bytes_too_many_between_two_batches_are_never_served_and_go_with_a_repair(made: Logs) -> None:
+    copy, end = copy_of(made), made.log.log_end_offset
+    made.close()
+    path = made.folder / made.files("*.log")[0]
+    whole = path.read_bytes()
+    position, _ = batches_of(path)[3]
+    path.write_bytes(whole[:position] + b"\1" * 300 + whole[position:])
+    log = made.open()
+    for _ in range(2):  # the second time goes by what the first has left: hints, and what was found
+        assert list(served(log)) == list(range(end)), "no record is lost"
+        for size in (1, 150, 400, 10_000):
+            offset = 0
+            while offset < end:
+                result = read(log, offset, size, end)
+                offset = [record.offset for region in result.regions for record in iter_records(region)][-1] + 1
+    [(_, damaged)] = log.damaged_ranges()
+    assert (damaged.first_offset, damaged.end_offset) == (6, 6)
+    repair(log, copy)
+    assert path.read_bytes() == whole
+
+
+def test_a_segment_that_is_appended_to_has_room_for_another_length_once_it_is_rolled(made: Logs) -> None:
+    copy, end = copy_of(made), made.log.log_end_offset
+    made.close()
+    path = made.folder / made.files("*.log")[-1]
+    whole = path.read_bytes()
+    position, _ = batches_of(path)[2]
+    path.write_bytes(whole[:position] + b"\1" * 300 + whole[position:])
+    log = made.open()
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        scrub.run(10**9)
+        scrub.finish()
+    with pytest.raises(NoRoom):
+        repair(log, copy)
+    log.roll(NOW)
+    repair(log, copy)
+    assert path.read_bytes() == whole
+    assert offsets_of(records_of(log)) == list(range(end))
+
+
+@pytest.mark.parametrize("position", [-5, 2**31 - 1])
+def test_an_index_row_that_points_nowhere_keeps_no_log_from_opening(made: Logs, position: int) -> None:
+    end = made.log.log_end_offset
+    made.close()
+    for name in made.files("*.index"):
+        data = bytearray((made.folder / name).read_bytes())
+        for row in range(0, len(data) - 8, 8):
+            pack_into(">i", data, row + 4, position)
+        (made.folder / name).write_bytes(data)
+    log = made.open()
+    for offset in range(0, end, 2):
+        log.segments[log.segments.floor_index(offset)].hints.clear()  # so that the index is asked
+        [region] = read(log, offset, 1, end).regions
+        assert next(iter_records(region)).offset == offset
