@@ -101,12 +101,12 @@ class Examiner:
 
     `end_offset`: the offset after its last record, UNKNOWN_END where nothing says. `may_have_gaps`: whether offsets
     may be missing between batches, as compaction leaves them; `may_end_early`: behind the last one, too. `epoch_max`:
-    the leader epoch of what follows the segment, -1 where it is not known.
+    the leader epoch of what follows the segment, -1 where it is not known; `epoch_min`: of what comes before it.
     """
 
     def __init__(
         self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
-        may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
+        may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1, epoch_min: int = -1,
     ) -> None:  # fmt: skip
         self._window = _Window(read_at, size_bytes)
         self._size_bytes = size_bytes
@@ -115,6 +115,7 @@ class Examiner:
         self._may_have_gaps = may_have_gaps or may_end_early
         self._may_end_early = may_end_early
         self._epoch_max = epoch_max
+        self._epoch_min = epoch_min
         self._expected = base_offset
         # No batch is stored without one. Below 0 a damaged epoch of -1 would put the blame on the batch before it.
         self._epoch = 0
@@ -150,6 +151,10 @@ class Examiner:
         if header.partition_leader_epoch < self._epoch:
             return f"leader epoch {header.partition_leader_epoch} after {self._epoch}"
         following = self._window.header(batch.position + header.size_bytes)
+        if following is not None and self._epoch < 0:
+            epoch = header.partition_leader_epoch
+            if epoch < self._epoch_min <= following.partition_leader_epoch:
+                return f"leader epoch {epoch} after {self._epoch_min}"
         if following is None:
             if 0 <= self._epoch <= self._epoch_max < header.partition_leader_epoch:
                 return f"leader epoch {header.partition_leader_epoch} before {self._epoch_max}"
@@ -225,8 +230,9 @@ class Findings:
     """What an examination found: the index rows of the whole batches, and the damage between them."""
 
     __slots__ = (
-        "bytes_since_index_row", "damage", "end_offset", "epochs", "first_timestamp", "generation", "max_timestamp",
-        "offset_of_max_timestamp", "offset_rows", "size_bytes", "tail", "time_rows",
+        "bytes_since_index_row", "damage", "end_offset", "epochs", "first", "first_epoch", "first_timestamp",
+        "generation", "max_timestamp", "offset_of_max_timestamp", "offset_rows", "second", "size_bytes", "tail",
+        "time_rows", "trusts_epochs",
     )  # fmt: skip
 
     def __init__(self, base_offset: int, size_bytes: int) -> None:
@@ -244,6 +250,13 @@ class Findings:
         self.max_timestamp = -1
         self.offset_of_max_timestamp = base_offset
         self.first_timestamp = -1
+        self.first: DamagedRange | None = None
+        """Where the first batch lies, with its leader epoch: nothing in the segment comes before it to compare with."""
+        self.first_epoch = -1
+        self.second: tuple[int, int] | None = None
+        """(leader epoch, base offset) of the second batch."""
+        self.trusts_epochs = False
+        """Another replica has just said what the batches are."""
         self.generation = 0
         """Of the segment (`Segment.generation`) when it was looked at."""
         self.bytes_since_index_row = 0
@@ -259,10 +272,29 @@ class Findings:
             self.bytes_since_index_row = 0
         if not position:
             self.first_timestamp = header.max_timestamp
+            reason = f"leader epoch {header.partition_leader_epoch}"
+            self.first = DamagedRange(0, header.size_bytes, header.base_offset, header.next_offset, reason)
+            self.first_epoch = header.partition_leader_epoch
+        elif self.second is None:
+            self.second = header.partition_leader_epoch, header.base_offset
         if not self.epochs or header.partition_leader_epoch > self.epochs[-1][0]:
             self.epochs.append((header.partition_leader_epoch, header.base_offset))
         self.bytes_since_index_row += header.size_bytes
         self.end_offset = header.next_offset
+
+
+def doubt_first_epoch(findings: Findings, epoch_at: Callable[[int], int]) -> None:
+    """Where the first batch alone disagrees with the epochs that the log knows (-1: none), it counts as damaged.
+
+    Neither carries a checksum. Another replica's copy decides: if it says the same, the log's epochs are corrected.
+    """
+    first, second = findings.first, findings.second
+    if first is None or findings.trusts_epochs or findings.first_epoch == (known := epoch_at(first.first_offset)):
+        return
+    if known >= 0 and (second is None or epoch_at(second[1]) == second[0]):
+        reason = f"{first.reason}, the epoch file says {known}"
+        findings.damage = merged([first._replace(reason=reason), *findings.damage])
+        findings.first = None
 
 
 def examine(

@@ -38,6 +38,5 @@ def remove_incarnation(disk: Disk, directory: str) -> None:
     """Something written in this epoch may be lost: nobody is to speak for it. Where even this fails, so be it."""
     try:
         disk.remove(f"{directory}/{INCARNATION_FILE}")
-        disk.sync_directory(directory)
     except OSError:
         pass

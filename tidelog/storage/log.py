@@ -18,6 +18,7 @@ from tidelog.storage import lookup, sealing, shortening
 from tidelog.storage.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
 from tidelog.storage.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.disk import Buffer, Disk, is_exhaustion
+from tidelog.storage.examination import doubt_first_epoch
 from tidelog.storage.flush import Durability, FlushTask
 from tidelog.storage.loader import LoadedLog
 from tidelog.storage.log_config import INT64_MAX, LogConfig
@@ -415,6 +416,7 @@ class PartitionLog:
         findings, segment.findings = segment.findings, None
         if findings is None or findings.generation != segment.generation:
             return  # the segment was cut since, and is examined again if it still is not what it should be
+        doubt_first_epoch(findings, self.leader_epochs.epoch_for_offset)
         segment.adopt(findings)
         for damage in segment.damage:
             _log.error("%s: %s", segment.path, describe(damage))

@@ -255,6 +255,7 @@ def finish_repair(check: RepairCheck) -> bool:
         segment.replace_file(check.temporary)
     assert check.findings is not None
     check.findings.generation = segment.generation
+    check.findings.trusts_epochs = True
     segment.findings = check.findings
     log.adopt_findings(segment)
     return True

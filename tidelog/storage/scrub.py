@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidelog.storage.damage import DamagedRange, merged
-from tidelog.storage.examination import Examiner, Findings, WholeBatch
+from tidelog.storage.examination import Examiner, Findings, WholeBatch, doubt_first_epoch
 from tidelog.storage.index_check import IndexCheck
 from tidelog.storage.producer_snapshots import CorruptSnapshot
 from tidelog.storage.transaction_index import CorruptTransactionIndex
@@ -89,6 +89,7 @@ class Scrub:
                 )
         findings.damage = merged(damage)
         findings.end_offset = self._end_offset
+        doubt_first_epoch(findings, self.log.leader_epochs.epoch_for_offset)
         # A row that no batch was found for points behind the end, or between two batches.
         left = bool(self._index_check.left_over())
         index_is_wrong = bool(self._index_check.wrong)

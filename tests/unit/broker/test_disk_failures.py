@@ -394,7 +394,7 @@ async def test_topics_of_a_bad_directory_can_be_deleted_and_made_again(
     disk.faults.clear()
     wire = await (await start()).connect()
     assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"new"]
-    assert len(list(bad.glob("one-0.*-delete"))) == 1, "a log of another topic is none of this one"
+    assert len(list(bad.glob("one-0.*-stray"))) == 1, "a log of another topic is none of this one"
 
 
 async def test_what_was_there_is_there_again_when_the_directory_is(

@@ -151,6 +151,33 @@ def test_what_is_damaged_is_refused_and_repaired_and_the_rest_is_served(
     assert log.append_as_leader(idempotent(end, count=2), 2, NOW).first_offset == end
 
 
+@pytest.mark.parametrize("ending", ["while it is open", "after a clean stop", "after a kill"])
+def test_a_lower_epoch_in_the_first_batch_of_a_segment_is_damage(made: Logs, ending: str) -> None:
+    """Nothing in the segment comes before it; the epoch file was corrected to what was damaged."""
+    copy = copy_of(made)
+    names = made.files("*.log")
+    name = next(each for each in names if int(each[:20]) > 50)
+    if ending == "after a clean stop":
+        made.close()
+    elif ending == "after a kill":
+        made.kill()
+    path = made.folder / name
+    data = bytearray(path.read_bytes())
+    pack_into(">i", data, 12, int.from_bytes(data[12:16], "big") - 1)
+    path.write_bytes(data)
+    log = made.log if ending == "while it is open" else made.open(machine_ran_on=True)
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        scrub.run(10**9)
+        scrub.finish()
+    [(_, damaged)] = log.damaged_ranges()
+    assert damaged.first_offset == int(name[:20])
+    repair(log, copy)
+    assert not log.damaged_ranges()
+    assert list(log.leader_epochs) == [(0, 0), (1, 50), (2, 100)]
+    assert offsets_of(records_of(log)) == list(range(2 * COUNT))
+
+
 @pytest.mark.parametrize("has_snapshot", [True, False])
 @pytest.mark.parametrize("cut", [1, 40, 500])
 def test_what_a_clean_log_lacks_at_its_end_is_damage_and_the_log_goes_on_behind_it(
