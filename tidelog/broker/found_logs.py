@@ -49,14 +49,19 @@ class FoundLogs:
                 self.failures.append((directory, cause))
             self.damaged.update(dict.fromkeys(directory.offline, directory))
 
-    def has(self, key: Key, topic_id: bytes) -> bool:
-        """Whether a log of this replica was found. One that does not say of which topic counts if it is alone."""
+    def has(self, key: Key, topic_id: bytes, directory_id: bytes) -> bool:
+        """Whether a log of this replica was found. One that does not say of which topic counts if it is alone.
+
+        One that was on its way to another directory counts if the metadata places the replica there already: before
+        that it may lack anything.
+        """
         candidates = self._found.get(key, [])
         ids = [found.topic_id for _, found in candidates]
-        return topic_id in ids or bytes(16) in ids or ids == [None] or (self._is_future(key, topic_id))
+        return topic_id in ids or bytes(16) in ids or ids == [None] or self._has_moved(key, topic_id, directory_id)
 
-    def _is_future(self, key: Key, topic_id: bytes) -> bool:
-        futures = (directory.futures.get(key) for directory in self._directories)
+    def _has_moved(self, key: Key, topic_id: bytes, directory_id: bytes) -> bool:
+        homes = [directory for directory in self._directories if directory.directory_id == directory_id]
+        futures = (home.futures.get(key) for home in homes)
         return any(future is not None and future.topic_id == topic_id for future in futures)
 
     def forget(self, directory: LogDirectory) -> None:

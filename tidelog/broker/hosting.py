@@ -99,7 +99,7 @@ class Hosting:
             for topic in self._image.topics_by_id.values()
             for index, placed in topic.partitions.items()
             if (self._node_id in placed.isr or self._node_id in placed.elr)
-            and not self._found.has((topic.name, index), topic.topic_id)
+            and not self._found.has((topic.name, index), topic.topic_id, placed.directory_of(self._node_id))
         ]
 
     def loaded(self) -> None:

@@ -58,6 +58,7 @@ class LogDirectories:
         """Every open one; first that of the metadata, which may be for metadata alone."""
         self.offline: dict[str, str] = {}
         """Path -> why, of those that could not be opened or have failed."""
+        self._boot_id = ""
         self._known_ids: list[bytes] = []
         self._failing: set[LogDirectory] = set()
         self.missing: list[str] = []
@@ -80,6 +81,7 @@ class LogDirectories:
         is left for topics.
         """
         config, disk = self._config, self._disk
+        self._boot_id = boot_id
         metadata_path = str(config.metadata_log_dir)
         if not disk.exists(f"{metadata_path}/meta.properties"):
             if config.is_controller and config.quorum_bootstrap and not config.quorum_voters:
@@ -119,10 +121,15 @@ class LogDirectories:
         for directory in self._failing:
             directory.fail("it failed at the very end")
         is_whole = True
+        has_lost = any(directory.lost for directory in self.online)
         for directory in self.online:
             try:
-                # A start that came to nothing changes nothing: the last clean stop is still the last.
-                epoch = broker_epoch if broker_epoch >= 0 else directory.clean_broker_epoch
+                epoch = broker_epoch
+                if epoch < 0 and not has_lost:
+                    # A start that came to nothing changes nothing: what spoke for an epoch still speaks for it.
+                    epoch = directory.clean_broker_epoch
+                    if not directory.was_clean:
+                        epoch = surviving_epoch(self._disk, directory.path, self._boot_id)
                 is_whole = directory.close(epoch) and is_whole
             except OSError as error:
                 log.error("%s did not close cleanly: %s", directory.path, error)
@@ -191,9 +198,10 @@ class LogDirectories:
         if any(directory.lost or directory.offline for directory in self.online):
             return -1
         if all(directory.was_clean for directory in self.online):
-            return max(directory.clean_broker_epoch for directory in self.online)
-        survived = {surviving_epoch(self._disk, directory.path, boot_id) for directory in self.online}
-        return survived.pop() if len(survived) == 1 else -1
+            epochs = {directory.clean_broker_epoch for directory in self.online}
+        else:
+            epochs = {surviving_epoch(self._disk, directory.path, boot_id) for directory in self.online}
+        return epochs.pop() if len(epochs) == 1 else -1  # one that was copied back is of an older epoch
 
     def write_incarnations(self, epoch: int, boot_id: str) -> None:
         """This process writes from now on, in this broker epoch."""

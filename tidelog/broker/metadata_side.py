@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.broker.metadata_wiring import (
@@ -25,7 +24,7 @@ from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode
-from tidelog.replication.quorum.metadata_log import log_start_in, note_loss
+from tidelog.replication.quorum.metadata_log import log_start_in, note_loss_of
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
@@ -85,7 +84,7 @@ class MetadataSide:
             disk=ports.disk,
             root=home.path,
             log=home.open_metadata_log(
-                metadata_log_config(config), ports.clock_ms(), log_start_in, partial(note_loss, ports.disk)
+                metadata_log_config(config), ports.clock_ms(), log_start_in, note_loss_of(ports.disk, home)
             ),
             settings=quorum_settings(config, bound_ports),
             can_vote=config.is_controller,

@@ -22,7 +22,7 @@ from tidelog.storage.repair import CopyRefused, NoRoom, RangeRepair
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions
-    from tidelog.replication.controller.image import MetadataImage
+    from tidelog.replication.controller.image import MetadataImage, PartitionImage
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Endpoint, Exchange
     from tidelog.storage.append import UnexplainedGap
@@ -228,28 +228,45 @@ class Repairs:
         partition.log.roll(partition.log.clock_ms)
 
     async def _explain(self, partition: Partition, first_offset: int, end_offset: int) -> None:
-        """A gap is taken as it is if every other replica has it: the topic was compacted once. Else it is refused."""
+        """A gap is taken if the replicas in sync have it, too: the topic was compacted once. Else it is refused.
+
+        Another replica counts if it has records there. One that has not come so far, or does not answer, says nothing:
+        two new replicas would wait for each other, and one that replaces a dead broker for that one.
+        """
         for source in self._others(partition):
             try:
                 data = await self._fetch(partition, source, first_offset, up_to_log_end=False)
+                if not data:
+                    raise PeerUnreachable("it has not come that far yet")
             except (KafkaError, PeerUnreachable) as error:
                 logger.info("%s: broker %d says nothing of a gap: %s", partition, source, error)
-                return
-            if len(data) < 8 or int.from_bytes(data[:8], "big") < end_offset:
+                if source in self._in_sync(partition):
+                    return
+                continue
+            if int.from_bytes(data[:8], "big") < end_offset:
                 logger.error(
                     "%s-%d: the leader lacks offsets %d to %d, which broker %d has", partition.topic, partition.index,
                     first_offset, end_offset, source,
                 )  # fmt: skip
                 return
-        logger.info("%s: every replica lacks offsets %d to %d", partition, first_offset, end_offset)
-        partition.log.gaps_explained_below = max(partition.log.gaps_explained_below, end_offset)
+        if self._in_sync(partition) <= {self._node_id}:
+            return  # the leader is another by now, or unknown
+        logger.info("%s: every replica in sync lacks offsets %d to %d", partition, first_offset, end_offset)
+        partition.log.explain_gaps(end_offset)
 
     # ----------------------------------------------------------------------------------------------------- other nodes
 
+    def _placed(self, partition: Partition) -> PartitionImage | None:
+        topic = self._image().topics_by_id.get(partition.topic_id)
+        return None if topic is None else topic.partitions.get(partition.index)
+
+    def _in_sync(self, partition: Partition) -> set[int]:
+        placed = self._placed(partition)
+        return set() if placed is None else set(placed.isr)
+
     def _others(self, partition: Partition) -> list[int]:
         """The other replicas, those in sync first."""
-        topic = self._image().topics_by_id.get(partition.topic_id)
-        placed = None if topic is None else topic.partitions.get(partition.index)
+        placed = self._placed(partition)
         if placed is None:
             return []
         in_sync_first = sorted(placed.replicas, key=lambda replica: replica not in placed.isr)

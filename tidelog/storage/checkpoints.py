@@ -22,6 +22,7 @@ LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 META_PROPERTIES_FILE: Final = "meta.properties"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
+EXPLAINED_GAPS_FILE: Final = "explained-gaps"
 
 _log = logging.getLogger("tidelog.storage")
 
@@ -185,6 +186,18 @@ def decode_partition_metadata(data: bytes) -> bytes:
     if topic_id == ZERO_UUID:
         raise CorruptCheckpoint("the topic id is zero")
     return topic_id
+
+
+def encode_explained_gaps(end_offset: int) -> bytes:
+    """Every replica lacks what is missing between the batches below `end_offset`."""
+    return _join([_VERSION, str(end_offset)])
+
+
+def decode_explained_gaps(data: bytes) -> int:
+    lines = _text(data).splitlines()
+    if len(lines) != 2 or lines[0] != _VERSION or _integer(lines[1]) < 0:
+        raise CorruptCheckpoint(f"not a version and an offset: {lines[:3]!r}")
+    return _integer(lines[1])
 
 
 def encode_properties(values: Mapping[str, str]) -> bytes:

@@ -15,9 +15,11 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from tidelog.storage.checkpoints import (
+    EXPLAINED_GAPS_FILE,
     LEADER_EPOCH_FILE,
     PARTITION_METADATA_FILE,
     CorruptCheckpoint,
+    decode_explained_gaps,
     decode_leader_epochs,
     decode_partition_metadata,
     read_if_exists,
@@ -64,6 +66,7 @@ class LoadedLog(NamedTuple):
     recovery_point: int
     lacks_producers: bool = False
     """Damage hides batches that the producer state should know."""
+    gaps_explained_below: int = 0
 
 
 class Checkpoints(NamedTuple):
@@ -135,6 +138,7 @@ class _Loader:
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
         self.names = _tidy(disk, directory)
         self.epochs, self.epochs_are_whole = self._read_epochs()
+        self.gaps_explained_below = self._read_explained_gaps()
         earliest = self.epochs.earliest
         if earliest is not None and not checkpoints.is_synced and earliest[1] < checkpoints.log_start_offset:
             # The epoch file is written before the checkpoint is: one of them is damaged, and nothing is to be deleted
@@ -208,6 +212,7 @@ class _Loader:
             log_end_offset,
             recovery_point,
             lacks_producers,
+            self.gaps_explained_below,
         )
 
     def _note_first_timestamp(self, active: Segment) -> None:
@@ -282,7 +287,7 @@ class _Loader:
                 has_transaction_index=base_offset in transaction_indexes,
                 jitter_ms=self.jitter_ms,
             )
-            if base_offset < self.checkpoints.cleaned_offset:
+            if base_offset < max(self.checkpoints.cleaned_offset, self.gaps_explained_below):
                 segment.may_have_gaps = segment.may_end_early = True
             if segments:
                 segments[-1].next_offset = base_offset
@@ -312,6 +317,17 @@ class _Loader:
         except CorruptCheckpoint as error:
             _log.warning("%s/%s is rebuilt from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
             return LeaderEpochs(), False
+
+    def _read_explained_gaps(self) -> int:
+        path = f"{self.directory}/{EXPLAINED_GAPS_FILE}"
+        data = read_if_exists(self.disk, path)
+        if not data:
+            return 0
+        try:
+            return decode_explained_gaps(data)
+        except CorruptCheckpoint as error:
+            _log.warning("%s is unreadable, so that gaps are to be explained again: %s", path, error)
+            return 0
 
     def _read_topic_id(self) -> bytes | None:
         data = read_if_exists(self.disk, f"{self.directory}/{PARTITION_METADATA_FILE}")

@@ -16,6 +16,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.storage import lookup, sealing, shortening
 from tidelog.storage.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
+from tidelog.storage.checkpoints import EXPLAINED_GAPS_FILE, encode_explained_gaps, replace_file
 from tidelog.storage.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.disk import Buffer, Disk, is_exhaustion
 from tidelog.storage.examination import doubt_first_epoch
@@ -87,7 +88,7 @@ class PartitionLog:
         """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
         self.failure: str | None = None
         self.is_closed = False
-        self.gaps_explained_below = 0
+        self.gaps_explained_below = loaded.gaps_explained_below
         """Offsets below may be missing from what is replicated, though not compacted: other replicas lack them."""
         self.cleaned_offset = -1
         """Up to where the cleaner has compared keys (compaction), -1 unknown."""
@@ -200,13 +201,13 @@ class PartitionLog:
         append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
-    def append_as_follower(self, batches: memoryview, now_ms: int) -> AppendInfo | None:
+    def append_as_follower(self, batches: memoryview, now_ms: int, *, may_have_gaps: bool = False) -> AppendInfo | None:
         """Append what the leader sent, offsets and all; None when there is no whole batch in it.
 
         Raises UnexplainedGap where the first batch begins behind the log end though nothing can have been compacted;
         from a gap behind it on, nothing is appended.
         """
-        no_gap_from = INT64_MAX if self.config.is_compacted else self.gaps_explained_below
+        no_gap_from = INT64_MAX if may_have_gaps or self.config.is_compacted else self.gaps_explained_below
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from)
         if not admitted:
             return None
@@ -400,8 +401,17 @@ class PartitionLog:
     def accept_gap(self, segment: Segment, damage: DamagedRange) -> None:
         """Every other replica lacks these offsets, too, and no byte of this one is in doubt: they were compacted."""
         segment.may_have_gaps = segment.may_end_early = True
+        self.explain_gaps(damage.end_offset)
         segment.set_damage(tuple(each for each in segment.damage if each != damage))
-        self.gaps_explained_below = max(self.gaps_explained_below, damage.end_offset)
+
+    def explain_gaps(self, end_offset: int) -> None:
+        """Below `end_offset` every replica lacks what is missing between the batches; a start must know. OSError."""
+        if end_offset <= self.gaps_explained_below:
+            return
+        replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_explained_gaps(end_offset))
+        self.gaps_explained_below = end_offset
+        for segment in self.segments:
+            segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
 
     def reload_producers(self) -> None:
         """The state of the producers, from the newest snapshot and the batches behind it. Waits for the device."""

@@ -40,6 +40,7 @@ def roll(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
 
 def begin(log: PartitionLog, now_ms: int, base_offset: int) -> Segment:
     segment = Segment.create(log.disk, log.directory, base_offset, log.config, now_ms, log.jitter_ms)
+    segment.may_have_gaps = segment.may_have_gaps or base_offset < log.gaps_explained_below
     log.segments.add(segment)
     log.durability.note_directory(log.directory)
     return segment

@@ -133,6 +133,7 @@ def _empty(log: PartitionLog, offset: int) -> None:
     log.snapshots.delete_where(0, 2**63)
     log.leader_epochs.clear()
     segment = Segment.create(log.disk, log.directory, offset, log.config, log.clock_ms, log.jitter_ms)
+    segment.may_have_gaps = segment.may_have_gaps or offset < log.gaps_explained_below
     log.segments.add(segment)
     log.disk.sync_directory(log.directory)
     log.producers.clear(offset)

@@ -278,9 +278,46 @@ def test_a_follower_takes_no_gap_that_compaction_cannot_explain(logs: MakeLogs) 
     both = memoryview(bytearray(bytes(batch(1, base_offset=2, leader_epoch=0)) + bytes(behind_a_gap)))
     made.log.append_as_follower(both, NOW)
     assert made.log.log_end_offset == 3, "what comes before the gap is taken"
-    made.log.gaps_explained_below = 7
+    made.log.explain_gaps(7)
     made.log.append_as_follower(behind_a_gap, NOW)
     assert offsets_of(records_of(made.log)) == [0, 1, 2, 7]
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill", "loss of power"])
+def test_a_gap_that_was_explained_is_no_damage_after_a_start(logs: MakeLogs, ending: str) -> None:
+    """Nobody may be left to explain it again: without other replicas it would count as lost."""
+    made = logs(segment_bytes=200)
+    made.append(batch(2))
+    made.log.explain_gaps(300)
+    for base_offset in (7, 9, 150, 299):
+        made.log.append_as_follower(batch(1, base_offset=base_offset, leader_epoch=0), NOW)
+    with pytest.raises(UnexplainedGap):
+        made.log.append_as_follower(batch(1, base_offset=301, leader_epoch=0), NOW)
+    made.log.append_as_follower(batch(1, base_offset=300, leader_epoch=0), NOW)
+    assert made.log.segment_count > 2
+    if ending == "stop":
+        made.close()
+    else:
+        made.kill()
+    log = made.open(machine_ran_on=ending == "kill")
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        scrub.run(10**9)
+        assert not scrub.finish()
+    assert not log.damaged_ranges()
+    assert not made.directory.lost
+    assert offsets_of(records_of(log)) == [0, 1, 7, 9, 150, 299, 300]
+    with pytest.raises(UnexplainedGap):
+        log.append_as_follower(batch(1, base_offset=302, leader_epoch=0), NOW)
+
+
+def test_an_unreadable_note_of_gaps_explains_none(logs: MakeLogs) -> None:
+    made = logs()
+    made.append(batch(2))
+    made.log.explain_gaps(7)
+    made.close()
+    (made.folder / "explained-gaps").write_bytes(b"0\nmany\n")
+    assert made.open().gaps_explained_below == 0
 
 
 def test_an_index_that_disagrees_is_made_anew_and_no_damage(made: Logs) -> None:

@@ -49,13 +49,14 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     from tidelog.broker.logs import set_up
     from tidelog.broker.node import run_node
     from tidelog.storage.disk import DirectoryInUse
+    from tidelog.storage.log import CorruptLog
     from tidelog.storage.meta_properties import ForeignDirectory
 
     set_up(config, sys.stderr)
     _allow_files()
     try:
         _event_loop_run(_until_told(run_node(config, announce)))
-    except (ConfigError, DirectoryInUse, ForeignDirectory) as error:
+    except (ConfigError, CorruptLog, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
     except OSError as error:
         return fail(reason(error))

@@ -158,12 +158,9 @@ class RaftNode:
         Raises CorruptSnapshot, CorruptQuorumState, CorruptLog, InconsistentVoters.
         """
         found = self.log.load()
-        self.raft.lacks_records = self.log.lacks_records
         if self.log.lacks_records and self.raft.can_vote and self._history.latest.is_only(self.raft.own):
-            raise CorruptLog(
-                f"{self.log.directory}: {self.log.damage}, and no other voter has a copy: restore it, or remove "
-                f"{self.log.directory}/{LACKING_FILE} to go on without what follows"
-            )
+            self._recover_alone()
+        self.raft.lacks_records = self.log.lacks_records
         election = election_in(self._votes.read(), self._history, self.raft.can_vote)
         if found is not None:
             identity, snapshot = found
@@ -172,6 +169,19 @@ class RaftNode:
         self._flush()
         self._cleaner.begin()
         self.drive()
+
+    def _recover_alone(self) -> None:
+        """As far as the log says no other voter has what this one lacks. Raises CorruptLog."""
+        settings = self.raft.settings
+        own = [endpoint for _, endpoint in settings.own_endpoints]
+        if any(server not in own for server in settings.bootstrap_servers):
+            return  # what was cut may have named other voters: those servers know
+        if not self.log.lacks_unfinished_batch_only:
+            raise CorruptLog(
+                f"{self.log.directory}: {self.log.damage}, and no other voter has a copy: restore it, or remove "
+                f"{self.log.directory}/{LACKING_FILE} to go on without what follows"
+            )
+        self.log.recovered("the last batch was not written to its end: nothing had acknowledged it")
 
     async def close(self) -> None:
         """A leader resigns. The log is its directory's to close."""

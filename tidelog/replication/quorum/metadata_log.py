@@ -7,8 +7,9 @@ loop's thread; `write_snapshot` and what says so may run on any.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.protocol.control_batches import encode_control_records
 from tidelog.protocol.messages.control_records import (
@@ -17,7 +18,14 @@ from tidelog.protocol.messages.control_records import (
     LeaderChangeMessageVoter,
     VotersRecord,
 )
-from tidelog.protocol.record_batch import BatchHeader, iter_headers
+from tidelog.protocol.record_batch import (
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    MIN_BATCH_LENGTH,
+    BatchHeader,
+    iter_headers,
+)
 from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch, encode_batch
 from tidelog.replication.quorum.messages import AppendLeaderChange, Bytes, OffsetAndEpoch
 from tidelog.replication.quorum.metadata_retention import MetadataRetention, SnapshotFacts
@@ -35,8 +43,12 @@ from tidelog.replication.quorum.snapshot import (
 from tidelog.replication.quorum.voters import VoterHistory, VoterSet, voters_from_record, voters_record
 from tidelog.storage.damage import describe
 from tidelog.storage.disk import Disk
+from tidelog.storage.loader import Ending
 from tidelog.storage.log import PartitionLog
 from tidelog.storage.reader import ColdRead, Region
+
+if TYPE_CHECKING:
+    from tidelog.storage.log_directory import LogDirectory
 
 logger = logging.getLogger("tidelog.quorum")
 
@@ -48,11 +60,44 @@ LACKING_FILE = "records-lost"
 FETCHED_PART = ".fetched.part"  # a name of its own: the same snapshot may be written here meanwhile
 
 
-def note_loss(disk: Disk, directory: str) -> None:
+UNFINISHED = b"a part of the last batch\n"
+"""Content of that file where nothing else was cut, as a kill leaves it in a write, which nothing had acknowledged."""
+
+
+def note_loss(disk: Disk, directory: str, content: bytes = b"") -> None:
     """Durably: records that were acknowledged are about to be cut from the metadata log in `directory`."""
-    if not disk.exists(f"{directory}/{LACKING_FILE}"):
-        disk.write_file(f"{directory}/{LACKING_FILE}", b"", sync=True)
+    path = f"{directory}/{LACKING_FILE}"
+    if not disk.exists(path) or (disk.read_file(path) != content and not content):
+        disk.write_file(path, content, sync=True)
         disk.sync_directory(directory)
+
+
+def note_loss_of(disk: Disk, home: LogDirectory) -> Callable[[str], None]:
+    """To be called with the directory of the metadata log in `home` before its end is cut."""
+    return partial(_note_cut if home.ending is Ending.KILLED else note_loss, disk)
+
+
+def _note_cut(disk: Disk, directory: str) -> None:
+    names = [entry.name for entry in disk.list_directory(directory) if entry.name.endswith(".log")]
+    file = disk.open(f"{directory}/{max(names)}")
+    try:
+        size_bytes, position = file.size_bytes(), 0
+        while (
+            batch_bytes := _batch_bytes(file.read_at(HEADER_SIZE, position))
+        ) and position + batch_bytes <= size_bytes:
+            position += batch_bytes
+        is_unfinished = bool(batch_bytes) or 0 < size_bytes - position < HEADER_SIZE
+        note_loss(disk, directory, UNFINISHED if is_unfinished else b"")
+    finally:
+        file.close()
+
+
+def _batch_bytes(header: bytes) -> int:
+    """How long the batch is of which these are the first bytes; 0 where they are none, or too few to tell."""
+    if len(header) < HEADER_SIZE:
+        return 0
+    found = BatchHeader._make(HEADER.unpack(header))
+    return found.size_bytes if found.magic == MAGIC and found.batch_length >= MIN_BATCH_LENGTH else 0
 
 
 class ReplayedBatch(NamedTuple):
@@ -122,15 +167,21 @@ class MetadataLog:
         """Damage took records that this replica may have acknowledged."""
         return self._disk.exists(f"{self.directory}/{LACKING_FILE}")
 
+    @property
+    def lacks_unfinished_batch_only(self) -> bool:
+        """All that was cut is a batch of which a part was there, as a kill leaves it in the middle of a write."""
+        path = f"{self.directory}/{LACKING_FILE}"
+        return self._disk.exists(path) and self._disk.read_file(path) == UNFINISHED
+
     def lose(self, why: str) -> None:
         """Say so on the device, before anything is cut."""
         self.damage = self.damage or why
         logger.error("%s: %s", self.directory, why)
         note_loss(self._disk, self.directory)
 
-    def recovered(self) -> None:
+    def recovered(self, why: str = "what was lost to damage has been fetched again") -> None:
         """All that was committed is here again, on the device."""
-        logger.warning("%s: what was lost to damage has been fetched again", self.directory)
+        logger.warning("%s: %s", self.directory, why)
         self._disk.remove(f"{self.directory}/{LACKING_FILE}")
         self._disk.sync_directory(self.directory)
 

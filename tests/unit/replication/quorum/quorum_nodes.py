@@ -16,10 +16,11 @@ from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersio
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
 from tidelog.replication.quorum.initial_voters import write_initial_voters
-from tidelog.replication.quorum.metadata_log import log_start_in
+from tidelog.replication.quorum.metadata_log import log_start_in, note_loss_of
 from tidelog.replication.quorum.snapshot import SnapshotId
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
 from tidelog.storage.disk import Buffer, DirectoryEntry, File, OsDisk
+from tidelog.storage.loader import Ending
 from tidelog.storage.log_config import LogConfig
 from tidelog.storage.log_directory import LogDirectory
 
@@ -128,6 +129,8 @@ class Member:
         self.node_id = node_id
         self.can_vote = can_vote
         self.settings = settings
+        self.ending: Ending | None = None
+        """How the process before ended, None for what the directory says."""
         self.raft: RaftNode
         self.listener = Listener()
         self.directory: LogDirectory
@@ -135,10 +138,14 @@ class Member:
     async def start(self) -> Member:
         quorum = self.quorum
         self.directory = quorum.directory(self.node_id)
+        if self.ending is not None:
+            self.directory.was_clean, self.directory.ending = False, self.ending
         config = LogConfig(
             max_message_bytes=1 << 23, segment_bytes=quorum.segment_bytes, retention_ms=-1, file_delete_delay_ms=0
         )
-        log = self.directory.open_metadata_log(config, 0, log_start_in)
+        log = self.directory.open_metadata_log(
+            config, 0, log_start_in, note_loss_of(quorum.disk(self.node_id), self.directory)
+        )
         loop = asyncio.get_running_loop()
         self.listener = Listener()
         self.raft = self.listener.raft = RaftNode(

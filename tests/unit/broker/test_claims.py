@@ -1,0 +1,124 @@
+"""What a broker claims of its logs when it registers: a claim outlives starts that come to nothing, and no loss."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.test_node import produce
+from tidelog.broker.config import ConfigError
+from tidelog.broker.found_logs import FoundLogs
+from tidelog.broker.lifecycle import BrokerLifecycle, RegistrationRefused
+from tidelog.protocol.messages.produce import ProduceResponse
+
+MakeBatch = Callable[..., bytes]
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The epochs that brokers have spoken for, in the order of their registrations."""
+    made: list[int] = []
+    register = BrokerLifecycle.register
+
+    async def note(self: BrokerLifecycle, previous_epoch: int) -> int:
+        made.append(previous_epoch)
+        return await register(self, previous_epoch)
+
+    monkeypatch.setattr(BrokerLifecycle, "register", note)
+    return made
+
+
+async def start_in_vain(start_node: Any, monkeypatch: pytest.MonkeyPatch, **config: str) -> None:
+    """The logs are opened, and the process is stopped before any controller has taken it in."""
+
+    async def refuse(self: BrokerLifecycle, previous_epoch: int) -> int:
+        raise RegistrationRefused("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BrokerLifecycle, "register", refuse)
+        with pytest.raises(ConfigError, match="not now"):
+            await start_node(**config)
+
+
+async def write(running: Any, batch: bytes, count: int = 20) -> int:
+    """Its broker epoch."""
+    wire = await running.connect()
+    await wire.create_topic("t")
+    for _ in range(count):
+        await wire.call(produce("t", batch), 9, ProduceResponse)
+    epoch: int = running.node._broker.lifecycle.epoch
+    return epoch
+
+
+async def test_a_loss_is_not_forgotten_by_a_clean_stop_before_the_registration(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, claims: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_node()
+    await write(running, make_batch(b"x" * 100))
+    await running.stop()
+    data = tmp_path / "data"
+    path = data / "t-0" / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        (data / name).unlink()
+    (data / "t-0" / f"{0:020d}.index").write_bytes(b"no index")
+    await start_in_vain(start_node, monkeypatch)
+    assert path.stat().st_size < len(content), "a record that was acknowledged is cut"
+    await start_node()
+    assert claims[1:] == [-1]
+
+
+async def test_a_claim_outlives_a_start_that_came_to_nothing(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, claims: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a clean stop, and after a kill: the process wrote nothing, and found all that was there."""
+    running = await start_node()
+    epoch = await write(running, make_batch(b"x"))
+    data, killed = tmp_path / "data", tmp_path / "killed"
+    shutil.copytree(data, killed)
+    await running.stop()
+    await start_in_vain(start_node, monkeypatch)
+    second = await start_node()
+    assert claims[1:] == [epoch]
+    await second.stop()
+    for _ in range(2):
+        await start_in_vain(start_node, monkeypatch, **{"log.dirs": str(killed)})
+    await start_node(**{"log.dirs": str(killed)})
+    assert claims[2:] == [epoch]
+
+
+async def test_one_of_several_directories_that_was_copied_back_ends_the_claim(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, claims: list[int]
+) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    both = {"log.dirs": f"{first},{second}"}
+    running = await start_node(**both)
+    await write(running, make_batch(b"x"))
+    await running.stop()
+    shutil.copytree(second, tmp_path / "old")
+    running = await start_node(**both)
+    epoch = running.node._broker.lifecycle.epoch
+    await running.stop()
+    running = await start_node(**both)
+    assert claims[2] == epoch, "both are of the same stop"
+    await running.stop()
+    shutil.rmtree(second)
+    shutil.copytree(tmp_path / "old", second)
+    await start_node(**both)
+    assert claims[3] == -1
+
+
+def test_a_copy_on_its_way_to_another_directory_is_not_the_replica() -> None:
+    key, topic_id = ("t", 0), b"t" * 16
+    here = SimpleNamespace(directory_id=b"a" * 16, futures={})
+    there = SimpleNamespace(directory_id=b"b" * 16, futures={key: SimpleNamespace(topic_id=topic_id)})
+    found = FoundLogs([here, there])  # type: ignore[arg-type]
+    assert not found.has(key, topic_id, here.directory_id), "it may lack anything"
+    assert found.has(key, topic_id, there.directory_id), "the metadata says that it has taken over"

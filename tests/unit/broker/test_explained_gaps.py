@@ -1,0 +1,88 @@
+"""Offsets that a leader does not have: taken once the replicas in sync say that they lack them, too, and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tests.patience import until
+from tests.unit.storage.batches import batch
+from tidelog.broker.repairs import Repairs
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from tidelog.replication.controller.image import PartitionImage
+from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.storage.append import UnexplainedGap
+
+TOPIC_ID = b"t" * 16
+LACKS = bytes(batch(1, base_offset=7))
+HAS = bytes(batch(1, base_offset=3))
+DEAD = None
+SHORT = ErrorCode.OFFSET_OUT_OF_RANGE
+NOTHING = b""
+
+
+class Replica:
+    """Broker 1, which follows broker 2 and misses offsets 2 to 7; `answers` of the other replicas by their ids."""
+
+    def __init__(self, answers: dict[int, Any], in_sync: tuple[int, ...]) -> None:
+        self.answers = answers
+        self.asked: list[int] = []
+        self.explained = 0
+        log = SimpleNamespace(damaged_ranges=list, explain_gaps=self.explain)
+        self.partition: Any = Mock(topic="t", index=0, topic_id=TOPIC_ID, log=log, offline=False)
+        placed = PartitionImage((1, *answers), in_sync, in_sync[0])
+        topics = {TOPIC_ID: SimpleNamespace(partitions={0: placed})}
+        partitions: Any = SimpleNamespace(find=lambda topic, index: self.partition)
+        image: Any = SimpleNamespace(topics_by_id=topics)
+        self.repairs = Repairs(
+            1, partitions, lambda: image, lambda broker_id: Endpoint("node", broker_id), self.exchange,
+            asyncio.get_running_loop(), lambda work: asyncio.get_running_loop().run_in_executor(None, work),
+        )  # fmt: skip
+
+    def explain(self, end_offset: int) -> None:
+        self.explained = end_offset
+
+    async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
+        answer = self.answers[endpoint.port]
+        self.asked.append(endpoint.port)
+        if answer is DEAD:
+            raise PeerUnreachable("nobody listens")
+        is_error = isinstance(answer, ErrorCode)
+        data = PartitionData(
+            partition_index=0, error_code=answer if is_error else 0, high_watermark=9,
+            records=None if is_error else answer,
+        )  # fmt: skip
+        return FetchResponse(responses=[FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[data])])
+
+    async def explains(self) -> bool:
+        self.repairs.report_gap(self.partition, UnexplainedGap(2, 7))
+        await until(lambda: not self.repairs._waiting)
+        await self.repairs.close()
+        return self.explained == 7
+
+
+@pytest.mark.parametrize("other", [LACKS, DEAD, SHORT, NOTHING], ids=["lacks", "dead", "short", "nothing"])
+async def test_what_the_leader_lacks_is_taken_for_compacted_whatever_is_not_in_sync(other: Any) -> None:
+    """A new replica that waits for the same, or a dead broker that is being replaced, would hold it up for ever."""
+    assert await Replica({2: LACKS, 3: other}, in_sync=(2,)).explains()
+
+
+@pytest.mark.parametrize("other", [HAS, DEAD, SHORT, NOTHING], ids=["has", "dead", "short", "nothing"])
+async def test_what_the_leader_lacks_is_not_taken_while_a_replica_in_sync_may_have_it(other: Any) -> None:
+    assert not await Replica({2: LACKS, 3: other}, in_sync=(2, 3)).explains()
+
+
+async def test_what_the_leader_lacks_is_not_taken_when_a_replica_that_has_it_says_so() -> None:
+    replica = Replica({2: LACKS, 3: HAS}, in_sync=(2,))
+    assert not await replica.explains()
+    assert replica.asked == [2, 3]
+
+
+@pytest.mark.parametrize("in_sync", [(1,), (1, 2)])
+async def test_a_leader_that_does_not_answer_explains_nothing(in_sync: tuple[int, ...]) -> None:
+    assert not await Replica({2: DEAD, 3: SHORT}, in_sync).explains()
