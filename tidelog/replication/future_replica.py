@@ -65,7 +65,8 @@ class FutureReplica:
         base_offset = int.from_bytes(batches[:8], "big")
         if base_offset < log.log_end_offset == log.log_start_offset:
             log.truncate_fully_and_start_at(base_offset)  # the present log starts in the middle of a batch
-        log.explain_gaps(max(present.gaps_explained_below, present.cleaned_offset))
+        if not log.config.is_compacted:
+            log.explain_gaps(max(present.gaps_explained_below, present.cleaned_offset))
         log.append_as_follower(batches, now_ms, may_have_gaps=True)  # the present log is what it should be
         log.set_high_watermark(max(present.high_watermark, present.log_start_offset))
         if log.log_start_offset < present.log_start_offset:
