@@ -261,12 +261,18 @@ class Cluster:
         self._refresh_wanted.set()
 
     async def wait_for_metadata(self, timeout_ms: float) -> bool:
-        """Ask for fresh metadata and wait for it; False when it did not come in time."""
+        """Ask for fresh metadata and wait for it; False when it did not come in time. Raises KafkaError when closed."""
+        self._refuse_when_closed()
         self.request_refresh()
         if self._refreshed is None or self._refreshed.done():
             self._refreshed = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait([self._refreshed], timeout=max(0.0, timeout_ms) / 1000)
+        self._refuse_when_closed()
         return bool(done)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "this client is closed")
 
     async def topic(self, name: str, timeout_ms: float) -> TopicMetadata:
         """A topic that can be used, created by the broker if it may. Raises KafkaError when there is none in time."""
@@ -280,9 +286,9 @@ class Cluster:
             if found is not None and found.error is not ErrorCode.NONE and not found.error.retriable:
                 raise KafkaError(found.error, f"topic {name!r}")
             left_ms = (deadline - loop.time()) * 1000
-            if left_ms <= 0 or self._closed:
+            if left_ms <= 0:
                 code = found.error if found is not None and found.error else ErrorCode.REQUEST_TIMED_OUT
-                raise KafkaError(code, f"topic {name!r} is not in the metadata after {timeout_ms:.0f} ms")
+                raise KafkaError(code, f"topic {name!r} did not come into the metadata in time")
             await self.wait_for_metadata(left_ms)
 
     async def _keep_fresh(self) -> None:

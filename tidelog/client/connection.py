@@ -341,8 +341,10 @@ async def connect(
         return connection
     except TimeoutError:
         problem = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{address} did not answer within {timeout_ms:.0f} ms")
-    except OSError as error:
-        problem = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {error.strerror or error}")
+    except (OSError, ValueError, OverflowError) as error:
+        # No OSError: a host or a port that cannot exist.
+        reason = getattr(error, "strerror", None) or error
+        problem = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {reason}")
     except BaseException:
         if connection is not None:
             connection.close()

@@ -111,8 +111,8 @@ class Consumer:
         if self._cluster is None:
             self._ended.set()
             return
-        self._rewind()
         try:
+            self._rewind()
             if self._group is not None:
                 await self._group.leave("the consumer was closed")
         finally:

@@ -30,6 +30,10 @@ class FetchBuffer:
     def holds(self, partition: TopicPartition) -> bool:
         return bool(self._fetched.get(partition))
 
+    def count(self, partition: TopicPartition) -> int:
+        """How many answers of this partition wait, read in part or not at all."""
+        return len(self._fetched.get(partition, ()))
+
     def end(self, partition: TopicPartition) -> tuple[int, int]:
         """(offset, leader epoch of the record before it) from which the next fetch goes on."""
         waiting = self._fetched.get(partition)

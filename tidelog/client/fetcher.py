@@ -2,9 +2,10 @@
 
 Here: fetch requests and sessions, leaders, errors of partitions. Records wait in `FetchBuffer`, positions are
 `Subscription`'s. Invariants: per broker there are at most two answers, unread or on their way, so memory is bounded by
-twice `fetch_max_bytes` per broker; records are handed out only for the position at which they continue, so what was
-fetched before a seek or a rebalance is dropped. All of a broker's partitions are in every request: a quiet one never
-holds up a busy one, as it would if only the quiet ones were asked for and the broker waited for them.
+twice `fetch_max_bytes` per broker, and besides that two answers of each partition that was paused before they were
+read; records are handed out only for the position at which they continue, so what was fetched before a seek or a
+rebalance is dropped. All of a broker's partitions are in every request: a quiet one never holds up a busy one, as it
+would if only the quiet ones were asked for and the broker waited for them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Fetcher:
             self._pump_later(self._rest_until_ms - now_ms)  # a timer may be early by the grain of the loop's clock
         by_source: dict[int, list[TopicPartition]] = {}
         for partition in self._subscription.fetchable(now_ms):
-            if partition not in self._buffer.problems:
+            # What waited while its partition was paused does not count against its broker, but against the partition.
+            if partition not in self._buffer.problems and self._buffer.count(partition) < _ANSWERS_PER_NODE:
                 by_source.setdefault(self._source(partition, now_ms), []).append(partition)
         if by_source.pop(-1, None):
             self._cluster.request_refresh()

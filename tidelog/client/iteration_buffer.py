@@ -23,7 +23,7 @@ class IterationBuffer:
     def not_consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """By partition the offset of the first record not handed out, and the leader epoch of that record."""
         first: dict[TopicPartition, OffsetAndMetadata] = {}
-        for record in self.records:
+        for record in self.records.copy():  # an iterator in another thread may take one meanwhile
             partition = TopicPartition(record.topic, record.partition)
             if partition not in first:
                 first[partition] = OffsetAndMetadata(record.offset, "", record.leader_epoch)

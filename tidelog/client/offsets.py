@@ -6,7 +6,7 @@ Used by consumer, admin and the raw reader. Nothing is kept here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tidelog.client.cluster import Cluster
 from tidelog.client.model import OffsetAndTimestamp, TopicPartition
@@ -34,30 +34,15 @@ async def list_offsets(
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
-    cluster.track({partition.topic for partition in timestamps})
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     attempts = 0
-    problem: KafkaError | None = None
     while True:
         missing = {partition: timestamp for partition, timestamp in timestamps.items() if partition not in found}
         if not missing:
             return found
-        by_leader: dict[int, dict[TopicPartition, int]] = {}
-        for partition, timestamp in missing.items():
-            by_leader.setdefault(cluster.metadata.leader(partition), {})[partition] = timestamp
-        unled = by_leader.pop(-1, {})
-        calls = [_ask_leader(cluster, leader, part, isolation_level) for leader, part in by_leader.items()]
-        for outcome in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(outcome, KafkaError) and outcome.retriable:
-                problem = outcome
-            elif isinstance(outcome, BaseException):
-                raise outcome
-            else:
-                found.update(outcome[0])
-                problem = outcome[1] or problem
+        problem = await ask_leaders(cluster, missing, isolation_level=isolation_level, on_found=found.update)
         if len(found) == len(timestamps):
             return found
-        _refuse_what_is_not_there(cluster, unled)
         attempts += 1
         wait_ms = cluster.retry_backoff.wait_ms(attempts)
         left_ms = (deadline - loop.time()) * 1000
@@ -69,6 +54,46 @@ async def list_offsets(
         await cluster.wait_for_metadata(left_ms)
         if attempts > 1:
             await asyncio.sleep(wait_ms / 1000)
+
+
+async def ask_leaders(
+    cluster: Cluster,
+    timestamps: Mapping[TopicPartition, int],
+    *,
+    isolation_level: str,
+    on_found: Callable[[dict[TopicPartition, OffsetAndTimestamp | None]], None],
+) -> KafkaError | None:
+    """Ask each leader once, all at the same time. `on_found` gets what one knows as soon as it has answered.
+
+    Returns the last error after which asking again can help. Raises KafkaError of the others.
+    """
+    cluster.track({partition.topic for partition in timestamps})
+    by_leader: dict[int, dict[TopicPartition, int]] = {}
+    for partition, timestamp in timestamps.items():
+        by_leader.setdefault(cluster.metadata.leader(partition), {})[partition] = timestamp
+    unled = by_leader.pop(-1, {})
+    problem: KafkaError | None = None
+
+    async def ask(leader: int, wanted: dict[TopicPartition, int]) -> None:
+        nonlocal problem
+        try:
+            found, refusal = await _ask_leader(cluster, leader, wanted, isolation_level)
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            problem = error
+        else:
+            problem = refusal or problem
+            on_found(found)
+
+    outcomes = await asyncio.gather(*(ask(*each) for each in by_leader.items()), return_exceptions=True)
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome
+    _refuse_what_is_not_there(cluster, unled)
+    if unled:
+        problem = problem or KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(next(iter(unled))))
+    return problem
 
 
 def _refuse_what_is_not_there(cluster: Cluster, unled: Mapping[TopicPartition, int]) -> None:

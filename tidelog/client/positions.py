@@ -13,7 +13,7 @@ from tidelog.client.config import ConsumerConfig
 from tidelog.client.coordinator import Coordinator
 from tidelog.client.fetcher import RESET_TIMESTAMPS, Fetcher
 from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
-from tidelog.client.offsets import list_offsets
+from tidelog.client.offsets import ask_leaders, list_offsets
 from tidelog.client.subscription import Subscription
 from tidelog.client.validation import PositionValidator
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -95,28 +95,41 @@ class Positions:
             await asyncio.wait([self._search])
 
     async def _look_up(self) -> None:
-        failed = False
+        problem: KafkaError | None = None
         try:
             await self._from_group(self._subscription.without_position())
             resets = self._subscription.to_reset(self._loop.time() * 1000)
             if resets:
-                epochs = {partition: self._cluster.metadata.leader_epoch(partition) for partition in resets}
-                found = await self.list_offsets(resets)
-                for partition, timestamp in resets.items():
-                    offset = found[partition]
-                    if offset is not None:
-                        self._subscription.finish_reset(
-                            partition, timestamp, offset.offset, offset.leader_epoch, epochs[partition]
-                        )
+                problem = await self._reset(resets)
         except KafkaError as error:
-            failed = True
+            problem = error
             if not error.retriable:
                 raise
         finally:
-            if failed:
+            if problem is not None:
                 # Asked again by the next poll, but not in a tight loop.
-                await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+                if problem.code is ErrorCode.LEADER_NOT_AVAILABLE:
+                    await self._cluster.wait_for_metadata(self._config.retry_backoff_ms)
+                else:
+                    self._cluster.request_refresh()
+                    await asyncio.sleep(self._config.retry_backoff_ms / 1000)
             self._on_news()
+
+    async def _reset(self, resets: Mapping[TopicPartition, int]) -> KafkaError | None:
+        """Ask each leader once: a partition whose leader is gone or silent must not keep the others from being read."""
+        epochs = {partition: self._cluster.metadata.leader_epoch(partition) for partition in resets}
+
+        def take_over(found: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> None:
+            for partition, offset in found.items():
+                if offset is not None and partition in resets:
+                    self._subscription.finish_reset(
+                        partition, resets[partition], offset.offset, offset.leader_epoch, epochs[partition]
+                    )
+            self._on_news()
+
+        return await ask_leaders(
+            self._cluster, resets, isolation_level=self._config.isolation_level, on_found=take_over
+        )
 
     async def _from_group(self, missing: list[TopicPartition]) -> None:
         committed: Mapping[TopicPartition, OffsetAndMetadata] = {}

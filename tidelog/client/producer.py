@@ -77,6 +77,7 @@ class Producer:
         self._sender: Sender | None = None
         self._starting: asyncio.Task[None] | None = None
         self._room_lock = asyncio.Lock()
+        self._waiting_for_room = 0
         self._closed = False
 
     # -- life
@@ -157,12 +158,14 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         ticket: Any = None,
+        waited_ms: float = 0.0,
     ) -> asyncio.Future[RecordMetadata]:
         """Hand over one record; the future ends with its RecordMetadata or a KafkaError.
 
         `value` and `key` are bytes or None, or whatever the serializer takes; headers are (name, bytes or None);
-        `ticket` is a future to use instead of a new one. Raises KafkaError: REQUEST_TIMED_OUT when there is no room or
-        no metadata within `max_block_ms`, MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError unless bytes.
+        `ticket` is a future to use instead of a new one; `waited_ms` is the part of `max_block_ms` that went by waiting
+        for this topic's metadata before the call. Raises KafkaError: REQUEST_TIMED_OUT when there is no room or no
+        metadata within `max_block_ms`, MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError unless bytes.
         """
         config = self._config
         if config.value_serializer is not None:
@@ -181,7 +184,7 @@ class Producer:
             raise ValueError(f"timestamp_ms must be a whole number of milliseconds since 1970, not {timestamp_ms!r}")
         route = self._routes.get(topic)
         if route is None or self._closed or (partition is not None and not 0 <= partition < route.count):
-            route = await self._find_route(topic, partition)
+            route = await self._find_route(topic, partition, waited_ms)
         if partition is None:
             if key is not None and self._keyed:
                 partition = positive_hash(key) % route.count
@@ -195,7 +198,7 @@ class Producer:
         if ticket is None:
             ticket = loop.create_future()
         queue = route.queues[partition]
-        if self._room_lock.locked() or not accumulator.append(
+        if self._waiting_for_room or not accumulator.append(
             queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000
         ):
             await self._append_when_room(queue, timestamp_ms, key, value, headers, ticket)
@@ -255,6 +258,7 @@ class Producer:
         ticket: Ticket,
     ) -> None:
         """One after another, in the order in which they came: many small records must not keep out a large one."""
+        self._waiting_for_room += 1  # not `locked()`: between two owners the lock is free, and others still wait
         try:
             async with asyncio.timeout(self._config.max_block_ms / 1000), self._room_lock:
                 while not self._append_again(queue.partition, timestamp_ms, key, value, headers, ticket):
@@ -265,6 +269,8 @@ class Producer:
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"no room in buffer_memory ({self._config.buffer_memory} bytes) for {self._config.max_block_ms} ms",
             ) from None
+        finally:
+            self._waiting_for_room -= 1
 
     def _append_again(
         self,
@@ -290,7 +296,7 @@ class Producer:
             )
         return partition
 
-    async def _find_route(self, topic: Any, partition: int | None) -> _Route:
+    async def _find_route(self, topic: Any, partition: int | None, waited_ms: float = 0.0) -> _Route:
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a str, not {type(topic).__name__}")
         if self._closed:
@@ -300,7 +306,7 @@ class Producer:
         assert self._cluster is not None
         assert self._sender is not None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.max_block_ms / 1000
+        deadline = loop.time() + (self._config.max_block_ms - waited_ms) / 1000
         while True:
             found = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
             if partition is None or 0 <= partition < len(found.partitions):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from typing import Any
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_QUEUED = 4096
 _MAX_QUEUED_BY_CALLBACKS = 16 * _MAX_QUEUED
+_MAX_MISSING_TOPICS = 1000
 _CLOSED = "the producer was closed before this was delivered"
 
 
@@ -46,6 +48,8 @@ class Producer(Twin):
         self._draining = False
         self._drain_task: asyncio.Task[None] | None = None
         self._complained = ""
+        self._missing_since: dict[str, float] = {}
+        """Topics whose metadata did not come, and since when it is waited for."""
         self._ended = False
 
     def start(self) -> None:
@@ -77,7 +81,7 @@ class Producer(Twin):
             self._wait_for_room()
         future: Future[RecordMetadata] = Future()
         future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
-        self._queue.append((future, topic, value, key, headers, partition, timestamp_ms))
+        self._queue.append((future, time.monotonic(), topic, value, key, headers, partition, timestamp_ms))
         if self._ended:
             self._fail_queued()  # another thread closed the producer meanwhile, and has looked at the queue already
         elif not self._draining:
@@ -128,6 +132,7 @@ class Producer(Twin):
     async def _hand_over(
         self,
         future: Future[RecordMetadata],
+        queued_s: float,
         topic: str,
         value: Any,
         key: Any,
@@ -135,13 +140,31 @@ class Producer(Twin):
         partition: int | None,
         timestamp_ms: int | None,
     ) -> None:
+        began_s = time.monotonic()
+        waited_s = 0.0
         try:
+            if self._missing_since:
+                # All records of a missing topic wait at the same time, not one after another: others are behind them.
+                waited_s = max(0.0, began_s - max(queued_s, self._missing_since.get(topic, began_s)))
             await self._producer.send(
-                topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, ticket=future
+                topic,
+                value,
+                key,
+                headers=headers,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+                ticket=future,
+                waited_ms=waited_s * 1000,
             )
+            if self._missing_since:
+                self._missing_since.pop(topic, None)
         except Exception as error:
             future.set_exception(error)
             self._complain(str(error))
+            if isinstance(error, KafkaError) and error.retriable:
+                self._missing_since.setdefault(topic, began_s)
+                if len(self._missing_since) > _MAX_MISSING_TOPICS:
+                    del self._missing_since[next(iter(self._missing_since))]
         except asyncio.CancelledError:
             if not future.done():
                 future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, _CLOSED))

@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
+from tidelog.client.model import Node, TopicPartition
+from tidelog.client.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 
@@ -49,3 +51,30 @@ async def test_closing_ends_a_connection_on_its_way_with_an_error():
             await waiting
         assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
         await until(lambda: connections(fake) == 0)
+
+
+async def test_closing_ends_every_wait_for_metadata_with_an_error_also_one_that_begins_later():
+    async with FakeCluster(t=1) as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap))
+        await cluster.start()
+        beyond = asyncio.ensure_future(list_offsets(cluster, {TopicPartition("missing", 0): -1}, timeout_ms=600_000))
+        topic = asyncio.ensure_future(cluster.topic("missing", 600_000))
+        await until(lambda: "missing" in cluster.metadata.topics)
+        await cluster.close()
+        async with asyncio.timeout(PATIENCE_S):
+            for waiting in (beyond, topic, cluster.wait_for_metadata(600_000)):
+                with pytest.raises(KafkaError) as caught:
+                    await waiting
+                assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+
+
+@pytest.mark.parametrize(("host", "port"), [("a..b", 9092), ("x" * 70, 9092), ("127.0.0.1", 70_000), ("127.0.0.1", -1)])
+async def test_an_address_that_cannot_exist_is_like_one_where_nothing_listens(host, port):
+    async with FakeCluster() as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap))
+        await cluster.start()
+        cluster.metadata = cluster.metadata._replace(nodes={7: Node(7, host, port, None)})
+        with pytest.raises(KafkaError) as caught:
+            await cluster.connection(7)
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+        await cluster.close()

@@ -420,6 +420,53 @@ class TestTrouble:
                 assert len(cluster.sent(FetchRequest)) - before <= 2
                 assert await read(consuming, 329) == list(range(1, 330))
 
+    async def test_memory_is_bounded_however_often_partitions_are_paused_and_resumed(self):
+        async with FakeCluster(t=2) as cluster, consumer(cluster) as consuming:
+            consuming.assign([T0, T1])
+            taken: dict[TopicPartition, list[int]] = {T0: [], T1: []}
+            for number in range(40):
+                held, other = (T0, T1) if number % 2 else (T1, T0)
+                consuming.pause(held)
+                consuming.resume(other)
+                fill(cluster, "t", 0, 3)
+                fill(cluster, "t", 1, 3)
+                for partition, records in (await consuming.poll(1000, max_records=1)).items():
+                    taken[partition] += [record.offset for record in records]
+                await asyncio.sleep(0.01)
+                assert consuming._fetcher is not None
+                waiting = consuming._fetcher._buffer._fetched
+                assert all(len(answers) <= 2 for answers in waiting.values())
+            consuming.resume(T0, T1)
+            async with asyncio.timeout(PATIENCE_S):
+                while sum(map(len, taken.values())) < 240:
+                    for partition, records in (await consuming.poll(1000)).items():
+                        taken[partition] += [record.offset for record in records]
+            assert taken == {T0: list(range(120)), T1: list(range(120))}
+
+    async def test_a_partition_without_a_leader_does_not_keep_others_from_being_read(self):
+        async with FakeCluster(t=2, nodes=2) as cluster:
+            fill(cluster, "t", 0, 6)
+            fill(cluster, "t", 1, 6)
+            cluster.topics["t"][1].leader = -1
+            async with consumer(cluster, "t") as consuming:
+                assert await read(consuming, 6) == list(range(6))
+                cluster.topics["t"][1].leader = cluster.topics["t"][0].leader
+                assert await read(consuming, 6) == list(range(6))
+
+    async def test_a_leader_that_does_not_answer_does_not_keep_partitions_of_others_from_being_read(self):
+        async with FakeCluster(t=2, nodes=2) as cluster:
+            fill(cluster, "t", 0, 6)
+            fill(cluster, "t", 1, 6)
+            first, second = (cluster.topics["t"][number].leader for number in range(2))
+            assert first != second
+
+            def silent(request: ListOffsetsRequest, node: FakeNode) -> Any:
+                return node.on_list_offsets(request) if node.node_id == first else SILENCE
+
+            cluster.script(ListOffsetsRequest, silent, silent)
+            async with consumer(cluster, "t") as consuming:
+                assert await read(consuming, 6) == list(range(6))
+
     async def test_a_quiet_partition_does_not_hold_up_a_busy_one(self):
         async with FakeCluster(t=2) as cluster, consumer(cluster, "t", fetch_max_wait_ms=120_000) as consuming:
             for _ in range(5):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -63,20 +64,20 @@ async def test_a_batch_with_many_times_is_divided():
         assert values(cluster) == numbered(60)
 
 
-@pytest.fixture
-async def crowd() -> AsyncIterator[Producer]:
+@asynccontextmanager
+async def crowd(max_block_ms: int) -> AsyncIterator[Producer]:
     """A producer whose memory is always full of small records, and always getting free."""
     async with (
         FakeCluster(t=2) as cluster,
-        producer(cluster, batch_size=2_000, buffer_memory=60_000, max_block_ms=1_000) as sending,
+        producer(cluster, batch_size=2_000, buffer_memory=60_000, max_block_ms=max_block_ms) as sending,
     ):
 
         async def send_small() -> None:
-            try:
-                while True:
+            while True:
+                try:
                     await sending.send("t", b"x" * 1_000, partition=0)
-            except KafkaError:
-                pass  # its turn did not come
+                except KafkaError:
+                    pass  # its turn did not come in time, as on a loaded machine
 
         tasks = [asyncio.create_task(send_small()) for _ in range(20)]
         await until(lambda: sending._accumulator.used_bytes > 50_000)
@@ -86,12 +87,30 @@ async def crowd() -> AsyncIterator[Producer]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_large_record_is_not_kept_out_by_small_ones(crowd):
-    assert (await crowd.send_and_wait("t", b"y" * 50_000, partition=1)).offset == 0
+async def test_a_large_record_is_not_kept_out_by_small_ones():
+    async with crowd(max_block_ms=60_000) as sending:
+        assert (await sending.send_and_wait("t", b"y" * 50_000, partition=1)).offset == 0
 
 
-async def test_waiting_for_room_ends_however_much_is_delivered_meanwhile(crowd, monkeypatch):
-    monkeypatch.setattr(crowd, "_append_again", lambda *_: False)
-    with pytest.raises(KafkaError, match="no room in buffer_memory"):
-        async with asyncio.timeout(PATIENCE_S):
-            await crowd.send("t", b"y", partition=1)
+async def test_waiting_for_room_ends_however_much_is_delivered_meanwhile(monkeypatch):
+    async with crowd(max_block_ms=500) as sending:
+        monkeypatch.setattr(sending, "_append_again", lambda *_: False)
+        with pytest.raises(KafkaError, match="no room in buffer_memory"):
+            async with asyncio.timeout(PATIENCE_S):
+                await sending.send("t", b"y", partition=1)
+
+
+async def test_nothing_that_comes_later_is_taken_while_another_record_waits_for_room():
+    """Also in the moment in which the turn passes from one that waited to the next."""
+    async with FakeCluster(t=1) as cluster, producer(cluster, buffer_memory=2_000) as sending:
+
+        async def send(*given: bytes) -> None:
+            for value in given:
+                await sending.send("t", value)
+
+        await sending.send("t", b"x" * 1_800)
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(send(b"first", b"third"))
+            tasks.create_task(send(b"second"))
+        await sending.flush()
+        assert values(cluster)[1:] == [b"first", b"second", b"third"]

@@ -13,7 +13,8 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST, T0, T1, fill
-from tidelog.client import RebalanceListener, TopicPartition, sync
+from tidelog.client import ConsumerRecord, OffsetAndMetadata, RebalanceListener, TopicPartition, sync
+from tidelog.client.iteration_buffer import IterationBuffer
 
 
 class Recorded(RebalanceListener):
@@ -194,3 +195,21 @@ class TestTheEnd:
                 each.join(PATIENCE_S)
                 assert not each.is_alive()
             assert not cluster.groups.group("g").members
+
+
+class TakingRecord(ConsumerRecord):
+    """While it is looked at, an iterator in another thread takes the next record."""
+
+    buffer: IterationBuffer
+
+    @property
+    def topic(self) -> str:
+        if self.buffer.records:
+            self.buffer.records.popleft()
+        return "t"
+
+
+def test_what_is_not_consumed_is_found_while_another_thread_iterates():
+    TakingRecord.buffer = buffer = IterationBuffer()
+    buffer.fill([[TakingRecord("t", 0, offset, 0, 0, None, None, (), 3) for offset in range(20)]])
+    assert buffer.not_consumed() == {T0: OffsetAndMetadata(0, "", 3)}

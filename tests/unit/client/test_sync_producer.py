@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -151,3 +152,28 @@ def test_threads_that_send_the_first_record_at_once_share_one_loop(cluster, monk
     with_all.close()
     assert len(made) == 1
     assert len(values(cluster)) == 4
+
+
+def test_records_of_a_missing_topic_wait_at_the_same_time_and_do_not_keep_others_for_long(cluster, caplog):
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    count = 40
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=2_000) as sending:
+        missing = [sending.send("missing", b"x") for _ in range(count)]
+        there = sending.send("t", b"y")
+        began = time.monotonic()
+        assert there.result(PATIENCE_S).offset == 0
+        assert 1 < time.monotonic() - began < count  # one after another they take twice that
+        outcomes = {type(future.exception(0)) for future in missing}
+        assert outcomes == {KafkaError}
+
+
+def test_a_topic_that_came_late_takes_records_again(cluster, caplog):
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    cluster.auto_create_partitions = 0
+    with producer(cluster, max_block_ms=500) as sending:
+        for _ in range(2):
+            assert isinstance(sending.send("late", b"x").exception(PATIENCE_S), KafkaError)
+        cluster.auto_create_partitions = 1
+        assert sending.send("late", b"x").result(PATIENCE_S).offset == 0
+        assert sending._missing_since == {}
