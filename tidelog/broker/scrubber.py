@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -84,26 +84,28 @@ class Scrubber:
         await asyncio.sleep(min(FIRST_PASS_S, self._interval_s))
         while True:
             began = self._loop.time()
-            for partition, segment in self._segments():
-                try:
-                    await self._scrub(partition, segment)
-                except asyncio.CancelledError:
-                    raise
-                except Exception as error:
-                    self._partitions.refusal(partition, error)
+            for partition in list(self._partitions.hosted()):
+                await self._pass_over(partition)
             self.counters.passes += 1
             await asyncio.sleep(max(0.1, self._interval_s - (self._loop.time() - began)))
 
-    def _segments(self) -> Iterator[tuple[Partition, Segment]]:
-        """Of every partition that is hosted when its turn comes, the newest segment last."""
-        for partition in list(self._partitions.hosted()):
-            if self._is_hosted(partition):
-                check_small_files(partition.log)
-                # Damage that was met where no reader waits for an answer.
-                self._repairs.look_at(partition)
-                for segment in list(partition.log.segments):
-                    if self._is_to_be_read(partition, segment):
-                        yield partition, segment
+    async def _pass_over(self, partition: Partition) -> None:
+        """If it is hosted when its turn comes. What fails here is answered for this partition; the others go on."""
+        await asyncio.sleep(0)  # thousands of empty logs must not stop the loop
+        if not self._is_hosted(partition):
+            return
+        try:
+            check_small_files(partition.log)
+            # Damage that was met where no reader waits for an answer.
+            self._repairs.look_at(partition)
+        except Exception as error:
+            self._partitions.refusal(partition, error)
+        for segment in list(partition.log.segments):
+            if self._is_to_be_read(partition, segment):
+                try:
+                    await self._scrub(partition, segment)
+                except Exception as error:
+                    self._partitions.refusal(partition, error)
 
     def look_soon(self, log: PartitionLog) -> None:
         """The cleaner met what it cannot read: look at this log now, if none is looked at so already."""

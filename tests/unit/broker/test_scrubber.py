@@ -1,0 +1,102 @@
+"""A pass of the scrubber reaches every log, whatever happens in one, and the loop serves others in between."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.patience import PATIENCE_S
+from tidelog.broker.config_definitions import BROKER
+from tidelog.broker.scrubber import Scrubber
+
+
+class Snapshots:
+    """Of producers; `error` is what reading them raises."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.reads = 0
+
+    @property
+    def offsets(self) -> list[int]:
+        return [0]
+
+    def read(self, offset: int) -> list[Any]:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return []
+
+
+class Partitions:
+    """Empty logs, each with one snapshot of its producers."""
+
+    def __init__(self, errors: list[Exception | None]) -> None:
+        self.refused: list[tuple[str, Exception]] = []
+        self.by_name = {}
+        for number, error in enumerate(errors):
+            log = SimpleNamespace(snapshots=Snapshots(error), segments=[], failure=None)
+            name = f"t{number}"
+            self.by_name[name] = SimpleNamespace(topic=name, index=0, log=log, offline=False)
+
+    def hosted(self) -> Iterator[Any]:
+        return iter(self.by_name.values())
+
+    def find(self, topic: str, index: int) -> Any:
+        return self.by_name[topic]
+
+    def refusal(self, partition: Any, error: Exception) -> None:
+        self.refused.append((partition.topic, error))
+
+    @property
+    def reads(self) -> list[int]:
+        return [partition.log.snapshots.reads for partition in self.by_name.values()]
+
+
+def started(partitions: Partitions) -> Scrubber:
+    values = {"log.scrub.interval.ms": 1, "log.scrub.bytes.per.second": 1 << 20}
+    assert values.keys() <= BROKER.keys()
+    config = SimpleNamespace(integer=values.__getitem__)
+    repairs = SimpleNamespace(look_at=lambda partition: None)
+
+    def run(work: Callable[[], None]) -> Any:
+        raise AssertionError("there is no segment to read")
+
+    scrubber = Scrubber(cast(Any, config), cast(Any, partitions), cast(Any, repairs), asyncio.get_running_loop(), run)
+    scrubber.start()
+    return scrubber
+
+
+async def passed(scrubber: Scrubber, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while scrubber.counters.passes < count:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_snapshot_that_the_device_does_not_give_ends_no_pass() -> None:
+    error = OSError(errno.EIO, "input/output error")
+    partitions = Partitions([error, None])
+    scrubber = started(partitions)
+    try:
+        await passed(scrubber, 2)
+        assert partitions.refused[0] == ("t0", error), "its directory has failed"
+        assert min(partitions.reads) >= 2, "every log is looked at again in the next pass"
+    finally:
+        await scrubber.close()
+
+
+async def test_others_are_served_between_two_logs() -> None:
+    partitions = Partitions([None] * 50)
+    scrubber = started(partitions)
+    try:
+        seen = set()
+        async with asyncio.timeout(PATIENCE_S):
+            while scrubber.counters.passes < 1:
+                seen.add(sum(partitions.reads))
+                await asyncio.sleep(0)
+        assert len(seen) > 25, "the loop turns while the logs without records are gone through"
+    finally:
+        await scrubber.close()
