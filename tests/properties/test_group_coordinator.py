@@ -28,6 +28,7 @@ from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.joins import Joins
+from tidelog.broker.coordinators.group.memory import handed_out_id_size_bytes, topics_size_bytes
 from tidelog.broker.coordinators.group.offsets import OffsetStore
 from tidelog.broker.coordinators.group.rebalance import Rebalancer, TimerKey
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit, decode
@@ -174,22 +175,23 @@ class ReplayEqualsLive:
         assert loaded.offsets._groups == live.offsets._groups
         for group_id, group in live.groups.items():
             restored = loaded.groups.get(group_id)
-            if group.persisted is None:
-                assert restored is None or restored.persisted is None
+            if group.persisted_generation is None:
+                assert restored is None or restored.persisted_generation is None
                 continue
             assert restored is not None
-            assert restored.persisted == group.persisted
+            assert restored.persisted_generation == group.persisted_generation
             at_rest = (
                 group.state in (GroupState.STABLE, GroupState.EMPTY) and not world.service._runtime._shards[0].pending
             )
             # That a group became empty may fail to be stored, and is then found out again after a restart.
-            if at_rest and group.persisted.generation == group.generation:
+            if at_rest and group.persisted_generation == group.generation:
                 assert projection(restored) == projection(group)
         assert set(loaded.groups) <= set(live.groups)
 
 
 def check_whole(coordinator: GroupCoordinator) -> None:
     """What is always true of a group's inside."""
+    assert coordinator._memory.used_bytes == sum(group.memory.held_bytes for group in coordinator.groups.values())
     for group in coordinator.groups.values():
         assert set(group.awaiting_join) <= set(group.members)
         assert set(group.awaiting_sync) <= set(group.members)
@@ -200,6 +202,12 @@ def check_whole(coordinator: GroupCoordinator) -> None:
         assert group.static_members == static
         names = [name for member in group.members.values() for name in member.protocols]
         assert group._supporters == {name: names.count(name) for name in set(names)}
+        held_bytes = sum(member.size_bytes for member in group.members.values())
+        held_bytes += sum(map(handed_out_id_size_bytes, group.pending_members))
+        held_bytes += topics_size_bytes(group.subscribed_topics or ()) + group._in_flight_bytes
+        is_used = bool(group.members or group.pending_members)
+        assert group.memory.held_bytes == (held_bytes + group._base_bytes if is_used else 0)
+        assert group.assignment_in_flight is not None or not group._in_flight_bytes
         assert bool(group.members) or group.state in (GroupState.EMPTY, GroupState.PREPARING_REBALANCE)
         assert not group.awaiting_sync or group.state is GroupState.COMPLETING_REBALANCE
         if group.state is not GroupState.PREPARING_REBALANCE:
@@ -482,23 +490,23 @@ class GroupMachine(RuleBasedStateMachine):
         self.deletions = 0
         self.world.restart()
         self.new_incarnation()
-        known: set[str] = set()
+        known: dict[str, bytes] = {}
         for batch in self.world.ports.logs.get(0, []):
             for record in decode_batch(batch):
                 decoded = decode(record.key or b"", record.value)
                 if isinstance(decoded, GroupMetadata):
-                    known = set() if decoded.value is None else {each.member_id for each in decoded.value.members}
+                    members = [] if decoded.value is None else decoded.value.members
+                    known = {each.member_id: each.assignment for each in members}
         group = self.world.coordinator().groups.get("g")
-        assert known == (set(group.members) if group is not None else set())
+        assert set(known) == (set(group.members) if group is not None else set())
         for client in self.clients:
             client.join = client.sync = None
             client.live_until_ms = self.world.ports.time_ms + SESSION_MS if client.member_id in known else -1
             # It is a member of whatever generation was stored last, which may not be the one it was told of.
             if client.leads is not None and group is not None and group.generation != client.generation:
                 client.leads = None
-        if group is not None and group.persisted is not None:
-            stored = {each.member_id: each.assignment for each in group.persisted.members}
-            self.assignments.on_handed_in(group.generation, stored)
+        if group is not None and group.persisted_generation is not None:
+            self.assignments.on_handed_in(group.generation, known)
 
     @precondition(lambda self: any(client.instance for client in self.clients))
     @rule(number=st.integers(0, CLIENTS - 1))

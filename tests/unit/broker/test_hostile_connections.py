@@ -251,7 +251,12 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
             "SESSIONS_OF_BROKER_MAX": "32", "ENTRIES_MAX": "250,000", "NOT_HOSTED_MAX": "1,000",
         },
         "broker.coordinators.runtime": {
-            "PENDING_WRITES_MAX": "10,000", "PENDING_BYTES_MAX": "64 MiB", "PARKED_REQUESTS_MAX": "100,000"
+            "PENDING_WRITES_MAX": "10,000", "PENDING_BYTES_MAX": "64 MiB", "PENDING_BYTES_OF_NODE_MAX": "256 MiB",
+            "PARKED_REQUESTS_MAX": "100,000",
+        },
+        "broker.coordinators.group.config": {
+            "METADATA_BYTES_MAX": "1 MiB", "ASSIGNMENT_BYTES_MAX": "1 MiB", "GROUP_MEMORY_BYTES_MAX": "64 MiB",
+            "GROUPS_MEMORY_BYTES_MAX": "256 MiB",
         },
         "protocol.decoding": {
             "REQUEST_BUDGET": "400,000", "ELEMENTS_MAX": "1,000,000", "TAGGED_FIELDS_MAX": "10,000",

@@ -46,13 +46,14 @@ class Write:
 class Outcome:
     """What one message, or one deadline, leads to. Replies leave before writes are made."""
 
-    __slots__ = ("notes", "now_ms", "replies", "wall_ms", "writes")
+    __slots__ = ("notes", "now_ms", "replies", "wall_ms", "warnings", "writes")
 
     def __init__(self, now: Now) -> None:
         self.now_ms, self.wall_ms = now
         self.replies: list[tuple[int, Any]] = []
         self.writes: list[Write] = []
         self.notes: list[str] = []  # for the log: events of a group's life, never one per request
+        self.warnings: list[tuple[str, str]] = []  # for the log: (kind, text), of each kind one now and then
 
     def reply(self, token: int, response: Any) -> None:
         self.replies.append((token, response))
@@ -69,6 +70,10 @@ class Outcome:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def warn(self, kind: str, text: str) -> None:
+        """For what strangers can cause as often as they like."""
+        self.warnings.append((kind, text))
 
 
 class RandomBits(Protocol):
@@ -94,6 +99,9 @@ class Coordinator(Protocol):
 
     def on_loaded(self, now: Now) -> Outcome:
         """The whole log was replayed; this node serves the partition from now on."""
+
+    def close(self) -> None:
+        """This node serves the partition no longer."""
 
     def on_committed(self, context: Any, now: Now) -> Outcome:
         """The write that carried this context is committed and replayed."""

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 from tidelog.broker.coordinators.loading import MORE_TO_COME, NOT_YET, replay_log
 from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
 from tidelog.broker.coordinators.ports import Ports, TimerHandle, told_to_members
+from tidelog.broker.repeated_warnings import RepeatedWarnings
 from tidelog.broker.request import Deferred
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.records import encode_batch
@@ -29,6 +30,7 @@ C = TypeVar("C", bound=Coordinator)
 
 PENDING_WRITES_MAX = 10_000
 PENDING_BYTES_MAX = 64 * 1024 * 1024
+PENDING_BYTES_OF_NODE_MAX = 256 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
 # While a thread brings what is to be loaded next.
 READ_AGAIN_MS = 2
@@ -98,6 +100,8 @@ class CoordinatorRuntime(Generic[C]):
         self._shards: dict[int, _Shard[C]] = {}
         self._tokens = count(1)
         self._parked = 0
+        self._pending_bytes = 0
+        self._warnings = RepeatedWarnings(log, lambda: ports.now_ms() / 1000)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -122,6 +126,7 @@ class CoordinatorRuntime(Generic[C]):
         if not holds_nothing and (
             len(shard.pending) >= PENDING_WRITES_MAX
             or shard.pending_bytes >= PENDING_BYTES_MAX
+            or self._pending_bytes >= PENDING_BYTES_OF_NODE_MAX
             or self._parked >= PARKED_REQUESTS_MAX
         ):
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many requests are under way")
@@ -205,6 +210,8 @@ class CoordinatorRuntime(Generic[C]):
     def _log(self, outcome: Outcome) -> None:
         for note in outcome.notes:
             log.info("%s", note)
+        for kind, text in outcome.warnings:
+            self._warnings.warn(kind, text)
 
     def _write(self, shard: _Shard[C], write: Write, outcome: Outcome) -> None:
         try:
@@ -233,6 +240,7 @@ class CoordinatorRuntime(Generic[C]):
             return  # the append itself brought to light that the log is lost; whoever waited was told
         shard.pending.append(_Pending(write, next_offset, outcome.now_ms + self._write_timeout_ms, size_bytes))
         shard.pending_bytes += size_bytes
+        self._pending_bytes += size_bytes
         self._ports.when_committed(
             shard.partition, next_offset, lambda error: self._on_commit(shard, next_offset, error)
         )
@@ -267,6 +275,7 @@ class CoordinatorRuntime(Generic[C]):
 
     def _complete(self, shard: _Shard[C], pending: _Pending) -> None:
         shard.pending_bytes -= pending.size_bytes
+        self._pending_bytes -= pending.size_bytes
         shard.late -= pending.answered
         if pending.operation is not None:
             if not pending.answered:
@@ -349,9 +358,11 @@ class CoordinatorRuntime(Generic[C]):
             shard.timer.cancel()
             shard.timer = None
         shard.pending.clear()
+        self._pending_bytes -= shard.pending_bytes
         shard.pending_bytes = shard.late = 0
         for token in list(shard.parked):
             self._answer(shard, token, KafkaError(ErrorCode.NOT_COORDINATOR))
+        shard.coordinator.close()
 
     def _load_step(self, shard: _Shard[C], steps: Iterator[int]) -> None:
         """Replay some of the log, then let the loop do other things; at the end wait until all of it is committed."""

@@ -30,6 +30,7 @@ class Tape:
         self.deadline_ms: int | None = None
         self.broken_at_ms = -1
         self.writes_when_committed: list[bytes] = []
+        self.is_closed = False
 
     def encode(self, record: bytes) -> tuple[bytes, bytes | None]:
         if record == b"unencodable":
@@ -49,6 +50,9 @@ class Tape:
     def on_loaded(self, now: Now) -> Outcome:
         self.events.append(("loaded",))
         return Outcome(now)
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def on_committed(self, context: object, now: Now) -> Outcome:
         self.events.append(("committed", context, len(self.replayed)))

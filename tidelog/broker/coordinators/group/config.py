@@ -1,13 +1,18 @@
 """The settings of the group coordinator: Kafka's names with underscores, Kafka's defaults.
 
-Here lives only the value; `broker/config.py` knows the keys and where they come from. The last three bounds have no
-key in Kafka: they keep the memory of a node bounded whatever clients do.
+Here lives only the value; `broker/config.py` knows the keys and where they come from. The last bounds have no key in
+Kafka: they keep the memory of a node bounded whatever clients do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+
+METADATA_BYTES_MAX = 1_048_576
+ASSIGNMENT_BYTES_MAX = 1_048_576
+GROUP_MEMORY_BYTES_MAX = 64 * 1024 * 1024
+GROUPS_MEMORY_BYTES_MAX = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,10 @@ class GroupCoordinatorConfig:
     offsets_topic_compression_codec: int = 0
     new_member_join_timeout_ms: int = 5 * 60 * 1000  # Kafka's CLASSIC_GROUP_NEW_MEMBER_JOIN_TIMEOUT_MS
     max_timers: int = 200_000  # members and handed-out member ids of one partition
-    max_group_metadata_bytes: int = 1_048_576  # of one member; what a batch of the offsets topic can hold
+    max_group_metadata_bytes: int = METADATA_BYTES_MAX  # of one member; what a batch of the offsets topic can hold
+    max_assignment_bytes: int = ASSIGNMENT_BYTES_MAX  # of one member
+    max_group_memory_bytes: int = GROUP_MEMORY_BYTES_MAX  # of one group
+    max_groups_memory_bytes: int = GROUPS_MEMORY_BYTES_MAX  # of all groups of a node
 
     @classmethod
     def from_node(cls, integer: Callable[[str], int]) -> GroupCoordinatorConfig:

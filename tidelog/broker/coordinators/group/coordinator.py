@@ -8,12 +8,13 @@ that a coordinator loaded from the log equals the one that wrote it. Source: Kaf
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group
-from tidelog.broker.coordinators.group.joins import Joins, refused
+from tidelog.broker.coordinators.group.joins import Joins, growth_refusal, refused
+from tidelog.broker.coordinators.group.memory import GroupMemory, GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import (
     AskedTopics,
     OffsetStore,
@@ -29,6 +30,7 @@ from tidelog.broker.coordinators.timers import TimerQueue
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult
 from tidelog.protocol.messages.describe_groups import DescribedGroup
+from tidelog.protocol.messages.group_records import GroupMetadataValue
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest
 from tidelog.protocol.messages.leave_group import LeaveGroupResponse, MemberIdentity, MemberResponse
@@ -51,8 +53,13 @@ class GroupCoordinator:
     encode = staticmethod(records.encode)
     decode = staticmethod(records.decode)
 
-    def __init__(self, config: GroupCoordinatorConfig, rng: RandomBits) -> None:
+    def __init__(
+        self, config: GroupCoordinatorConfig, rng: RandomBits, memory: GroupMemoryBudget | None = None
+    ) -> None:
+        """`memory` is shared by all coordinators of a node."""
         self.config = config
+        self._memory = memory or GroupMemoryBudget(config.max_groups_memory_bytes)
+        self._loaded: dict[str, GroupMetadataValue] | None = {}  # what groups become once the load ends, None after it
         self.groups: dict[str, Group] = {}
         self.offsets = OffsetStore()
         self.timers: TimerQueue[TimerKey] = TimerQueue()
@@ -69,7 +76,7 @@ class GroupCoordinator:
             if request.member_id:
                 outcome.reply(caller.token, refused(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
                 return outcome
-            group = self.groups[request.group_id] = Group(request.group_id, now.wall_ms)
+            group = self._new_group(request.group_id, now.wall_ms)
         self._joins.join(group, request, caller, outcome)
         self._forget_if_traceless(group)
         return outcome
@@ -86,15 +93,20 @@ class GroupCoordinator:
             self._rebalancer.sync_received(group, member_id)
             outcome.reply(caller.token, synced(group, member_id))
             return outcome
+        # A leader that asks twice gets what it said first: one generation has one assignment.
+        hands_in = member_id == group.leader and group.assignment_in_flight is None
+        given = {each.member_id: each.assignment for each in request.assignments} if hands_in else {}
+        error = self._assignment_refusal(group, given, outcome) if hands_in else ErrorCode.NONE
+        if error is not ErrorCode.NONE:
+            outcome.reply(caller.token, SyncGroupResponse(error_code=error))
+            return outcome
         older = group.awaiting_sync.pop(member_id, None)
         if older is not None:
             outcome.reply(older, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         group.awaiting_sync[member_id] = caller.token
         self._rebalancer.sync_received(group, member_id)
-        if member_id == group.leader and group.assignment_in_flight is None:
-            # A leader that asks twice gets what it said first: one generation has one assignment.
-            group.assignment_in_flight = group.generation
-            given = {each.member_id: each.assignment for each in request.assignments}
+        if hands_in:
+            group.begin_assignment(given)
             self._rebalancer.store(group, GroupWrite("assignment", group, group.generation), given, outcome)
         return outcome
 
@@ -113,6 +125,12 @@ class GroupCoordinator:
         if group.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
+
+    def _assignment_refusal(self, group: Group, assignments: Mapping[str, bytes], outcome: Outcome) -> ErrorCode:
+        """The group stays as it is when the leader's assignment is refused: the leader may hand in another."""
+        if any(len(assignments.get(member_id, b"")) > self.config.max_assignment_bytes for member_id in group.members):
+            return ErrorCode.INVALID_REQUEST
+        return growth_refusal(group, group.growth_by_assignment(assignments), self.config, outcome)
 
     def heartbeat(self, request: HeartbeatRequest, caller: Caller, now: Now) -> Outcome:
         outcome = Outcome(now)
@@ -246,19 +264,23 @@ class GroupCoordinator:
                 if group is None:
                     # A group that only commits, without members: it exists by its offsets. Without any it stays, as
                     # in Kafka, until the next look for what has expired.
-                    group = self.groups[record.group_id] = Group(record.group_id, record.value.commit_timestamp)
+                    group = self._new_group(record.group_id, record.value.commit_timestamp)
                 group.is_recorded = True
             return
         if record.value is None:
             if group is not None:
-                group.persisted = None
+                group.persisted_generation = None
+                if self._loaded is not None:
+                    self._loaded.pop(record.group_id, None)
                 group.is_recorded = record.group_id in self.offsets
                 self._forget_if_traceless(group)
             return
         if group is None:
-            group = self.groups[record.group_id] = Group(record.group_id, record.value.current_state_timestamp)
+            group = self._new_group(record.group_id, record.value.current_state_timestamp)
         group.is_recorded = True
-        group.persisted = record.value
+        group.persisted_generation = record.value.generation
+        if self._loaded is not None:
+            self._loaded[record.group_id] = record.value
         if (
             group.state is GroupState.COMPLETING_REBALANCE
             and group.assignment_in_flight == group.generation == record.value.generation
@@ -271,16 +293,22 @@ class GroupCoordinator:
     def on_loaded(self, now: Now) -> Outcome:
         """Members are taken for alive until their sessions say otherwise."""
         outcome = Outcome(now)
-        for group in list(self.groups.values()):
-            if group.persisted is None:
-                continue
-            group.restore(group.persisted)
+        loaded, self._loaded = self._loaded or {}, None
+        for group_id, value in loaded.items():
+            group = self.groups[group_id]
+            group.restore(value)
             for member in group.members.values():
                 self._rebalancer.extend_session(group, member, now.steady_ms)
             if len(group.members) > self.config.group_max_size:
                 self._rebalancer.prepare(group, "more members than group.max.size allows", outcome)
         self.timers.set(EXPIRE, now.steady_ms + self.config.offsets_retention_check_interval_ms)
         return outcome
+
+    def close(self) -> None:
+        for group in self.groups.values():
+            group.memory.release()
+        self.groups.clear()
+        self._loaded = None
 
     # -- what became of a write --------------------------------------------------------------------------------------
 
@@ -293,10 +321,10 @@ class GroupCoordinator:
         group.writes_in_flight -= 1
         if context.kind == "assignment" and group.state is GroupState.STABLE and group.generation == context.generation:
             self._rebalancer.hand_out_assignments(group, outcome)
-        elif context.kind == "deletion" and group.is_deserted and group.persisted is None:
+        elif context.kind == "deletion" and group.is_deserted and group.persisted_generation is None:
             # Unless somebody came while it was being deleted: then it lives on, and so do its generations.
             if self.groups.get(group.group_id) is group and group.group_id not in self.offsets:
-                del self.groups[group.group_id]
+                self._forget(group)
         elif context.kind == "replacement":
             self._joins.replacement_stored(context, outcome)
         self._forget_if_traceless(group)
@@ -371,7 +399,15 @@ class GroupCoordinator:
 
     def _forget_if_traceless(self, group: Group) -> None:
         if group.is_traceless and self.groups.get(group.group_id) is group:
-            del self.groups[group.group_id]
+            self._forget(group)
+
+    def _new_group(self, group_id: str, wall_ms: int) -> Group:
+        group = self.groups[group_id] = Group(group_id, wall_ms, GroupMemory(self._memory))
+        return group
+
+    def _forget(self, group: Group) -> None:
+        del self.groups[group.group_id]
+        group.memory.release()
 
 
 def _write_in_parts(

@@ -2,15 +2,27 @@
 
 Here lives what a group is and the changes that keep it whole; when to rebalance is decided in `rebalance`, who may
 join in `joins`. Membership in flux (who has rejoined, who waits) is lost with the node, as in Kafka; what survives is
-`persisted`, set only by replay. The invariants: who awaits a join or sync is a member, the leader is a member, and
-static instances map one to one to members. Source: Kafka's `ClassicGroup` and `ClassicGroupMember`.
+in the log, `persisted_generation` says up to where, and only replay sets it. The invariants: who awaits a join or sync
+is a member, the leader is a member, static instances map one to one to members, and every change of what the group
+holds is charged to its `memory`. Source: Kafka's `ClassicGroup` and `ClassicGroupMember`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from struct import Struct, error
+from sys import getsizeof, maxsize
 
+from tidelog.broker.coordinators.group.memory import (
+    GROUP_BYTES,
+    GroupMemory,
+    GroupMemoryBudget,
+    assignment_size_bytes,
+    handed_out_id_size_bytes,
+    member_size_bytes,
+    protocols_size_bytes,
+    topics_size_bytes,
+)
 from tidelog.broker.coordinators.group.states import CAN_REBALANCE, GroupEvent, GroupState, next_state
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.group_records import GroupMetadataValue
@@ -62,6 +74,11 @@ class Member:
     def is_static(self) -> bool:
         return self.instance_id is not None
 
+    @property
+    def size_bytes(self) -> int:
+        names = (self.member_id, self.instance_id, self.client_id, self.client_host)
+        return member_size_bytes(names, self.protocols, self.assignment)
+
     def vote(self, candidates: frozenset[str]) -> str:
         """The first of the candidates in the member's own order."""
         return next(name for name in self.protocols if name in candidates)
@@ -70,7 +87,7 @@ class Member:
 class Group:
     """`awaiting_join` and `awaiting_sync` map a member to the token of its parked request."""
 
-    def __init__(self, group_id: str, wall_ms: int) -> None:
+    def __init__(self, group_id: str, wall_ms: int, memory: GroupMemory | None = None) -> None:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.previous_state = GroupState.DEAD
@@ -90,9 +107,13 @@ class Group:
         self.initial_delay: tuple[int, int] | None = None  # (this delay, what remains of the rebalance timeout), ms
         self.assignment_in_flight: int | None = None  # the generation whose assignment is being stored
         self.writes_in_flight = 0
-        self.persisted: GroupMetadataValue | None = None
+        self.persisted_generation: int | None = None
         self.is_recorded = False  # something of it is in the log, and would bring it back
         self._supporters: dict[str, int] = {}  # protocol name -> how many members know it
+        self.memory = memory or GroupMemory(GroupMemoryBudget(maxsize))
+        self._members_bytes = 0
+        self._topics_bytes = 0
+        self._in_flight_bytes = 0  # by which the assignment that is being stored is larger than the one before
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -142,8 +163,20 @@ class Group:
         if self.leader is None:
             self.leader = member.member_id
         self.members[member.member_id] = member
+        self._forget_handed_out(member.member_id)
         self._count(member, 1)
-        self.pending_members.pop(member.member_id, None)
+
+    def hand_out(self, member_id: str) -> None:
+        """The id is sent back with MEMBER_ID_REQUIRED."""
+        self.pending_members[member_id] = None
+        self._members_bytes += handed_out_id_size_bytes(member_id)
+        self._charge()
+
+    def _forget_handed_out(self, member_id: str) -> None:
+        if member_id in self.pending_members:
+            del self.pending_members[member_id]
+            self._members_bytes -= handed_out_id_size_bytes(member_id)
+            self._charge()
 
     def remove(self, member_id: str) -> tuple[int | None, int | None]:
         """Take a member or a handed-out id away; returns the tokens of its parked join and sync, to be answered."""
@@ -154,7 +187,7 @@ class Group:
                 self.static_members.pop(member.instance_id, None)
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
-        self.pending_members.pop(member_id, None)
+        self._forget_handed_out(member_id)
         self.pending_sync.pop(member_id, None)
         return self.awaiting_join.pop(member_id, None), self.awaiting_sync.pop(member_id, None)
 
@@ -171,8 +204,10 @@ class Group:
         """The instance is now another member id: same place, same assignment, maybe the leader."""
         old_member_id = self.static_members[instance_id]
         member = self.members.pop(old_member_id)
+        self._members_bytes += getsizeof(new_member_id) - getsizeof(old_member_id)
         member.member_id = new_member_id
         self.members[new_member_id] = member
+        self._charge()
         self.static_members[instance_id] = new_member_id
         if self.leader == old_member_id:
             self.leader = new_member_id
@@ -221,14 +256,14 @@ class Group:
         """The join phase is over: the next generation begins, with the members that are left."""
         self.generation += 1
         self.pending_sync.clear()
-        self.assignment_in_flight = None
+        self._end_assignment()
         if self.members:
             self.protocol_name = self.select_protocol()
             self.move(GroupEvent.JOINED, wall_ms)
         else:
             self.protocol_name = None
             self.move(GroupEvent.EMPTIED, wall_ms)
-        self.subscribed_topics = self._subscriptions()
+        self._subscribe()
 
     def is_subscribed_to(self, topic: str) -> bool:
         """Assume yes where a consumer group's subscriptions cannot be read."""
@@ -243,6 +278,19 @@ class Group:
                 self._supporters[name] = count
             else:
                 self._supporters.pop(name, None)
+        self._members_bytes += by * member.size_bytes
+        self._charge()
+
+    def _subscribe(self) -> None:
+        self._topics_bytes = 0
+        self._charge()
+        topics = self._subscriptions()
+        size_bytes = topics_size_bytes(topics or ())
+        if size_bytes and not self.memory.has_room_for(size_bytes):
+            topics, size_bytes = None, 0  # then every topic counts as subscribed, and its offsets are kept
+        self.subscribed_topics = topics
+        self._topics_bytes = size_bytes
+        self._charge()
 
     def _subscriptions(self) -> frozenset[str] | None:
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -272,9 +320,7 @@ class Group:
         self.protocol_type = value.protocol_type or None
         self.protocol_name = value.protocol
         self.leader = value.leader
-        self.members.clear()
-        self.static_members.clear()
-        self._supporters.clear()
+        assert not self.members
         for stored in value.members:
             if stored.member_id in self.members or stored.group_instance_id in self.static_members:
                 continue  # no coordinator writes this, but a log from elsewhere must not stop the load
@@ -290,16 +336,61 @@ class Group:
                 assignment=stored.assignment,
             )
             self.add(member, value.protocol_type)
-        self.subscribed_topics = self._subscriptions()
+        self._subscribe()
 
     def adopt_assignment(self, value: GroupMetadataValue) -> None:
         """The assignment of this generation is committed."""
         assert value.generation == self.generation
         assignments = {stored.member_id: stored.assignment for stored in value.members}
+        self._assign(assignments)
+        self._end_assignment()
+        self.move(GroupEvent.ASSIGNED, value.current_state_timestamp)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def growth_by_join(self, instance_id: str | None, candidate: Member) -> int:
+        """Bytes by which it grows if `candidate` joins, in the place of the member that it was, if it was one."""
+        earlier = self.members.get(self.static_members.get(instance_id or "", candidate.member_id))
+        if earlier is not None:
+            return protocols_size_bytes(candidate.protocols) - protocols_size_bytes(earlier.protocols)
+        if candidate.member_id in self.pending_members:
+            return candidate.size_bytes - handed_out_id_size_bytes(candidate.member_id)
+        return candidate.size_bytes + (self._base_bytes if not self.memory.held_bytes else 0)
+
+    def growth_by_assignment(self, assignments: Mapping[str, bytes]) -> int:
+        return sum(
+            assignment_size_bytes(assignments.get(member.member_id, b"")) - assignment_size_bytes(member.assignment)
+            for member in self.members.values()
+        )
+
+    def begin_assignment(self, assignments: Mapping[str, bytes]) -> None:
+        """This generation's assignment is on its way to the log, and is charged from here on."""
+        self.assignment_in_flight = self.generation
+        self._in_flight_bytes = max(self.growth_by_assignment(assignments), 0)
+        self._charge()
+
+    def drop_assignment(self) -> None:
+        """This generation will not be assigned."""
+        self._assign({})
+        self._end_assignment()
+
+    def _assign(self, assignments: Mapping[str, bytes]) -> None:
+        self._members_bytes += self.growth_by_assignment(assignments)
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
+
+    def _end_assignment(self) -> None:
         self.assignment_in_flight = None
-        self.move(GroupEvent.ASSIGNED, value.current_state_timestamp)
+        self._in_flight_bytes = 0
+        self._charge()
+
+    @property
+    def _base_bytes(self) -> int:
+        return GROUP_BYTES + getsizeof(self.group_id)
+
+    def _charge(self) -> None:
+        size_bytes = self._members_bytes + self._topics_bytes + self._in_flight_bytes
+        self.memory.hold(size_bytes + self._base_bytes if self.members or self.pending_members else 0)
 
 
 def topics_of_subscription(metadata: bytes) -> list[str] | None:

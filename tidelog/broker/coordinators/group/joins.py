@@ -44,7 +44,7 @@ class Joins:
 
     def join(self, group: Group, request: JoinGroupRequest, caller: Caller, outcome: Outcome) -> None:
         protocols = {protocol.name: protocol.metadata for protocol in request.protocols}
-        refusal = self._refusal(group, request, protocols)
+        refusal = self._refusal(group, request, protocols, caller, outcome)
         if refusal is not ErrorCode.NONE:
             if refusal is ErrorCode.GROUP_MAX_SIZE_REACHED and request.member_id:
                 # No seat for it in the next generation either: nobody shall wait for it.
@@ -62,16 +62,21 @@ class Joins:
             else:
                 outcome.reply(caller.token, refused(error, request.member_id))
 
-    def _refusal(self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes]) -> ErrorCode:
+    def _refusal(
+        self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
+    ) -> ErrorCode:
         if not self._has_room(group, request.member_id):
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         if not group.supports(request.protocol_type, protocols):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        if sum(map(len, protocols.values())) > self._config.max_group_metadata_bytes:
+        metadata_bytes = sum(len(name) + len(metadata) for name, metadata in protocols.items())
+        if metadata_bytes > self._config.max_group_metadata_bytes:
             return ErrorCode.INVALID_REQUEST
         if request.member_id not in group.members and len(self._timers) >= self._config.max_timers:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return ErrorCode.NONE
+        candidate = new_member(request, request.member_id, protocols, caller)
+        growth_bytes = group.growth_by_join(request.group_instance_id, candidate)
+        return growth_refusal(group, growth_bytes, self._config, outcome)
 
     def _has_room(self, group: Group, member_id: str) -> bool:
         if group.state is GroupState.EMPTY:
@@ -92,7 +97,7 @@ class Joins:
             self._replace(group, request, protocols, member_id, caller, outcome)
         elif instance_id is None and caller.api_version >= MEMBER_ID_REQUIRED_FROM:
             # The client comes back with this id, so that a retried first join leaves no ghost behind (KIP-394).
-            group.pending_members[member_id] = None
+            group.hand_out(member_id)
             key = TimerKey("session", group.group_id, member_id)
             self._timers.set(key, outcome.now_ms + request.session_timeout_ms)
             outcome.reply(caller.token, refused(ErrorCode.MEMBER_ID_REQUIRED, member_id))
@@ -108,15 +113,7 @@ class Joins:
         caller: Caller,
         outcome: Outcome,
     ) -> None:
-        member = Member(
-            member_id,
-            instance_id=request.group_instance_id,
-            client_id=caller.client_id,
-            client_host=caller.client_host,
-            rebalance_timeout_ms=request.rebalance_timeout_ms,
-            session_timeout_ms=request.session_timeout_ms,
-            protocols=protocols,
-        )
+        member = new_member(request, member_id, protocols, caller)
         member.is_new = True
         if group.in_initial_rebalance:
             group.new_member_added = True
@@ -237,6 +234,36 @@ class Joins:
             and group.generation == write.generation
             and group.awaiting_join.get(stored.member_id) == stored.token
         )
+
+
+def growth_refusal(group: Group, growth_bytes: int, config: GroupCoordinatorConfig, outcome: Outcome) -> ErrorCode:
+    """Whether the group may hold so much more.
+
+    GROUP_MAX_SIZE_REACHED, which clients take for final, where the group itself is too large; where all groups of the
+    node are, COORDINATOR_NOT_AVAILABLE, on which they try again.
+    """
+    if growth_bytes <= 0:
+        return ErrorCode.NONE
+    if group.memory.held_bytes + growth_bytes > config.max_group_memory_bytes:
+        outcome.warn("a group is too large", f"group {group.group_id} may not hold {growth_bytes} bytes more")
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    if not group.memory.has_room_for(growth_bytes):
+        text = f"group {group.group_id} may not hold {growth_bytes} bytes more: the groups of this node hold too much"
+        outcome.warn("groups hold too much", text)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NONE
+
+
+def new_member(request: JoinGroupRequest, member_id: str, protocols: dict[str, bytes], caller: Caller) -> Member:
+    return Member(
+        member_id,
+        instance_id=request.group_instance_id,
+        client_id=caller.client_id,
+        client_host=caller.client_host,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        session_timeout_ms=request.session_timeout_ms,
+        protocols=protocols,
+    )
 
 
 def refused(error: ErrorCode, member_id: str) -> JoinGroupResponse:

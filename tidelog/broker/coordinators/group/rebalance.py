@@ -149,9 +149,7 @@ class Rebalancer:
 
     def drop_assignment(self, group: Group, error: ErrorCode, outcome: Outcome) -> None:
         """This generation will not be assigned: refuse every parked sync."""
-        group.assignment_in_flight = None
-        for member in group.members.values():
-            member.assignment = b""
+        group.drop_assignment()
         for member_id, token in group.awaiting_sync.items():
             outcome.reply(token, SyncGroupResponse(error_code=error))
             self.extend_session(group, group.members[member_id], outcome.now_ms)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
+from tidelog.broker.coordinators.group.memory import GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedTopics
 from tidelog.broker.coordinators.outcome import Caller, RandomBits
 from tidelog.broker.coordinators.ports import Ports
@@ -54,11 +55,12 @@ class GroupCoordinatorService:
     ) -> None:
         self.config = config
         self._partition_count = partition_count
+        self._memory = GroupMemoryBudget(config.max_groups_memory_bytes)
         self._ports = ports
         self._runtime: CoordinatorRuntime[GroupCoordinator] = CoordinatorRuntime(
             "group coordinator",
             ports,
-            lambda partition: GroupCoordinator(config, rng),
+            lambda partition: GroupCoordinator(config, rng, self._memory),
             write_timeout_ms=config.offsets_commit_timeout_ms,
             compression=config.offsets_topic_compression_codec,
         )
