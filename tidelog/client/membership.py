@@ -106,6 +106,8 @@ class Membership:
                     assigned = await self._join_once(topics, owned)
                     self.needs_join = False
                     self._start_heartbeats()
+                    self._joining = False
+                    self.metadata_changed()  # what changed after the partitions were counted
                     return assigned
                 except KafkaError as error:
                     code = error.code

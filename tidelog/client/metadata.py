@@ -1,7 +1,8 @@
 """The cluster as the last Metadata answers described it: brokers, topics, who leads what.
 
 Pure values; `cluster` asks and keeps them fresh. Invariant: per partition the leader of the highest leader epoch heard
-of is kept, so that the answer of a broker that lags behind does not send requests back to an old leader (KIP-320).
+of is kept, so that the answer of a broker that lags behind does not send requests back to an old leader (KIP-320), and
+so is a partition that such a broker does not know of yet.
 """
 
 from __future__ import annotations
@@ -125,6 +126,10 @@ def _topic(found: MetadataResponseTopic, before: TopicMetadata | None) -> TopicM
     same_topic = before is not None and before.topic_id == found.topic_id
     known = {each.partition: each for each in before.partitions} if same_topic and before is not None else {}
     partitions = []
+    if error is ErrorCode.NONE and found.topic_id != NO_TOPIC_ID:
+        # A topic never has fewer partitions than before: a broker that lags behind does not know of the others yet.
+        answered = {each.partition_index for each in found.partitions}
+        partitions = [each for number, each in known.items() if number not in answered]
     for each in sorted(found.partitions, key=lambda partition: partition.partition_index):
         fresh = PartitionMetadata(
             each.partition_index,
@@ -138,4 +143,5 @@ def _topic(found: MetadataResponseTopic, before: TopicMetadata | None) -> TopicM
         old = known.get(each.partition_index)
         stale = old is not None and 0 <= fresh.leader_epoch < old.leader_epoch
         partitions.append(old if stale and old is not None else fresh)
+    partitions.sort()
     return TopicMetadata(name, found.topic_id, error, found.is_internal, tuple(partitions))

@@ -17,6 +17,7 @@ from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRespo
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.records import encode_batch
 
@@ -115,6 +116,28 @@ class TestWithoutAGroup:
             cluster.topics["t"].append(type(cluster.topics["t"][0])(1))
             fill(cluster, "t", 1, 2)
             assert await read(consuming, 2) == [0, 1]
+
+    async def test_a_broker_that_does_not_know_of_new_partitions_yet_takes_none_away(self):
+        """They would be read again from where `auto_offset_reset` says."""
+
+        def lagging(request: MetadataRequest, node: FakeNode) -> Any:
+            response: Any = node.on_metadata(request)
+            for topic in response.topics:
+                topic.partitions = topic.partitions[:1]
+            return response
+
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 1, 6)
+            async with consumer(cluster, "t") as consuming:
+                assert await read(consuming, 6) == list(range(6))
+                cluster.script(MetadataRequest, lagging)
+                before = len(cluster.sent(MetadataRequest))
+                assert consuming._cluster is not None
+                for answers in (1, 2):
+                    consuming._cluster.request_refresh()
+                    await until(lambda wanted=before + answers: len(cluster.sent(MetadataRequest)) >= wanted, consuming)
+                fill(cluster, "t", 1, 3)
+                assert await read(consuming, 3) == [6, 7, 8]
 
     async def test_a_topic_that_is_not_there_is_said_once(self, caplog):
         async with FakeCluster() as cluster:

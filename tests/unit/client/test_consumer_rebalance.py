@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.unit.client.fake_broker import FakeCluster, FakeNode
+from tests.unit.client.fake_broker import FakeCluster, FakeNode, FakePartition
 from tests.unit.client.test_consumer import T0, T1, consumer, fill, read, until
 from tidelog.client import Consumer, RebalanceListener, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -222,6 +222,18 @@ class TestMembershipThatIsLost:
                 await consuming.commit({T0: 5})
             assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
             assert not cluster.sent(OffsetCommitRequest), "the broker would take it for a consumer without a group"
+
+
+async def test_a_partition_that_is_added_while_the_leader_waits_for_its_assignment_is_dealt_out_too():
+    async def add_one_meanwhile(request: Any, node: FakeNode) -> Any:
+        cluster.topics["t"].append(FakePartition(1))
+        assert consuming._cluster is not None
+        assert await consuming._cluster.wait_for_metadata(PATIENCE_S * 1000)
+        return await node.on_group(request)
+
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:
+        cluster.script(SyncGroupRequest, add_one_meanwhile)
+        await until(lambda: consuming.assignment() == {T0, T1}, consuming)
 
 
 class TestCommitsWhileTheGroupWaits:
