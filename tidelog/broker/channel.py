@@ -28,6 +28,8 @@ CHANNELS_MAX = 1024
 CONNECT_TIMEOUT_S = 10.0
 API_VERSIONS_VERSION = 3
 ANSWER_TIMEOUT_MS = 10_000
+# A connection that leaves so many signs of life unanswered is made anew: one that is full would look like a refusal.
+LIFE_UNANSWERED_MAX = 8
 
 _FRAME = Struct(">ihhih")
 _FRAME_SIZE = Struct(">i")
@@ -94,6 +96,11 @@ class Channel(asyncio.BufferedProtocol):
         tags = b"\0" if request_header_version(api_key, version) == 2 else b""
         found = self._headers[api_key, version] = self._client_id + tags, response_header_version(api_key, version)
         return found
+
+    @property
+    def unanswered(self) -> int:
+        """Requests under way, those that their askers no longer wait for included."""
+        return len(self._open)
 
     def close(self) -> None:
         self.give_up("closed")
@@ -276,6 +283,9 @@ class Channels:
         REFUSES: it refused, or broke off twice; the first time may be a connection that was closed for being idle.
         """
         request = ApiVersionsRequest(client_software_name="tidelog", client_software_version="0")
+        channel = self._channels.get((endpoint, "life"))
+        if channel is not None and channel.unanswered >= LIFE_UNANSWERED_MAX:
+            channel.give_up("no answer in time")
         for _ in range(2):
             try:
                 async with asyncio.timeout(timeout_ms / 1000):

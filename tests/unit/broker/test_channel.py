@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.patience import PATIENCE_S
+from tidelog.broker import channel
 from tidelog.broker.channel import BUFFER_INITIAL_BYTES, Channel, Channels
 from tidelog.protocol.messages.api_versions import ApiVersionsResponse
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -224,6 +225,15 @@ async def test_a_life_is_not_over_when_its_idle_connection_was_closed() -> None:
     async with peer(drops_the_first) as endpoint:
         assert await channels.sign_of_life(endpoint, 60_000) is PortState.ACCEPTS
     await channels.close()
+
+
+async def test_a_process_that_hangs_for_long_is_not_taken_for_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "IN_FLIGHT_MAX", 20)
+    channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+    async with peer(silence) as endpoint:
+        found = {await channels.sign_of_life(endpoint, 5) for _ in range(30)}
+        await channels.close()
+    assert found == {PortState.UNKNOWN}
 
 
 async def test_a_lane_that_timed_out_is_connected_anew_and_others_are_not_touched() -> None:
