@@ -12,8 +12,9 @@ from typing import Protocol
 
 from tests.simulation.storage_model import AppendedBatch, LogModel
 from tidelog.protocol.errors import KafkaError
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.log import PartitionLog
-from tidelog.storage.reader import headers
+from tidelog.storage.reader import Examination, headers
 
 
 class Broken(AssertionError):
@@ -34,7 +35,10 @@ def read_all(log: PartitionLog, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
-        result = log.read(offset, max_bytes, log.log_end_offset)
+        try:
+            result = log.read(offset, max_bytes, log.log_end_offset)
+        except (Examination, DamagedRecords) as error:  # nothing is ever damaged here, so what is missing is lost
+            raise Broken(f"{LogIsAPrefixOfWhatWasAppended.__name__}: a read at {offset}: {error}") from None
         if not result.size_bytes or result.next_offset <= offset:
             where = f"a read at {offset} of a log that ends at {log.log_end_offset}"
             raise Broken(f"{LogIsAPrefixOfWhatWasAppended.__name__}: {where} gives nothing")

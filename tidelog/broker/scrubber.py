@@ -95,7 +95,10 @@ class Scrubber:
         if not self._is_hosted(partition):
             return
         try:
-            check_small_files(partition.log)
+            for _ in check_small_files(partition.log):
+                await asyncio.sleep(0)  # a log may have thousands of them
+                if not self._is_hosted(partition):
+                    return
             # Damage that was met where no reader waits for an answer.
             self._repairs.look_at(partition)
         except Exception as error:

@@ -9,6 +9,7 @@ and changes nothing.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Iterator
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -226,6 +227,29 @@ class Examiner:
         return None
 
 
+class IndexRows:
+    """Rows of an index, in little memory: a large segment has hundreds of thousands."""
+
+    __slots__ = ("_keys", "_values", "last_key")
+
+    def __init__(self) -> None:
+        self._keys = array("q")
+        self._values = array("q")
+        self.last_key = -1
+        """Of the last row, -1 while there is none."""
+
+    def append(self, key: int, value: int) -> None:
+        self._keys.append(key)
+        self._values.append(value)
+        self.last_key = key
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._keys, self._values)
+
+
 class Findings:
     """What an examination found: the index rows of the whole batches, and the damage between them."""
 
@@ -245,8 +269,8 @@ class Findings:
         """What is left of the file behind the last whole batch, where nothing says how many records it held."""
         self.epochs: list[tuple[int, int]] = []
         """(leader epoch, first offset of it in this segment)."""
-        self.offset_rows: list[tuple[int, int]] = []
-        self.time_rows: list[tuple[int, int]] = []
+        self.offset_rows = IndexRows()
+        self.time_rows = IndexRows()
         self.max_timestamp = -1
         self.offset_of_max_timestamp = base_offset
         self.first_timestamp = -1
@@ -266,9 +290,9 @@ class Findings:
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp, self.offset_of_max_timestamp = header.max_timestamp, header.last_offset
         if self.bytes_since_index_row > index_interval_bytes:
-            self.offset_rows.append((header.last_offset, position))
-            if not self.time_rows or self.max_timestamp > self.time_rows[-1][0]:
-                self.time_rows.append((self.max_timestamp, self.offset_of_max_timestamp))
+            self.offset_rows.append(header.last_offset, position)
+            if self.max_timestamp > self.time_rows.last_key:
+                self.time_rows.append(self.max_timestamp, self.offset_of_max_timestamp)
             self.bytes_since_index_row = 0
         if not position:
             self.first_timestamp = header.max_timestamp

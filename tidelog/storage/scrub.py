@@ -7,6 +7,7 @@ judged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidelog.storage.damage import DamagedRange, merged
@@ -33,7 +34,6 @@ class Scrub:
         self.is_done = False
         self.error: OSError | None = None
         self._file = segment.file
-        self._file.pin()
         self._size_bytes = segment.size_bytes
         self._end_offset = segment.next_offset
         self._findings = Findings(segment.base_offset, segment.size_bytes)
@@ -47,6 +47,7 @@ class Scrub:
             epoch_max=log.segments.epoch_behind(segment),
         ).run()  # fmt: skip
         self._index_check = IndexCheck(segment)
+        self._file.pin()  # last: nothing of the above, which may fail, leaves it so
 
     def run(self, cost_bytes: int) -> None:
         """Look at the next batches, about `cost_bytes` of them. An error is kept for `finish`."""
@@ -102,19 +103,21 @@ class Scrub:
         return is_new and bool(findings.damage)
 
 
-def check_small_files(log: PartitionLog) -> int:
-    """Snapshots of producers and indexes of transactions that are damaged are made anew; how many were."""
-    mended = 0
+def check_small_files(log: PartitionLog) -> Iterator[None]:
+    """Snapshots of producers and indexes of transactions that are damaged are made anew. Steps of one file each."""
     for offset in log.snapshots.offsets:
+        yield
+        if offset not in log.snapshots.offsets:
+            continue
         try:
             log.snapshots.read(offset)
         except (CorruptSnapshot, FileNotFoundError):
             log.snapshots.delete(offset)
-            mended += 1
-    for segment in log.segments:
+    for segment in list(log.segments):
+        yield
+        if not segment.transaction_index.exists or all(one is not segment for one in log.segments):
+            continue
         try:
             segment.transaction_index.check_file()
         except CorruptTransactionIndex:
             log.rebuild_transaction_index(segment)
-            mended += 1
-    return mended

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final
 
 from tidelog.protocol.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFSET, MAGIC, MAGIC_OFFSET
@@ -448,7 +449,7 @@ class Segment:
         since, newest, offset_of_newest = self.bytes_since_index_row, self.max_timestamp, self.offset_of_max_timestamp
         self.begin_rebuild()
         offsets, times = self.offset_index, self.time_index
-        for row in (*findings.offset_rows, *later_offsets):
+        for row in chain(findings.offset_rows, later_offsets):
             offsets.append(*row)
         for row in findings.time_rows:
             times.append(*row)

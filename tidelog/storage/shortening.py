@@ -81,8 +81,8 @@ def _cut(log: PartitionLog, offset: int, segment: Segment, position: int, end_of
 
 def _cut_segment(segment: Segment, position: int, end_offset: int) -> None:
     """Cut file and indexes at `position`, where the batches before `end_offset` end."""
-    segment.offset_index.truncate(_rows_below(segment.offset_index.rows(), 0, end_offset))
-    segment.time_index.truncate(_rows_below(segment.time_index.rows(), 1, end_offset))
+    segment.offset_index.truncate(segment.offset_index.count_below(end_offset, 0))
+    segment.time_index.truncate(segment.time_index.count_below(end_offset, 1))
     segment.transaction_index.truncate_to(end_offset)
     segment.cut(position)
     segment.next_offset = end_offset
@@ -106,10 +106,6 @@ def _end_before(segment: Segment, offset: int) -> tuple[int, int]:
             return position, end_offset
         end_offset = max(end_offset, last_offset + 1)
     return segment.size_bytes, end_offset
-
-
-def _rows_below(rows: list[tuple[int, int]], column: int, offset: int) -> int:
-    return sum(1 for row in rows if row[column] < offset)
 
 
 def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -126,9 +127,21 @@ class SparseIndex:
         return self._floor_in_file(value, 1)
 
     def _floor_in_file(self, target: int, column: int) -> Row | None:
+        count = self._count_in_file(target, column)
+        return self.row(count - 1) if count else None
+
+    def count_below(self, target: int, column: int) -> int:
+        """How many rows have a key (column 0), or a value (column 1), below `target`."""
+        held = self._values if column else self._keys
+        if held and target > held[0]:
+            return self._first_in_memory + bisect_left(held, target)
+        return self._count_in_file(target - 1, column)
+
+    def _count_in_file(self, target: int, column: int) -> int:
+        """How many of the rows that are only in the file are not above `target`."""
         low, high = 0, self._first_in_memory
         if not high:
-            return None
+            return 0
         view = self._mapped()
         unpack, size = self._struct.unpack_from, self._struct.size
         relative = target - (self._value_base if column else self._key_base)
@@ -138,7 +151,7 @@ class SparseIndex:
                 low = middle + 1
             else:
                 high = middle
-        return self.row(low - 1) if low else None
+        return low
 
     def _mapped(self) -> memoryview:
         size = self._rows_in_file * self._struct.size
@@ -163,6 +176,22 @@ class SparseIndex:
     def rows(self) -> list[Row]:
         """Every row: for tests, tools and checks."""
         return [self.row(number) for number in range(self.count)]
+
+    def read_later(self) -> Iterator[Row]:
+        """Every row that there is now, read in the thread that asks for the first: CorruptIndex, OSError then."""
+        return self._read(self.path, self._first_in_memory, self.rows_in_memory())
+
+    def _read(self, path: str, count: int, in_memory: list[Row]) -> Iterator[Row]:
+        if count:
+            try:
+                data = self._disk.read_file(path)
+            except FileNotFoundError:
+                raise CorruptIndex(path, "is missing") from None
+            if len(data) < count * self._struct.size:
+                raise CorruptIndex(path, f"is shorter than its {count} rows")
+            for key, value in self._struct.iter_unpack(memoryview(data)[: count * self._struct.size]):
+                yield key + self._key_base, value + self._value_base
+        yield from in_memory
 
     def rows_in_memory(self) -> list[Row]:
         """The newest rows, those that a map of the file is not needed for."""

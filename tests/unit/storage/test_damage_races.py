@@ -20,6 +20,7 @@ from tidelog.storage.log_config import LogConfig
 from tidelog.storage.repair import CopyRefused
 from tidelog.storage.scrub import Scrub
 from tidelog.storage.segment import Segment
+from tidelog.storage.sparse_index import offset_index
 
 MakeLogs = Callable[..., Logs]
 
@@ -256,3 +257,62 @@ def test_an_append_is_all_or_nothing_though_rows_of_an_index_cannot_reach_their_
     log = made.close_and_open()
     assert offsets_of(records_of(log)) == [offset for offset in range(1703) if offset != 1502]  # the marker
     assert log.aborted_transactions(0, 1503) == aborted
+
+
+class LongFiles(QuickDisk):
+    """It counts what is asked of it."""
+
+    calls = 0
+
+    def size_of(self, path: str) -> int:
+        LongFiles.calls += 1
+        return super().size_of(path)
+
+    def read_file(self, path: str) -> bytes:
+        LongFiles.calls += 1
+        return super().read_file(path)
+
+
+@pytest.fixture
+def long_index(tmp_path: Path) -> Logs:
+    made = Logs(tmp_path / "data", LogConfig(index_interval_bytes=0, segment_bytes=10_000_000), LongFiles())
+    made.append(*[batch(timestamp=NOW + n) for n in range(3000)])
+    return made
+
+
+def test_a_scrub_begins_and_a_cut_ends_without_a_look_at_every_row_of_an_index(long_index: Logs) -> None:
+    log = long_index.log
+    LongFiles.calls = 0
+    work = Scrub(log, log.segments.active)
+    assert LongFiles.calls < 10, "others wait meanwhile"
+    work.run(10**9)
+    assert not work.finish()
+    log.truncate_to(1000)
+    assert LongFiles.calls < 100
+    assert log.segments.active.offset_index.last_key == 999
+    assert log.segments.active.time_index.last_value == 999
+
+
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+def test_a_scrub_finds_an_index_whose_file_is_cut_or_wrong_in_its_own_thread(long_index: Logs, suffix: str) -> None:
+    log = long_index.log
+    log.roll(NOW)
+    segment = log.segments.first
+    path = long_index.folder / long_index.files(f"*.{suffix}")[0]
+    whole = path.read_bytes()
+    for wrong in (whole[:500], whole[:500] + bytes(20) + whole[520:]):
+        work = Scrub(log, segment)
+        path.write_bytes(wrong)
+        work.run(10**9)
+        assert not work.finish()
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("count", [0, 1, 40, 64, 600, 1000])
+def test_rows_below_a_bound_are_counted_in_memory_and_in_the_file(tmp_path: Path, count: int) -> None:
+    index = offset_index(QuickDisk(), str(tmp_path / "index"), 7)
+    for number in range(1, count + 1):
+        index.append(7 + 10 * number, 100 * number)
+    for below in (0, 1, 30, 63, 64, 65, 536, 599, 999, 1000):
+        assert index.count_below(7 + 10 * below, 0) == min(count, max(0, below - 1))
+        assert index.count_below(100 * below + 1, 1) == min(count, below)
