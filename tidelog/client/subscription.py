@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from tidelog.client.log_truncation import LogTruncation
+from tidelog.client.metadata import NO_TOPIC_ID
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
 
 Pattern = re.Pattern[str]
@@ -48,6 +49,7 @@ class PartitionState:
         "read_replica_until_ms",
         "reset_to",
         "retry_at_ms",
+        "topic_id",
         "unvalidated",
     )
 
@@ -71,6 +73,8 @@ class PartitionState:
         self.log_start_offset = -1
         self.retry_at_ms = 0.0
         """No fetch before this time."""
+        self.topic_id = NO_TOPIC_ID
+        """Of the topic in which the position lies."""
 
 
 class Subscription:
@@ -194,6 +198,18 @@ class Subscription:
                 state.unvalidated = True
                 doubtful.append(partition)
         return doubtful
+
+    def note_topic_ids(self, id_of: Callable[[str], bytes]) -> list[TopicPartition]:
+        """Compare the topics' ids with those known so far; the partitions with a position in a topic that is gone."""
+        replaced = []
+        for partition, state in self._assigned.items():
+            topic_id = id_of(partition.topic)
+            if topic_id in (NO_TOPIC_ID, state.topic_id):
+                continue
+            if state.topic_id != NO_TOPIC_ID and state.position >= 0:
+                replaced.append(partition)
+            state.topic_id = topic_id
+        return replaced
 
     def unvalidated(self) -> list[TopicPartition]:
         return [partition for partition, state in self._assigned.items() if state.unvalidated and state.position >= 0]

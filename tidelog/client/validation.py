@@ -63,6 +63,11 @@ class PositionValidator:
         if noted[0] is not self._noted[0] or noted[1] is not self._noted[1]:  # every poll comes here
             self._noted = noted
             self._fetcher.discard(self._subscription.note_leader_epochs(noted[0].leader_epoch))
+            for partition in self._subscription.note_topic_ids(noted[0].topic_id):
+                # Another topic of the same name has nothing of what was read, and all of it is still to be read.
+                logger.warning("the topic of %s was deleted and created anew", partition)
+                self._fetcher.discard((partition,))
+                self._fetcher.diverged(partition, 0, 0)
         if self._task is None and self._to_ask():
             self._task = self._loop.create_task(self._ask_until_answered())
 

@@ -367,3 +367,34 @@ def test_positions_after_a_divergence():
     assert problem is not None
     assert problem.divergent_offset is None
     assert subscription.fetchable(0) == []
+
+
+class TestATopicCreatedAnew:
+    """Under its old name, and as long as the old one, so that the positions exist again in the same leader epoch."""
+
+    @RESETS
+    async def test_it_is_read_from_its_beginning(self, reset):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 9)
+            async with consumer(cluster, auto_offset_reset=reset, metadata_max_age_ms=20) as consuming:
+                consuming.assign([T0])
+                consuming.seek(T0, 0)
+                assert await read(consuming, 9) == list(range(9))
+                cluster.create("t", 1)
+                fill(cluster, "t", 0, 12)
+                assert await read(consuming, 12) == list(range(12))
+
+    async def test_without_a_reset_policy_it_is_an_error_until_a_seek(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 9)
+            async with consumer(cluster, auto_offset_reset="none", metadata_max_age_ms=20) as consuming:
+                consuming.assign([T0])
+                consuming.seek(T0, 0)
+                assert await read(consuming, 9) == list(range(9))
+                cluster.create("t", 1)
+                fill(cluster, "t", 0, 9)
+                with pytest.raises(LogTruncation) as caught:
+                    await read(consuming, 1)
+                assert caught.value.divergent_offset == OffsetAndMetadata(0, "", 0)
+                consuming.seek(T0, 0)
+                assert await read(consuming, 9) == list(range(9))
