@@ -16,7 +16,7 @@ from tidelog.broker.callbacks import call_all
 from tidelog.broker.config import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.disk import is_exhaustion
-from tidelog.storage.incarnation import remove_incarnation, surviving_epoch, write_incarnation
+from tidelog.storage.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation
 from tidelog.storage.loader import Ending
 from tidelog.storage.log_directory import LogDirectory
 
@@ -109,7 +109,7 @@ class LogDirectories:
                 cluster_id = directory.cluster_id
                 self.online.append(directory)
                 directory.on_loss = self._disown
-                if not directory.was_clean and surviving_epoch(disk, path, boot_id) >= 0:
+                if not directory.was_clean and machine_ran_on(disk, path, boot_id):
                     directory.ending = Ending.KILLED
         self._known_ids = [directory.directory_id for directory in self.homes]
         if config.is_broker and not self.homes:
@@ -204,7 +204,7 @@ class LogDirectories:
         return epochs.pop() if len(epochs) == 1 else -1  # one that was copied back is of an older epoch
 
     def write_incarnations(self, epoch: int, boot_id: str) -> None:
-        """This process writes from now on, in this broker epoch."""
+        """This process writes from now on, in this broker epoch; -1 where it is no broker."""
         for directory in self.online:
             try:
                 write_incarnation(self._disk, directory.path, epoch, boot_id)

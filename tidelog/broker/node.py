@@ -116,6 +116,9 @@ class Node:
             self._metrics_socket = self._ports.bind(host, port)
         self._directories.open(self._ports.boot_id)
         self._put_together()
+        if self._broker is None:
+            # Else damage at the end of the metadata log would count as a tail that a loss of power has torn.
+            self._directories.write_incarnations(-1, self._ports.boot_id)
         if self._metrics_socket is not None:
             await self._show_metrics(self._metrics_socket)
         if self._controller_server is not None:

@@ -24,14 +24,24 @@ def write_incarnation(disk: Disk, directory: str, broker_epoch: int, boot_id: st
 
 def surviving_epoch(disk: Disk, directory: str, boot_id: str) -> int:
     """The broker epoch whose writes are all still there, -1 if some may be lost."""
+    epoch = _epoch_since(disk, directory, boot_id)
+    return -1 if epoch is None else epoch
+
+
+def machine_ran_on(disk: Disk, directory: str, boot_id: str) -> bool:
+    """Whether all that the last process wrote is in its files, also that of a controller, which has no broker epoch."""
+    return _epoch_since(disk, directory, boot_id) is not None
+
+
+def _epoch_since(disk: Disk, directory: str, boot_id: str) -> int | None:
     data = read_if_exists(disk, f"{directory}/{INCARNATION_FILE}")
     if data is None or not boot_id:
-        return -1
+        return None
     try:
         content = json.loads(data)
-        return int(content["brokerEpoch"]) if content["bootId"] == boot_id else -1
+        return int(content["brokerEpoch"]) if content["bootId"] == boot_id else None
     except (ValueError, KeyError, TypeError):
-        return -1
+        return None
 
 
 def remove_incarnation(disk: Disk, directory: str) -> None:

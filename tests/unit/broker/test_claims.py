@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.test_node import produce
+from tidelog.bench.ports import free_port
 from tidelog.broker.config import ConfigError
 from tidelog.broker.found_logs import FoundLogs
 from tidelog.broker.lifecycle import BrokerLifecycle, RegistrationRefused
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.disk import OsDisk
+from tidelog.storage.log import CorruptLog
+from tidelog.storage.log_directory import LogDirectory
 
 MakeBatch = Callable[..., bytes]
 
@@ -122,3 +126,23 @@ def test_a_copy_on_its_way_to_another_directory_is_not_the_replica() -> None:
     found = FoundLogs([here, there])  # type: ignore[arg-type]
     assert not found.has(key, topic_id, here.directory_id), "it may lack anything"
     assert found.has(key, topic_id, there.directory_id), "the metadata says that it has taken over"
+
+
+async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(start_node: Any, tmp_path: Path) -> None:
+    """The machine ran on, so that no tail is torn: a voter that cut it in silence would vote without the record."""
+    port = free_port()
+    config = {
+        "process.roles": "controller", "node.id": "1", "controller.quorum.voters": f"1@127.0.0.1:{port}",
+        "listeners": f"CONTROLLER://127.0.0.1:{port}", "controller.listener.names": "CONTROLLER",
+    }  # fmt: skip
+    LogDirectory.open(OsDisk(), str(tmp_path / "data"), node_id=1, cluster_id="A" * 22).close()
+    running = await start_node(**config)
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "data", killed)
+    await running.stop()
+    [path] = (killed / "__cluster_metadata-0").glob("*.log")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptLog, match="no other voter has a copy"):
+        await start_node(**config, **{"log.dirs": str(killed)})
