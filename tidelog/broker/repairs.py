@@ -34,6 +34,8 @@ logger = logging.getLogger("tidelog.repairs")
 FETCH_VERSION: Final = 13
 REPAIR_REPLICA_ID: Final = -3
 """Kafka's FUTURE_LOCAL_REPLICA_ID: a reader on behalf of a replica, up to the log end, that is no follower."""
+REPAIR_COMMITTED_REPLICA_ID: Final = -2
+"""Kafka's DEBUGGING_CONSUMER_ID: the same, up to the high watermark."""
 FETCH_BYTES_MAX: Final = 1024 * 1024
 FETCH_TIMEOUT_MS: Final = 5000
 PAUSE_S_MIN: Final = 0.05
@@ -289,7 +291,7 @@ class Repairs:
         if endpoint is None:
             raise PeerUnreachable("it is not registered")
         request = FetchRequest(
-            replica_id=REPAIR_REPLICA_ID if up_to_log_end else -1,
+            replica_id=REPAIR_REPLICA_ID if up_to_log_end else REPAIR_COMMITTED_REPLICA_ID,
             max_wait_ms=0,
             min_bytes=1,
             max_bytes=FETCH_BYTES_MAX,

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tidelog.broker.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
@@ -92,3 +93,27 @@ async def test_damaged_records_of_a_node_alone_are_an_error_and_the_others_are_s
     assert values == [b"%d" % number for number in range(10) if number != 4]
     answer = await wire.call(produce("t", make_batch(b"on")), 8, ProduceResponse)
     assert produced(answer) == [(0, 10)], "writing goes on"
+
+
+@pytest.mark.parametrize("replica_id", [REPAIR_REPLICA_ID, REPAIR_COMMITTED_REPLICA_ID])
+async def test_a_replica_that_repairs_its_log_learns_at_once_that_a_copy_is_damaged_here_too(
+    start_node: StartNode, tmp_path: Path, make_batch: MakeBatch, replica_id: int
+) -> None:
+    """Else two replicas that are damaged in the same place would wait for each other for ever."""
+    running = await start_node()
+    folder = await filled(running, tmp_path, make_batch)
+    await running.stop()
+    log = folder / f"{0:020d}.log"
+    data = bytearray(log.read_bytes())
+    position, header = list(iter_headers(bytes(data)))[4]
+    data[position + header.size_bytes - 2] ^= 1
+    log.write_bytes(data)
+    running = await start_node()
+    wire = await running.connect()
+    # The node alone concludes in time that its damage is for good. It waits for others here, as if it were not alone.
+    assert running.node._broker is not None
+    running.node._broker.repairs._is_closed = True
+    answer = await wire.call(fetch("t", offset=4), 11, FetchResponse)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    answer = await wire.call(fetch("t", offset=4, replica_id=replica_id), 11, FetchResponse)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.CORRUPT_MESSAGE

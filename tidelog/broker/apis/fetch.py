@@ -13,7 +13,7 @@ from tidelog.broker.fetch_sessions import FetchSession, SessionPartition
 from tidelog.broker.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.metrics_counters import ApiCounters
 from tidelog.broker.read_replicas import preferred_read_replica
-from tidelog.broker.repairs import REPAIR_REPLICA_ID
+from tidelog.broker.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
 from tidelog.broker.request import Answer, Deferred, Peer
 from tidelog.broker.services import Services
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -29,6 +29,7 @@ from tidelog.protocol.hot_replication import ONE_REQUEST_BYTES
 from tidelog.protocol.hot_replication import VERSION as FOLLOWER_VERSION
 from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.replication.partition import Isolation
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.reader import ColdRead
 
 API_KEY = 1
@@ -78,7 +79,7 @@ class _Fetch:
     """One fetch request from its arrival to its answer."""
 
     __slots__ = (
-        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_isolation",
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_is_repair", "_isolation",
         "_listener_name", "_parked", "_rack", "_request", "_retry_due", "_services", "_session", "_version", "_warming",
     )  # fmt: skip
 
@@ -95,7 +96,9 @@ class _Fetch:
         self._version = version
         self._correlation_id = correlation_id
         self._isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
-        if version < REPLICA_STATE_FROM and request.replica_id == REPAIR_REPLICA_ID:
+        repair_ids = (REPAIR_REPLICA_ID, REPAIR_COMMITTED_REPLICA_ID)
+        self._is_repair = version < REPLICA_STATE_FROM and request.replica_id in repair_ids
+        if self._is_repair and request.replica_id == REPAIR_REPLICA_ID:
             self._isolation = Isolation.LOG_END  # a replica that repairs its log checks what it takes
         self._deferred: Deferred | None = None
         self._bucket = self._parked = 0
@@ -298,6 +301,8 @@ class _Fetch:
             raise
         except Exception as error:
             code = partitions.refusal(partition, error).code
+            if self._is_repair and isinstance(error, DamagedRecords):
+                code = ErrorCode.CORRUPT_MESSAGE  # no whole copy here: else two replicas would wait for each other
             if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # which clients of that age know and try again
             return _failed(topic, index, code)
