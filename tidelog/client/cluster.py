@@ -33,6 +33,8 @@ JOINING = "joining"
 """A connection of its own for JoinGroup and SyncGroup, which wait for other members: commits must not."""
 BOOTSTRAP_NODE = -1
 SOFTWARE_VERSION = "0.1.0"
+# For what was written when a client is closed: a broker that hangs does not read it.
+LET_GO_S = 1.0
 
 
 class _Link:
@@ -102,18 +104,17 @@ class Cluster:
         tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = []
         if self._refresher is not None:
             tasks.append(self._refresher)
-        for link in self._links.values():
-            if link.attempt is not None:
-                tasks.append(link.attempt)
-            if link.connection is not None:
-                link.connection.close()
-        if self._bootstrap is not None:
-            self._bootstrap.close()
+        connections = [link.connection for link in self._links.values()]
+        tasks += [link.attempt for link in self._links.values() if link.attempt is not None]
+        closing = [connection for connection in (*connections, self._bootstrap) if connection is not None]
+        for connection in closing:
+            connection.close()
         if self._bootstrap_attempt is not None:
             tasks.append(self._bootstrap_attempt)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.let_go(LET_GO_S) for connection in closing))
         if self._refreshed is not None and not self._refreshed.done():
             self._refreshed.set_result(None)
 

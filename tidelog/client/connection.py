@@ -73,6 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         self._versions: dict[int, tuple[int, int]] = {}
         self._chosen: dict[tuple[int, int], int] = {}
         self._transport: asyncio.Transport | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
         self._pending: deque[_Pending] = deque()
         self._correlation_id = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -91,6 +92,8 @@ class Connection(asyncio.BufferedProtocol):
         self.last_used = self._loop.time()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
         self._fail(
             ErrorCode.NETWORK_EXCEPTION, f"{self.address} closed the connection" + (f": {error}" if error else "")
         )
@@ -285,6 +288,17 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Close once what was written has left; requests without an answer fail with NETWORK_EXCEPTION now."""
         self._fail(ErrorCode.NETWORK_EXCEPTION, "the client closed the connection", abort=False)
+
+    async def let_go(self, timeout_s: float) -> None:
+        """After `close`: wait until what was written has left; a broker that does not read is cut off after a while."""
+        if self._transport is None:
+            return
+        try:
+            await asyncio.wait([self._lost], timeout=timeout_s)
+        finally:
+            if not self._lost.done():
+                self._transport.abort()
+                await asyncio.sleep(0)
 
     def _fail(self, code: ErrorCode, message: str, *, abort: bool = True) -> None:
         if self.closed:

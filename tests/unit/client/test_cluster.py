@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
+from tidelog.client.connection import Connection
 from tidelog.client.model import Node, TopicPartition
 from tidelog.client.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -78,3 +80,22 @@ async def test_an_address_that_cannot_exist_is_like_one_where_nothing_listens(ho
             await cluster.connection(7)
         assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
         await cluster.close()
+
+
+async def test_closing_leaves_no_socket_to_a_broker_that_does_not_read() -> None:
+    """What was written could not leave, so the transport outlived the client and its loop."""
+    loop = asyncio.get_running_loop()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    _, connection = await loop.create_connection(
+        lambda: Connection("deaf", "test", 1 << 20), "127.0.0.1", listener.getsockname()[1]
+    )
+    accepted, _ = await loop.sock_accept(listener)
+    transport = connection._transport
+    assert transport is not None
+    transport.write(bytes(64 << 20))
+    connection.close()
+    await connection.let_go(0.05)
+    await asyncio.wait_for(asyncio.shield(connection._lost), PATIENCE_S)
+    accepted.close()
+    listener.close()
