@@ -15,6 +15,7 @@ from tests.unit.storage.batches import NOW, Logs, batch, idempotent, read, recor
 from tests.unit.storage.cleaning import clean
 from tidelog.protocol.record_batch import iter_headers
 from tidelog.protocol.records import Record, iter_records
+from tidelog.storage.checkpoints import LEADER_EPOCH_FILE
 from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.loader import Ending
 from tidelog.storage.log import PartitionLog
@@ -82,8 +83,27 @@ DAMAGES = st.builds(
 Facts = dict[int, Record]
 
 
-def write(folder: Path, history: History) -> tuple[Logs, Facts, int]:
-    """The log, its records by offset, and how far its checkpoints go; closed or killed."""
+class Derived(NamedTuple):
+    """What a log knows beside its records."""
+
+    epochs: list[int]
+    sequences: dict[int, tuple[int, int]]
+    found_by_time: list[int]
+
+
+def derived(log: PartitionLog, history: History) -> Derived:
+    found = [log.offset_for_timestamp(NOW + 10 * number - 5) for number in range(len(history.sent))]
+    batches = [header for _, header in iter_headers(contents(Path(log.directory)))]
+    return Derived(
+        # Of an epoch nothing may be left in a compacted log.
+        [log.leader_epochs.epoch_for_offset(header.base_offset) for header in batches],
+        {producer_id: (entry.epoch, entry.last_sequence) for producer_id, entry in log.producers.entries.items()},
+        [each.offset if each else -1 for each in found],
+    )
+
+
+def write(folder: Path, history: History) -> tuple[Logs, Facts, Derived, int]:
+    """The log, its records by offset, what else it knows, and how far its checkpoints go; closed or killed."""
     policy = frozenset({"compact" if history.is_compacted else "delete"})
     config = LogConfig(
         segment_bytes=history.segment_bytes, index_interval_bytes=history.interval_bytes, cleanup_policy=policy,
@@ -110,11 +130,12 @@ def write(folder: Path, history: History) -> tuple[Logs, Facts, int]:
             made.directory.write_checkpoints()
             point = made.log.recovery_point
     facts = {record.offset: record for record in records_of(made.log)}
+    known = derived(made.log, history)
     if history.ending is Ending.CLEAN:
         made.close()
     else:
         made.kill()
-    return made, facts, point
+    return made, facts, known, point
 
 
 def apply(data: bytes, damage: Damage) -> bytes:
@@ -195,7 +216,7 @@ def contents(folder: Path) -> bytes:
 def test_one_damaged_file(history: History, damage: Damage):
     folder = Path(tempfile.mkdtemp(prefix="tidelog-damaged-"))
     try:
-        made, facts, point = write(folder / "data", history)
+        made, facts, known, point = write(folder / "data", history)
         whole = contents(made.folder)
         copy = [(header.next_offset, whole[at : at + header.size_bytes]) for at, header in iter_headers(whole)]
         end = copy[-1][0]
@@ -218,6 +239,11 @@ def test_one_damaged_file(history: History, damage: Damage):
                 assert not log.damaged_ranges()
                 assert set(served(log, facts)) == set(facts)
                 assert contents(made.folder) == whole
+                scrub(log)
+                now = derived(log, history)
+                if history.is_compacted and name == LEADER_EPOCH_FILE:
+                    now = now._replace(epochs=known.epochs)  # where an epoch begins between two batches, nothing says
+                assert now == known
         finally:
             made.close()
     finally:

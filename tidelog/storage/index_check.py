@@ -20,7 +20,7 @@ class IndexCheck:
     def __init__(self, segment: Segment) -> None:
         self.wrong: dict[str, str] = {}
         """Path of an index -> why it cannot be right."""
-        self._max_timestamp = -1
+        self._max_timestamp = self._last_time = -1
         self._rows: tuple[Iterator[Row], Iterator[Row]] = (iter(()), iter(()))
         self._paths = ("", "")
         self._has_begun = False
@@ -30,6 +30,7 @@ class IndexCheck:
             # The newest rows of the segment that is appended to are in memory; those are right.
             self._paths = segment.offset_index.path, segment.time_index.path
             self._rows = segment.offset_index.read_later(), segment.time_index.read_later()
+            self._last_time = segment.time_index.last_key
         except CorruptIndex as error:
             self.wrong[error.path] = error.reason
 
@@ -72,11 +73,19 @@ class IndexCheck:
         while self._time_row is not None and (end < 0 or self._time_row[1] < end):
             self._time_row = self._next(1)
 
+    def lacks_last_time(self) -> bool:
+        """Of a sealed segment that is whole: its newest timestamp is missing, by which it is known to hold one."""
+        return self._last_time < self._max_timestamp
+
     def left_over(self) -> dict[str, str]:
         """Rows that no batch was met for: they point behind the end."""
         self._begin()
         rows = zip(self._paths, (self._offset_row, self._time_row))
         return {path: f"ends in {row}, behind the batches" for path, row in rows if row is not None}
+
+    @property
+    def time_path(self) -> str:
+        return self._paths[1]
 
     def _is_wrong(self, which: int, reason: str) -> None:
         self.wrong.setdefault(self._paths[which], reason)

@@ -191,7 +191,7 @@ class _Loader:
             take_over_findings(active)
             self._note_first_timestamp(active)
         if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
-            self._rebuild_epochs(segments)
+            self._rebuild_epochs(segments, log_start_offset)
         self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(log_start_offset)
         self.snapshots.keep_only(segment.base_offset for segment in segments)
@@ -387,11 +387,12 @@ class _Loader:
         replay(self.producers, segments, end_offset)
 
     def _epochs_reach(self, log_start_offset: int) -> bool:
-        """Whether the cache tells of the first record. After a crash the log may start earlier than it knows."""
+        """Whether the cache tells of the first record. After a crash the log may start earlier than it knows; a file
+        that was cut, or that has a wrong offset, may be readable all the same."""
         earliest = self.epochs.earliest
-        return self.epochs_are_whole and (self.is_clean or (earliest is not None and earliest[1] <= log_start_offset))
+        return self.epochs_are_whole and earliest is not None and earliest[1] <= log_start_offset
 
-    def _rebuild_epochs(self, segments: list[Segment]) -> None:
+    def _rebuild_epochs(self, segments: list[Segment], log_start_offset: int) -> None:
         self.epochs.clear()
         for segment in segments:
             try:
@@ -401,6 +402,12 @@ class _Loader:
                 examine_now(segment)
                 take_over_findings(segment)
                 self._note_epochs(segment)
+        entries = list(self.epochs)
+        if entries and entries[0][1] > log_start_offset:
+            # The first records were compacted; else every start would take the file for a cut one.
+            self.epochs.clear()
+            for number, (epoch, start_offset) in enumerate(entries):
+                self.epochs.assign(epoch, start_offset if number else log_start_offset)
 
     def _note_epochs(self, segment: Segment) -> None:
         for _, header in headers(segment):

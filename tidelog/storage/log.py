@@ -430,9 +430,14 @@ class PartitionLog:
         segment.adopt(findings)
         for damage in segment.damage:
             _log.error("%s: %s", segment.path, describe(damage))
-        if not segment.damage and not segment.may_have_gaps:
+        if not segment.damage:
             start = max(segment.base_offset, self.log_start_offset)
-            if self.leader_epochs.correct(findings.epochs, start, findings.end_offset):
+            known = self.leader_epochs
+            # In a compacted log there are epochs of which no batch is left.
+            agrees = segment.may_have_gaps and all(
+                known.epoch_for_offset(max(first, start)) == epoch for epoch, first in findings.epochs
+            )
+            if not agrees and known.correct(findings.epochs, start, findings.end_offset):
                 _log.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
         if segment is self.segments.active:
             segment.offset_index.write_rows()

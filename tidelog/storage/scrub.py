@@ -94,6 +94,8 @@ class Scrub:
         # A row that no batch was found for points behind the end, or between two batches.
         left = bool(self._index_check.left_over())
         index_is_wrong = bool(self._index_check.wrong)
+        if segment is not self.log.segments.active and not damage:
+            index_is_wrong = index_is_wrong or self._index_check.lacks_last_time()
         is_new = findings.damage != segment.damage
         if is_new or (index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
             segment.findings = findings

@@ -180,6 +180,8 @@ class StoppedLog:
         problems = [*damaged, *problems]
         if indexes is not None:
             wrong = {**indexes.left_over(), **indexes.wrong}
+            if not wrong and indexes.lacks_last_time():
+                wrong = {indexes.time_path: "lacks the newest timestamp"}
             if segment.damage or self._torn is segment:
                 wrong = {}  # they are made anew with the records
             problems += [Problem(path, INDEX, reason) for path, reason in sorted(wrong.items())]

@@ -389,3 +389,31 @@ def test_an_index_row_that_points_nowhere_keeps_no_log_from_opening(made: Logs, 
         log.segments[log.segments.floor_index(offset)].hints.clear()  # so that the index is asked
         [region] = read(log, offset, 1, end).regions
         assert next(iter_records(region)).offset == offset
+
+
+def test_a_time_index_that_lacks_its_last_rows_is_made_anew_by_the_scrubber(made: Logs) -> None:
+    made.close()
+    path = made.folder / made.files("*.timeindex")[1]
+    right = path.read_bytes()
+    path.write_bytes(right[:12])
+    log = made.open()
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        scrub.run(10**9)
+        assert not scrub.finish()
+    assert path.read_bytes() == right
+    for number in range(COUNT):
+        found = log.offset_for_timestamp(NOW + number)
+        assert found is not None
+        assert found.offset == next(
+            2 * each + more for each in range(COUNT) for more in (0, 1) if each + more >= number
+        )
+
+
+@pytest.mark.parametrize("text", ["0\n", "0\n0\n", "0\n1\n2 100\n", "0\n3\n0 40\n1 50\n2 100\n"])
+def test_leader_epochs_that_do_not_reach_the_first_record_are_made_anew_after_a_clean_stop(
+    made: Logs, text: str
+) -> None:
+    made.close()
+    (made.folder / "leader-epoch-checkpoint").write_text(text)
+    assert list(made.open().leader_epochs) == [(0, 0), (1, 50), (2, 100)]
