@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import until
 from tests.unit.broker.test_node import produce
 from tidelog.bench.ports import free_port
 from tidelog.broker.config import ConfigError
@@ -138,6 +139,7 @@ async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(s
     LogDirectory.open(OsDisk(), str(tmp_path / "data"), node_id=1, cluster_id="A" * 22).close()
     running = await start_node(**config)
     killed = tmp_path / "killed"
+    await until(lambda: running.node._metadata.leads())  # its vote and its first record are written
     shutil.copytree(tmp_path / "data", killed)
     await running.stop()
     [path] = (killed / "__cluster_metadata-0").glob("*.log")
