@@ -34,11 +34,11 @@ export PYTHONDONTWRITEBYTECODE =
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
-	@echo "make check      format, lint, strict types, import contracts, fast tests (two minutes on two processors)"
+	@echo "make check      format, lint, strict types, import contracts, fast tests (four minutes on two processors)"
 	@echo "make test       every test but the hunts (ten minutes on two processors)"
 	@echo "make format     rewrite the code in the house format"
 	@echo "make bench      measure Tidelog beside Apache Kafka"
-	@echo "make hunt       all hunts below, for hours; DOSE=small takes minutes of them, as CI does"
+	@echo "make hunt       all hunts below, for hours; DOSE=small takes minutes of them"
 	@echo "make clients    install the stock clients of make compat that are not Python's: npm, go, javac, apt"
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"

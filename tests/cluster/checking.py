@@ -23,6 +23,10 @@ class Sent:
     acknowledged: dict[int, int] = field(default_factory=dict)
 
 
+UNKNOWN_OFFSET = -1
+"""librdkafka names no offset where the success of a later batch stands for an earlier one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scanned:
     """One record as a full scan found it; `number` is what the producer called it."""
@@ -37,7 +41,11 @@ def check_partition(sent: Sent, scan: list[Scanned], *, all_acknowledged: bool =
     for before, after in pairwise(scan):
         assert after.offset == before.offset + 1, f"offset {before.offset} is followed by {after.offset}"
     by_offset = {record.offset: record for record in scan}
+    present = {record.number for record in scan}
     for number, offset in sent.acknowledged.items():
+        if offset == UNKNOWN_OFFSET:
+            assert number in present, f"record {number}, acknowledged without an offset, is lost"
+            continue
         assert offset in by_offset, f"record {number}, acknowledged at {offset}, is lost"
         found = by_offset[offset]
         assert found.number == number, f"record {found.number} is at {offset}, where {number} was acknowledged"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.checking import Scanned, Sent
+from tests.cluster.checking import UNKNOWN_OFFSET, Scanned, Sent
 
 confluent = pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"
@@ -64,9 +64,9 @@ class Sending:
             self.sent[partition].timestamps_ms.append(timestamp_ms)
         return partition, number, timestamp_ms, encode_value(number, self._choice)
 
-    def _acknowledged(self, partition: int, number: int, offset: int) -> None:
+    def _acknowledged(self, partition: int, number: int, offset: int | None) -> None:
         with self.lock:
-            self.sent[partition].acknowledged[number] = offset
+            self.sent[partition].acknowledged[number] = UNKNOWN_OFFSET if offset is None else offset
 
     def settle(self, timeout_s: float = 120.0) -> None:
         """Pause, and wait until everything sent is acknowledged."""

@@ -393,7 +393,7 @@ class LeaderLink:
             if empties:
                 followed.log.truncate_fully_and_start_at(offset)
             else:
-                followed.log.truncate_to(offset)
+                followed.partition.truncate_to(offset, self._clock_ms())
         except Exception as error:
             self._cannot_write(followed, error)
             return

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import check_crc
+from tidelog.protocol.record_batch import MAGIC, BatchHeader, check_crc
 from tidelog.replication.controller.image import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.storage.refused_batches import RefusedBatches, sequenced_header
@@ -367,6 +367,26 @@ class Partition:
                 log.set_high_watermark(mark)
                 return
         log.append_as_follower(batches, now_ms)
+
+    def truncate_to(self, offset: int, now_ms: int) -> None:
+        """Cut the log. Batches that go were refused when the lead was lost: what is pipelined behind them is no gap.
+
+        This replica may lead again before they come again. Raises what the log's own `truncate_to` does.
+        """
+        log, producers = self.log, self.log.producers
+        lost = sorted(
+            (batch[2], producer_id, entry.epoch, batch)
+            for producer_id, entry in producers.entries.items()
+            for batch in entry.batches
+            if batch[3] >= offset
+        )
+        log.truncate_to(offset)
+        for first_offset, producer_id, epoch, batch in lost:
+            expected = producers.expected_sequence(producer_id, epoch)
+            header = BatchHeader(
+                first_offset, 0, -1, MAGIC, 0, 0, batch[3] - first_offset, 0, 0, producer_id, epoch, batch[0], 0
+            )
+            self.refused.note(header, ErrorCode.NOT_LEADER_OR_FOLLOWER, expected, now_ms)
 
     def adopt(self, high_watermark: int, log_start_offset: int) -> bool:
         """Take over the leader's marks, as far as this log reaches; whether the log starts elsewhere now."""
