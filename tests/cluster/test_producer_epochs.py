@@ -223,6 +223,7 @@ def add_slow_listener(broker: ServerProcess, paths: SlowPaths) -> int:
     return port
 
 
+@pytest.mark.hunt
 @pytest.mark.parametrize("run", range(RUNS))
 def test_no_producer_raises_its_epoch_under_kills_and_pauses(new_cluster: NewCluster, tmp_path: Path, run: int) -> None:
     choice = random.Random(SEED + run)
