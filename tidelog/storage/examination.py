@@ -102,12 +102,12 @@ class Examiner:
 
     `end_offset`: the offset after its last record, UNKNOWN_END where nothing says. `may_have_gaps`: whether offsets
     may be missing between batches, as compaction leaves them; `may_end_early`: behind the last one, too. `epoch_max`:
-    the leader epoch of what follows the segment, -1 where it is not known; `epoch_min`: of what comes before it.
+    the leader epoch of what follows the segment, -1 where it is not known.
     """
 
     def __init__(
         self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
-        may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1, epoch_min: int = -1,
+        may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
     ) -> None:  # fmt: skip
         self._window = _Window(read_at, size_bytes)
         self._size_bytes = size_bytes
@@ -116,7 +116,6 @@ class Examiner:
         self._may_have_gaps = may_have_gaps or may_end_early
         self._may_end_early = may_end_early
         self._epoch_max = epoch_max
-        self._epoch_min = epoch_min
         self._expected = base_offset
         # No batch is stored without one. Below 0 a damaged epoch of -1 would put the blame on the batch before it.
         self._epoch = 0
@@ -152,10 +151,6 @@ class Examiner:
         if header.partition_leader_epoch < self._epoch:
             return f"leader epoch {header.partition_leader_epoch} after {self._epoch}"
         following = self._window.header(batch.position + header.size_bytes)
-        if following is not None and self._epoch < 0:
-            epoch = header.partition_leader_epoch
-            if epoch < self._epoch_min <= following.partition_leader_epoch:
-                return f"leader epoch {epoch} after {self._epoch_min}"
         if following is None:
             if 0 <= self._epoch <= self._epoch_max < header.partition_leader_epoch:
                 return f"leader epoch {header.partition_leader_epoch} before {self._epoch_max}"

@@ -135,7 +135,6 @@ def scan_segment(
     examiner = Examiner(
         segment.file.read_at, segment.size_bytes, segment.base_offset, end_offset=end_offset,
         may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=epoch_max,
-        epoch_min=epochs.latest,
     )  # fmt: skip
     for each in examiner.run():
         if isinstance(each, DamagedRange):
