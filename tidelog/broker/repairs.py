@@ -18,7 +18,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.damage import DamagedRange, describe
-from tidelog.storage.repair import CopyRefused, NoRoom, RangeRepair
+from tidelog.storage.repair import CopyRefused, NoRoom, RangeRepair, RepairCheck
 
 if TYPE_CHECKING:
     from tidelog.broker.partitions import Partitions
@@ -195,6 +195,10 @@ class Repairs:
                 break
         if repair.is_obsolete:
             return
+        part = None if repair.is_complete else repair.finish_part()
+        if part is not None:
+            await self._check(partition, part)
+            return  # what is left is another range, to which another replica may have what follows
         if repair.is_complete:
             try:
                 await self._finish(partition, repair, name)
@@ -212,17 +216,20 @@ class Repairs:
                 log.accept_loss()
 
     async def _finish(self, partition: Partition, repair: RangeRepair, name: str) -> None:
-        check = repair.finish()
-        try:
-            await self._run_in_executor(check.run)
-        finally:
-            is_done = partition.log.finish_repair(check)
+        is_done = await self._check(partition, repair.finish())
         if is_done and repair.damage not in repair.segment.damage:
             self.counters.ranges_repaired += 1
             self._lost.discard((partition, repair.damage.first_offset))
             self.on_repaired(partition.log)
             logger.warning("%s: repaired: %s", name, describe(repair.damage))
             self._partitions.touch(partition)
+
+    async def _check(self, partition: Partition, check: RepairCheck) -> bool:
+        try:
+            await self._run_in_executor(check.run)
+        finally:
+            is_done = partition.log.finish_repair(check)
+        return is_done
 
     def _roll(self, partition: Partition, refused: NoRoom) -> None:
         """Append to another segment from now on: then there is room, and the next attempt finds it. Raises OSError."""

@@ -69,6 +69,29 @@ def scan_records(data: Buffer, count: int) -> Iterator[tuple[int, int, bool]]:
         raise _invalid(f"{end - position} bytes left after the last of {count} records")
 
 
+def records_end(data: Buffer, end: int) -> tuple[int, bool]:
+    """Where the records end that `data` begins with, of which there may be none, and whether `data` ends before.
+
+    What is behind the last one is no record. Attributes must be 0 and offset deltas rise, as the fields of a record
+    that nothing announces may be anything. `data` may be a part of what has its end at `end`.
+    """
+    position, last_delta = 0, -1
+    try:
+        while position < end:
+            stop, _, offset_delta, _ = _read_record(data, position, end)
+            attributes_at = position + 1
+            while data[attributes_at - 1] >= 0x80:
+                attributes_at += 1
+            if data[attributes_at] or offset_delta <= last_delta:
+                break
+            position, last_delta = stop, offset_delta
+    except KafkaError:
+        pass
+    except IndexError:
+        return position, True
+    return position, False
+
+
 def _read_record(data: Buffer, position: int, end: int) -> tuple[int, int, int, bool]:
     """Where the record ends, its deltas, whether it has a key. Fields must end with it. IndexError where bytes do."""
     size = data[position]

@@ -63,9 +63,9 @@ def next_damage(ranges: tuple[DamagedRange, ...], offset: int) -> DamagedRange |
 
 
 def bytes_after(ranges: tuple[DamagedRange, ...], position: int) -> int:
-    """Where to go on reading batches: `position`, or behind the damaged range that begins there."""
+    """Where to go on reading batches: `position`, or behind the damaged range that it lies in."""
     for damage in ranges:
-        if damage.position == position:
+        if damage.position <= position < damage.end_position:
             position = damage.end_position
     return position
 

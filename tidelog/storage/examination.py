@@ -24,6 +24,7 @@ from tidelog.protocol.record_batch import (
     MIN_BATCH_LENGTH,
     BatchHeader,
 )
+from tidelog.protocol.record_walk import records_end
 from tidelog.storage.damage import DamagedRange, merged
 from tidelog.storage.disk import File
 
@@ -31,6 +32,8 @@ _CHUNK_BYTES: Final = 1024 * 1024
 _KNOWN_ATTRIBUTES: Final = 0x7F
 _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of candidates in a search for the next whole batch; records may hold any bytes, so also what looks like batches."""
+_EMBEDDED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Batches that follow each other for longer are not the payload of one batch: max.message.bytes is 1 MiB by default."""
 UNKNOWN_END: Final = -1
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
@@ -96,6 +99,16 @@ class _Window:
             return None
         return WholeBatch(position, header, data)
 
+    def records_end(self, position: int) -> int:
+        """Where the uncompressed records that begin at `position` end; `position` where none does."""
+        left, end = self.size_bytes - position, 0
+        for size_bytes in (_CHUNK_BYTES, _EMBEDDED_BYTES_MAX):
+            if left > 0:
+                end, is_cut = records_end(self.view(position, min(size_bytes, left)), left)
+                if not is_cut:
+                    break
+        return position + end
+
 
 class Examiner:
     """Of one segment file of `size_bytes`, whose first record has `base_offset`.
@@ -119,6 +132,7 @@ class Examiner:
         self._expected = base_offset
         # No batch is stored without one. Below 0 a damaged epoch of -1 would put the blame on the batch before it.
         self._epoch = 0
+        self._search_from = 0
 
     def run(self) -> Iterator[WholeBatch | DamagedRange]:
         """Every whole batch and every damaged range, in order. A last range with an unknown end is the tail."""
@@ -175,7 +189,7 @@ class Examiner:
             candidate = self._window.whole(position + header.size_bytes)
             if candidate is not None and self._fits(candidate) and self._connects(candidate):
                 return candidate
-        return self._search(position + 1)
+        return self._search(position, position + 1 if batch is None else position + batch.header.size_bytes)
 
     def _fits(self, batch: WholeBatch) -> bool:
         header = batch.header
@@ -196,30 +210,78 @@ class Examiner:
         base_offset = following.header.base_offset
         return base_offset >= next_offset if self._may_have_gaps else base_offset == next_offset
 
-    def _search(self, position: int) -> WholeBatch | None:
-        """Look at every byte: the upper half of a base offset, then magic 2, are worth a closer look."""
+    def _search(self, damaged: int, position: int) -> WholeBatch | None:
+        """The first batch of the log from `position` on, where the batch at `damaged` is destroyed.
+
+        Records may hold any bytes, whole batches too. The records of the destroyed batch say where it ends, if they are
+        readable. Else batches are believed that go on to the segment's end, or for longer than one batch can be; if
+        there are none, those that lead nowhere.
+        """
+        self._search_from = position
+        records_start = damaged + HEADER_SIZE
+        records_end = self._window.records_end(records_start)
+        loose: WholeBatch | None = None
+        for candidate in self._candidates():
+            at = candidate.position
+            if records_start <= at < records_end:
+                self._search_from = records_end
+                continue
+            end, is_of_log = self._follow(candidate)
+            if is_of_log or records_start < at == records_end:
+                return candidate
+            loose = loose or candidate
+            self._search_from = end
+        return loose
+
+    def _candidates(self) -> Iterator[WholeBatch]:
+        """Whole batches that fit, from `_search_from` on, which may be moved forward meanwhile.
+
+        Every byte is looked at: the upper half of a base offset, then magic 2, are worth a closer look.
+        """
         high = (self._expected >> 32).to_bytes(4, "big")
         pattern = re.compile(b"(?=" + re.escape(high) + b".{12}\x02)", re.DOTALL)
         budget = _SEARCHED_CRC_BYTES_MAX
+        position = self._search_from
         while position < self._size_bytes:
             view = self._window.view(position, min(_CHUNK_BYTES, self._size_bytes - position))
             # A copy: looking at a candidate may move the window.
             data = bytes(view[:_CHUNK_BYTES])
             for match in pattern.finditer(data):
                 at = position + match.start()
-                header = self._window.header(at)
+                header = self._window.header(at) if at >= self._search_from else None
                 if header is None or not self._expected <= header.base_offset <= self._offset_max:
                     continue
                 budget -= header.size_bytes
                 if budget < 0:
-                    return None
+                    return
                 candidate = self._window.whole(at)
-                if candidate is not None and self._fits(candidate) and self._connects(candidate):
-                    return candidate
+                if candidate is not None and self._fits(candidate):
+                    yield candidate
             if len(data) < _CHUNK_BYTES:
-                return None
-            position += _CHUNK_BYTES - LOG_OVERHEAD - HEADER_SIZE
-        return None
+                return
+            position = max(position + _CHUNK_BYTES - LOG_OVERHEAD - HEADER_SIZE, self._search_from)
+
+    def _follow(self, batch: WholeBatch) -> tuple[int, bool]:
+        """Where the batches end that follow from `batch` on without a gap, and whether that shows that the log's do.
+
+        They do if they go on to the end of the segment, or for longer than a batch can be that holds them.
+        """
+        position, expected, epoch = batch.position, batch.header.base_offset, self._epoch
+        following: WholeBatch | None = batch
+        while following is not None:
+            header = following.header
+            is_next = header.base_offset == expected or (self._may_have_gaps and header.base_offset > expected)
+            if not is_next or header.partition_leader_epoch < epoch or header.last_offset > self._offset_max:
+                return position, False
+            position, expected = position + header.size_bytes, header.next_offset
+            epoch = header.partition_leader_epoch
+            if position - batch.position > _EMBEDDED_BYTES_MAX:
+                return position, True
+            if position >= self._size_bytes:
+                is_end = expected == self._end_offset or self._end_offset < 0 or self._may_end_early
+                return position, is_end
+            following = self._window.whole(position)
+        return position, False
 
 
 class IndexRows:
@@ -301,6 +363,22 @@ class Findings:
         self.bytes_since_index_row += header.size_bytes
         self.end_offset = header.next_offset
 
+    def close(self, damage: list[DamagedRange], present_bytes: int, end_offset: int) -> None:
+        """Everything was looked at: `damage` lies between the batches, and the file had `present_bytes`.
+
+        `end_offset`: the offset after the last record, UNKNOWN_END where nothing says.
+        """
+        if present_bytes < self.size_bytes and end_offset >= 0:
+            if damage and damage[-1].end_position == present_bytes:
+                damage[-1] = damage[-1]._replace(end_position=self.size_bytes)
+            else:  # offsets may be missing here, so nothing says which
+                damage.append(
+                    DamagedRange(present_bytes, self.size_bytes, self.end_offset, end_offset, "the file is cut")
+                )
+        self.damage = merged(damage)
+        if end_offset >= 0:
+            self.end_offset = end_offset
+
 
 def doubt_first_epoch(findings: Findings, epoch_at: Callable[[int], int]) -> None:
     """Where the first batch alone disagrees with the epochs that the log knows (-1: none), it counts as damaged.
@@ -341,12 +419,5 @@ def examine(
         else:
             damage.append(each)
             findings.end_offset = each.end_offset
-    if present < size_bytes and end_offset >= 0:
-        if damage and damage[-1].end_position == present:
-            damage[-1] = damage[-1]._replace(end_position=size_bytes)
-        else:  # offsets may be missing here, so nothing says which
-            damage.append(DamagedRange(present, size_bytes, findings.end_offset, end_offset, "the file is cut"))
-    findings.damage = merged(damage)
-    if end_offset >= 0:
-        findings.end_offset = end_offset
+    findings.close(damage, present, end_offset)
     return findings

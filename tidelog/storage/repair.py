@@ -13,10 +13,11 @@ import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.crc import crc32c
-from tidelog.protocol.record_batch import ATTRIBUTES_OFFSET, MAGIC, iter_headers
-from tidelog.storage.damage import DamagedRange
+from tidelog.protocol.record_batch import ATTRIBUTES_OFFSET, MAGIC, BatchHeader, iter_headers
+from tidelog.storage.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.disk import File
 from tidelog.storage.examination import Findings, examine
+from tidelog.storage.reader import position_of, walk
 from tidelog.storage.segment import Segment
 
 if TYPE_CHECKING:
@@ -116,6 +117,11 @@ class RangeRepair:
             end = position + header.size_bytes
             if header.magic != MAGIC or crc32c(data[position + ATTRIBUTES_OFFSET : end]) != header.crc:
                 raise CopyRefused(f"its batch of offset {header.base_offset} is damaged, too")
+            if self._widen(header):
+                raise CopyRefused(
+                    f"its batch of offsets {header.base_offset} to {header.next_offset} reaches beyond "
+                    f"{self.damage.first_offset} to {end_offset}: all of it is to be repaired"
+                )
             is_next = header.base_offset == self.next_offset or (
                 self.segment.may_have_gaps and header.base_offset > self.next_offset
             )
@@ -124,16 +130,60 @@ class RangeRepair:
                     f"its batch of offsets {header.base_offset} to {header.next_offset} does not fit "
                     f"{self.next_offset} to {end_offset}"
                 )
-            epoch = header.partition_leader_epoch
-            is_of_other_epoch = (
-                self._knows_epochs and epoch != self.log.leader_epochs.epoch_for_offset(header.base_offset) >= 0
-            )
-            if is_of_other_epoch or epoch < self._epoch or (self._epoch_max >= 0 and epoch > self._epoch_max):
-                raise CopyRefused(f"its batch of offset {header.base_offset} is of leader epoch {epoch}")
+            if not self._is_of_known_epoch(header):
+                raise CopyRefused(
+                    f"its batch of offset {header.base_offset} is of leader epoch {header.partition_leader_epoch}"
+                )
             self._put(data[position:end])
-            self._epoch, self.next_offset = epoch, header.next_offset
+            self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
             if self.next_offset == end_offset:
                 break
+
+    def _is_of_known_epoch(self, header: BatchHeader) -> bool:
+        epoch = header.partition_leader_epoch
+        if self._knows_epochs and epoch != self.log.leader_epochs.epoch_for_offset(header.base_offset) >= 0:
+            return False
+        return epoch >= self._epoch and (self._epoch_max < 0 or epoch <= self._epoch_max)
+
+    def _widen(self, header: BatchHeader) -> bool:
+        """Whether the other replica's batch reaches beyond the range; then what it overlaps here is damaged, too.
+
+        The range ends at bytes that were taken for a batch, behind others that were destroyed: they were its payload.
+        """
+        segment, damage = self.segment, self.damage
+        first_offset, end_offset = header.base_offset, header.next_offset
+        overlaps = first_offset < damage.end_offset and end_offset > damage.first_offset
+        reaches_beyond = first_offset < damage.first_offset or end_offset > damage.end_offset
+        is_within = segment.base_offset <= first_offset and end_offset <= segment.next_offset
+        if not (overlaps and reaches_beyond and is_within and self._is_of_known_epoch(header)):
+            return False
+        wide = DamagedRange(
+            damage.position, damage.end_position, min(first_offset, damage.first_offset),
+            max(end_offset, damage.end_offset), f"another replica has one batch of {first_offset} to {end_offset}",
+        )  # fmt: skip
+        pieces = list(segment.damage)
+        try:
+            start = damage.position
+            if first_offset < damage.first_offset:
+                start = position_of(segment, first_offset, wait=True)
+            for at, base_offset, last_offset, end in walk(segment, start, wait=True):
+                if base_offset >= wide.end_offset:
+                    break
+                pieces.append(DamagedRange(at, end, base_offset, last_offset + 1, ""))
+        except CorruptIndex:
+            return False  # an examination is due first
+        for piece in pieces:
+            if piece.first_offset < wide.end_offset and piece.end_offset > wide.first_offset:
+                wide = wide._replace(
+                    position=min(wide.position, piece.position),
+                    end_position=max(wide.end_position, piece.end_position),
+                    first_offset=min(wide.first_offset, piece.first_offset),
+                    end_offset=max(wide.end_offset, piece.end_offset),
+                )
+        kept = [each for each in segment.damage if not wide.first_offset <= each.first_offset < wide.end_offset]
+        logger.error("%s: %s", segment.path, describe(wide))
+        segment.set_damage(merged([*kept, wide]))
+        return True
 
     def _put(self, batch: memoryview) -> None:
         if self._held is None and (self._is_at_end or self._position + len(batch) <= self.damage.end_position):
@@ -154,6 +204,12 @@ class RangeRepair:
         self._held_bytes += len(batch)
         if self._held_bytes > HELD_BYTES_MAX:
             raise CopyRefused(f"more than {HELD_BYTES_MAX} bytes cannot be put in the place of fewer")
+
+    def finish_part(self) -> RepairCheck | None:
+        """No replica has the rest: what there is to be done to make use of what came, if that is in its place."""
+        if not self._has_written or self._held is not None or self._is_at_end or self.is_obsolete:
+            return None
+        return RepairCheck(self.log, self.segment, self.damage, None)
 
     def finish(self) -> RepairCheck:
         """All of it has come: what is left to be done on a thread, and then by `log.finish_repair`. Raises OSError."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from tidelog.storage.damage import DamagedRange, merged
+from tidelog.storage.damage import DamagedRange
 from tidelog.storage.examination import Examiner, Findings, WholeBatch, doubt_first_epoch
 from tidelog.storage.index_check import IndexCheck
 from tidelog.storage.producer_snapshots import CorruptSnapshot
@@ -81,15 +81,7 @@ class Scrub:
         if segment.generation != self._findings.generation or all(one is not segment for one in self.log.segments):
             return False
         findings, damage = self._findings, self._damage
-        if self._present < self._size_bytes:
-            if damage and damage[-1].end_position == self._present:
-                damage[-1] = damage[-1]._replace(end_position=self._size_bytes)
-            elif findings.end_offset < self._end_offset:
-                damage.append(
-                    DamagedRange(self._present, self._size_bytes, findings.end_offset, self._end_offset, "cut")
-                )
-        findings.damage = merged(damage)
-        findings.end_offset = self._end_offset
+        findings.close(damage, self._present, self._end_offset)
         doubt_first_epoch(findings, self.log.leader_epochs.epoch_for_offset)
         # A row that no batch was found for points behind the end, or between two batches.
         left = bool(self._index_check.left_over())

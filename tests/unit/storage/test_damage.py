@@ -417,3 +417,30 @@ def test_leader_epochs_that_do_not_reach_the_first_record_are_made_anew_after_a_
     made.close()
     (made.folder / "leader-epoch-checkpoint").write_text(text)
     assert list(made.open().leader_epochs) == [(0, 0), (1, 50), (2, 100)]
+
+
+@pytest.mark.parametrize("extra", [0, 300])
+@pytest.mark.parametrize("cut", [1, 300, 500])
+@pytest.mark.parametrize("may_end_early", [False, True])
+def test_the_scrubber_and_a_reader_find_the_same_where_a_file_is_shorter_than_it_was(
+    made: Logs, cut: int, extra: int, may_end_early: bool
+) -> None:
+    """`extra` bytes lay behind the batches of the segment when the log was opened."""
+    copy, end = copy_of(made), made.log.log_end_offset
+    made.close()
+    path = made.folder / made.files("*.log")[1]
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\1" * extra)
+    log = made.open()
+    path.write_bytes((whole + b"\1" * extra)[:-cut])
+    segment = log.segments[1]
+    segment.may_have_gaps = segment.may_end_early = may_end_early
+    expected = segment.examine().damage
+    assert expected
+    scrub = Scrub(log, segment)
+    scrub.run(10**9)
+    assert scrub.finish()
+    assert segment.damage == expected
+    repair(log, copy)
+    assert path.read_bytes() == whole
+    assert offsets_of(records_of(log)) == list(range(end))

@@ -105,7 +105,11 @@ class PartitionRepair:
                 return REPAIRED
             return "not repaired: the copy does not fit"
         except (CopyRefused, KafkaError) as error:
-            return f"not repaired: {error}"
+            if damage in segment.damage:
+                return f"not repaired: {error}"
+        # Another range was found to be a part of the same batch, and is repaired with this one.
+        wide = next((each for each in segment.damage if each.holds(damage.first_offset)), None)
+        return REPAIRED if wide is None else await self._repair_range(connection, segment, wide)
 
     async def _fetch(self, connection: Connection, offset: int, *, up_to_log_end: bool) -> bytes:
         request = FetchRequest(
