@@ -78,6 +78,8 @@ def quorum_settings(config: NodeConfig, bound_ports: Mapping[str, int]) -> Quoru
         retention=MetadataRetention(
             config.integer("metadata.max.retention.bytes"), config.integer("metadata.max.retention.ms")
         ),
+        scrub_interval_ms=config.integer("log.scrub.interval.ms"),
+        scrub_bytes_per_s=config.integer("log.scrub.bytes.per.second"),
     )
 
 

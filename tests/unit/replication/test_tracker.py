@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.replication.controller_harness import Batch, Broker, Member, Quorum
 from tidelog.protocol.messages.metadata_records import (
     AbortTransactionRecord,
@@ -174,3 +175,37 @@ async def test_few_records_make_a_snapshot_once_the_interval_is_over(quorum):
     write(quorum, *topic("c"))
     await asyncio.sleep(0)
     assert len(member.log.snapshots) == 1
+
+
+async def test_records_that_cannot_be_read_yet_are_read_when_the_high_watermark_is_reported_again(quorum):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, commit=False)
+    write(quorum, *topic("a"), commit=False)
+    write(quorum, *topic("b"), commit=False)
+    quorum.high_watermark = quorum.end_offset
+    whole, quorum.batches = quorum.batches, quorum.batches[:2]
+    member.tracker.on_high_watermark(5)
+    waiting = member.tracker.wait_for(4)
+    assert (names(member), member.tracker.offset, waiting.done()) == (["a"], 2, False)
+    quorum.batches = whole
+    member.tracker.on_high_watermark(5)
+    assert (names(member), member.tracker.offset, waiting.done()) == (["a", "b"], 4, True)
+
+
+async def test_a_snapshot_of_less_than_is_known_changes_nothing(quorum):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, *topic("a"))
+    older = [encode_record(record, 30) for record in image_records(member.tracker.image)]
+    identity = SnapshotId(member.tracker.offset + 1, 1)
+    write(quorum, *topic("b"))
+    member.tracker.on_snapshot(identity, older, 0)
+    assert (names(member), member.tracker.offset) == (["a", "b"], 4)
+
+
+async def test_damage_has_a_snapshot_written_that_takes_its_place(quorum, monkeypatch):
+    member = Member(quorum, 1)
+    write(quorum, FEATURE, *topic("a"))
+    written = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(member.log, "snapshot_written", written.set_result)
+    member.tracker.on_damage()
+    assert await asyncio.wait_for(written, PATIENCE_S) == SnapshotId(3, 1)

@@ -99,8 +99,8 @@ class MetadataTracker:
     # -- what the quorum tells ---------------------------------------------------------------------------------------
 
     def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
-        """Replaces everything known."""
-        if self.failure is not None:
+        """Replaces everything known, unless more is known: what damage has cut may be fetched from further back."""
+        if self.failure is not None or identity.end_offset <= self.offset:
             return
         try:
             self._loader = MetadataLoader()
@@ -120,7 +120,7 @@ class MetadataTracker:
             return
         built = None if self.controller is None else self.controller.take_committed(offset)
         if built is None:
-            self._read_to(offset)
+            offset = self._read_to(offset)
         elif built:
             self._adopt(built)
         if self.failure is None:
@@ -128,6 +128,11 @@ class MetadataTracker:
             if self.controller is not None:
                 self.controller.on_published(offset)
             self._maybe_snapshot()
+
+    def on_damage(self) -> None:
+        """The image holds what the damaged records said."""
+        if self.failure is None and not self._loader.in_transaction:
+            self._begin_snapshot()
 
     def on_leader(self, leader_id: int, epoch: int) -> None:
         self.leader_id, self.leader_epoch = leader_id, epoch
@@ -143,21 +148,25 @@ class MetadataTracker:
 
     # -- images ------------------------------------------------------------------------------------------------------
 
-    def _read_to(self, offset: int) -> None:
+    def _read_to(self, offset: int) -> int:
+        """Returns up to where it came: not to `offset` where damaged records are to be fetched again first."""
+        reached = self.offset + 1
         try:
             for batch in self.raft.read(self.offset + 1):
                 if batch.last_offset >= offset:
                     break  # committed since: the next notice is of it
                 self._bytes_since_snapshot += sum(map(len, batch.values))
                 self._feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
+                reached = batch.last_offset + 1
             if self._loader.is_empty:
-                return
+                return reached
             image, delta = self._loader.finish(self.leader_id)
             self._check_readable(image)
         except Exception as error:
             self._fail(error)
-            return
+            return reached
         self._publish(image, delta)
+        return reached
 
     def _feed(self, values: Iterable[bytes], last_offset: int, epoch: int, timestamp_ms: int) -> None:
         self._loader.feed(values, last_offset, epoch, timestamp_ms)
@@ -224,7 +233,11 @@ class MetadataTracker:
             is_due = self._clock_ms() - self._last_snapshot_ms >= self._snapshot_interval_ms
         # An open transaction is not in the image, so its records must stay in the log.
         is_due = is_due and not self._loader.in_transaction
-        if is_due and self._snapshotting is None and self.image.offset >= 0:
+        if is_due:
+            self._begin_snapshot()
+
+    def _begin_snapshot(self) -> None:
+        if self._snapshotting is None and self.image.offset >= 0:
             self._begin_counting()
             self._snapshotting = self._loop.create_task(self._snapshot(self.image), name="metadata snapshot")
 

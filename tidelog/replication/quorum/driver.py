@@ -36,6 +36,7 @@ from tidelog.replication.quorum.messages import (
 )
 from tidelog.replication.quorum.metadata_cleaner import MetadataCleaner
 from tidelog.replication.quorum.metadata_log import LACKING_FILE, MetadataLog, ReplayedBatch
+from tidelog.replication.quorum.metadata_scrubber import MetadataScrubber
 from tidelog.replication.quorum.metadata_sync import MetadataSync
 from tidelog.replication.quorum.raft import NEVER, Raft, lane_of
 from tidelog.replication.quorum.service import QuorumService
@@ -46,6 +47,7 @@ from tidelog.replication.quorum.state import Follower, Leader
 from tidelog.replication.quorum.vote_store import InconsistentVoters, VoteStore, election_in
 from tidelog.replication.quorum.vote_writer import VoteWriter
 from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.disk import Disk
 from tidelog.storage.log import CorruptLog, PartitionLog
 
@@ -87,10 +89,6 @@ class RaftNode:
         listener: MetadataListener,
     ) -> None:
         own = ReplicaKey(node_id, directory_id)
-        voters = static_voters(settings.voters)
-        if can_vote and not settings.bootstrap_servers and set(settings.voters) <= {node_id}:
-            # Alone, unless the log says otherwise.
-            voters = VoterSet([Voter(ReplicaKey(node_id), tuple(settings.own_endpoints[:1]))])
         self.settings = settings
         self.loop = loop
         self.exchange = exchange
@@ -100,7 +98,7 @@ class RaftNode:
         self._plain_log = log
         self._cluster_id = cluster_id
         self._listener = listener
-        self._history = VoterHistory(voters)
+        self._history = VoterHistory(_configured_voters(settings, node_id, can_vote))
         self.log = MetadataLog(disk, root, log, self._history)
         self._votes = VoteStore(disk, self.log.directory)
         self.raft = Raft(
@@ -128,6 +126,16 @@ class RaftNode:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._sync = MetadataSync(self.log, log, loop, run_in_executor, self.drive, self.tolerates)
         self._cleaner = MetadataCleaner(self.log, settings.retention, loop, clock_ms, self.tolerates)
+        self._scrubber = MetadataScrubber(
+            self.log,
+            log,
+            settings,
+            loop,
+            run_in_executor,
+            self.meet_damage,
+            self._meet_damaged_snapshots,
+            self.tolerates,
+        )
         self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.tolerates)
         self._shortage_told_ms = -SHORTAGE_TOLD_EVERY_MS
         self._news = News(loop)
@@ -158,7 +166,7 @@ class RaftNode:
         Raises CorruptSnapshot, CorruptQuorumState, CorruptLog, InconsistentVoters.
         """
         found = self.log.load()
-        if self.log.lacks_records and self.raft.can_vote and self._history.latest.is_only(self.raft.own):
+        if self.log.lacks_records and self._is_alone:
             self._recover_alone()
         self.raft.lacks_records = self.log.lacks_records
         election = election_in(self._votes.read(), self._history, self.raft.can_vote)
@@ -168,14 +176,20 @@ class RaftNode:
         self.raft.start(election, self.now_ms())
         self._flush()
         self._cleaner.begin()
+        self._scrubber.begin()
         self.drive()
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether, as far as is known, no other voter has a copy of the log."""
+        if not self.raft.can_vote or not self._history.latest.is_only(self.raft.own):
+            return False
+        # What is damaged may name other voters: those servers know.
+        own = [endpoint for _, endpoint in self.settings.own_endpoints]
+        return all(server in own for server in self.settings.bootstrap_servers)
+
     def _recover_alone(self) -> None:
-        """As far as the log says no other voter has what this one lacks. Raises CorruptLog."""
-        settings = self.raft.settings
-        own = [endpoint for _, endpoint in settings.own_endpoints]
-        if any(server not in own for server in settings.bootstrap_servers):
-            return  # what was cut may have named other voters: those servers know
+        """Raises CorruptLog."""
         if not self.log.lacks_unfinished_batch_only:
             raise CorruptLog(
                 f"{self.log.directory}: {self.log.damage}, and no other voter has a copy: restore it, or remove "
@@ -201,6 +215,7 @@ class RaftNode:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._scrubber.close()
         await self._sync.close()
         await self._vote_writer.close()
         self._service.close()
@@ -270,8 +285,15 @@ class RaftNode:
         return last_offset
 
     def read(self, from_offset: int) -> Iterator[ReplayedBatch]:
-        """Committed batches from `from_offset` on, up to the high watermark of now."""
-        return self.log.read(from_offset, self.raft.high_watermark)
+        """Committed batches from `from_offset` on, up to the high watermark of now, or to the first damaged one.
+
+        Another report of the high watermark follows once damaged ones have been fetched again.
+        """
+        try:
+            # Damage may have cut the log below the high watermark.
+            yield from self.log.read(from_offset, min(self.raft.high_watermark, self.log.end_offset))
+        except DamagedRecords:
+            self.loop.call_soon(self.meet_damage)
 
     def bootstrap_values(self) -> list[bytes]:
         """What Kafka's `format` left for the first start (bootstrap.checkpoint); empty without one."""
@@ -291,8 +313,46 @@ class RaftNode:
     def snapshot_written(self, identity: SnapshotId) -> None:
         """From now on followers may load it; older ones and the log below may go. On the loop's thread."""
         self.log.note_snapshot(identity)
+        if self._failure is not None or self.is_closed:
+            return
+        if self.log.is_damaged and self._is_alone:
+            self._replace_damage(identity)
+        self._cleaner.clean()
+
+    # -- damage ------------------------------------------------------------------------------------------------------
+
+    def meet_damage(self) -> None:
+        """Records on the disk are not what was written: cut them off and fetch them again, without a vote meanwhile.
+
+        A leader resigns, so that another voter, which has all that is committed, leads and serves it. A voter that is
+        alone cuts nothing: it knows what the committed records said, and writes that as a snapshot.
+        """
+        if self._failure is not None or self.is_closed or not self.log.is_damaged:
+            return
+        if self._is_alone:
+            log.error("no other voter has a copy: a snapshot of all that is committed is written in its place")
+            self._news.tell(self._listener.on_damage)
+            return
+        try:
+            self.log.cut_damage(self.raft.high_watermark)
+        except (OSError, CorruptLog) as error:
+            self.fail(error)
+            return
+        self.raft.lose_records(self.now_ms())
+        self.drive()
+
+    def _meet_damaged_snapshots(self) -> None:
+        """No follower could load them. They go where the log reaches without them, and another one is written."""
         if self._failure is None and not self.is_closed:
-            self._cleaner.clean()
+            self.log.remove_damaged_snapshots()
+            self._news.tell(self._listener.on_damage)
+
+    def _replace_damage(self, identity: SnapshotId) -> None:
+        try:
+            if self.log.replace_damage(identity):
+                self._plain_log.set_high_watermark(self.raft.high_watermark)
+        except (OSError, CorruptLog, DamagedRecords) as error:
+            self.fail(error)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -339,7 +399,7 @@ class RaftNode:
                     self._effects[type(effect)](effect)
             self._service.check_waiters()
             self._arm()
-        except (OSError, CorruptLog, KafkaError, AssertionError) as error:
+        except (OSError, CorruptLog, DamagedRecords, KafkaError, AssertionError) as error:
             self.fail(error)
         finally:
             self._is_driving = False
@@ -463,7 +523,15 @@ class RaftNode:
         if self._timer is not None:
             self._timer.cancel()
         self._cleaner.close()
+        self._scrubber.stop()
         self._sync.give_up()
         self._vote_writer.give_up()
         self._service.close()
         self._news.tell(partial(self._listener.on_failure, error))
+
+
+def _configured_voters(settings: QuorumSettings, node_id: int, can_vote: bool) -> VoterSet:
+    if can_vote and not settings.bootstrap_servers and set(settings.voters) <= {node_id}:
+        # Alone, unless the log says otherwise.
+        return VoterSet([Voter(ReplicaKey(node_id), tuple(settings.own_endpoints[:1]))])
+    return static_voters(settings.voters)

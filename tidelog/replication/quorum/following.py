@@ -17,6 +17,7 @@ from tidelog.replication.quorum.messages import (
     OffsetAndEpoch,
     Peer,
     Recovered,
+    ReportHighWatermark,
     SnapshotAnswer,
     SnapshotAsk,
     Truncate,
@@ -37,10 +38,8 @@ def poll_follower(raft: Raft, now_ms: float) -> None:
     high_watermark = min(state.leader_high_watermark, raft.log.end_offset)
     if high_watermark > raft.high_watermark:
         raft.committed(high_watermark)
-    if raft.lacks_records and 0 <= state.leader_high_watermark <= min(raft.log.synced_offset, raft.log.end_offset):
-        # A leader's high watermark is that of its own epoch or unknown: all that was committed before lies below it.
-        raft.lacks_records = False
-        raft.emit(Recovered())
+    if raft.lacks_records:
+        _recover(raft, state)
     if now_ms >= state.give_up_at_ms:
         if raft.is_voter:
             raft.become_prospective(now_ms)
@@ -59,6 +58,19 @@ def poll_follower(raft: Raft, now_ms: float) -> None:
     elif not raft.can_vote or raft.log.synced_offset >= raft.log.end_offset:
         raft.send(peer, _fetch(raft), now_ms)
     _tell_own_endpoints(raft, state, peer, now_ms)
+
+
+def _recover(raft: Raft, state: Follower) -> None:
+    """Once all that was committed is here again, on the device where this replica may vote."""
+    end_offset = raft.log.end_offset
+    if raft.can_vote:
+        end_offset = min(end_offset, raft.log.synced_offset)
+    # A leader's high watermark is that of its own epoch or unknown: all that was committed before lies below it.
+    if max(state.leader_high_watermark, raft.high_watermark) <= end_offset and state.leader_high_watermark >= 0:
+        raft.lacks_records = False
+        raft.emit(Recovered())
+        if raft.high_watermark >= 0:  # the listener may have missed records that were cut before it had read them
+            raft.emit(ReportHighWatermark(raft.high_watermark))
 
 
 def _fetch(raft: Raft) -> FetchAsk:
@@ -126,7 +138,8 @@ def on_fetch_answer(raft: Raft, peer: Peer, ask: FetchAsk, answer: FetchAnswer, 
     if answer.diverging is not None:
         state.leader_high_watermark = -1
         end_offset = truncation_point(raft, answer.diverging)
-        assert end_offset >= raft.high_watermark, f"leader {peer} cuts at {end_offset} what is committed"
+        is_cut_by_damage = raft.lacks_records and raft.log.end_offset < raft.high_watermark
+        assert is_cut_by_damage or end_offset >= raft.high_watermark, f"leader {peer} cuts what is committed"
         raft.emit(Truncate(end_offset))
     elif answer.snapshot is not None:
         state.download = Download(answer.snapshot)

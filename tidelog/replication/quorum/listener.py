@@ -33,6 +33,10 @@ class MetadataListener(Protocol):
         """It leads no longer: after every `on_lead`, before the `on_leader` of the next."""
         ...
 
+    def on_damage(self) -> None:
+        """Committed records or snapshots are damaged: a snapshot of all that is known is to replace them."""
+        ...
+
     def on_failure(self, error: Exception) -> None:
         """This node's log or vote file cannot be used any more: it takes no part in the quorum from now on."""
         ...

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.protocol.control_batches import encode_control_records
+from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.control_records import (
     KRaftVersionRecord,
     LeaderChangeMessage,
@@ -49,6 +50,7 @@ from tidelog.storage.reader import ColdRead, Region
 
 if TYPE_CHECKING:
     from tidelog.storage.log_directory import LogDirectory
+    from tidelog.storage.segment import Segment
 
 logger = logging.getLogger("tidelog.quorum")
 
@@ -119,6 +121,8 @@ class MetadataLog:
         self._voters = voters
         self._snapshots: list[SnapshotId] = []
         self._snapshot_facts: dict[SnapshotId, SnapshotFacts] = {}
+        self._damaged_snapshots: set[SnapshotId] = set()
+        self._voters_known_below = 0
         self.directory = f"{root}/__cluster_metadata-0"
         self.damage = ""
         """What is wrong with the files, for people."""
@@ -185,23 +189,90 @@ class MetadataLog:
         self._disk.remove(f"{self.directory}/{LACKING_FILE}")
         self._disk.sync_directory(self.directory)
 
-    def _cut_damage(self) -> None:
-        """End the log before its first damaged record: every record is read here, whatever the last stop was like."""
+    @property
+    def is_damaged(self) -> bool:
+        """Whether records are known to be damaged."""
+        return bool(self._log.damaged_ranges())
+
+    def _examine(self) -> None:
+        """Every record is read here, whatever the last stop was like."""
         if self.lacks_records:
             self.damage = "it lacks records that were damaged"
         for segment in self._log.segments:
             segment.findings = segment.examine()
             self._log.adopt_findings(segment)
+
+    def cut_damage(self, committed_offset: int = 0) -> None:
+        """End the log before its first damaged record. Raises OSError, CorruptLog.
+
+        What is known of the voters below `committed_offset` stays known.
+        """
         ranges = self._log.damaged_ranges()
-        if ranges:
-            _, first = ranges[0]
-            self.lose(describe(first))
-            segment = ranges[0][0]
-            size_bytes = min(segment.size_bytes, self._disk.size_of(segment.path))
-            self._disk.copy_prefix(segment.path, f"{segment.path}.damaged", size_bytes)  # for who has no other copy
-            self._log.truncate_to(first.first_offset)
-            if self._log.damaged_ranges():  # the cut was within it
-                self._log.truncate_to(max(first.first_offset - 1, self._log.log_start_offset))
+        if not ranges:
+            return
+        segment, first = ranges[0]
+        self.lose(describe(first))
+        self._keep_damaged(segment)
+        self._log.truncate_to(first.first_offset)
+        if self._log.damaged_ranges():  # the cut was within it
+            self._log.truncate_to(max(first.first_offset - 1, self._log.log_start_offset))
+        self._voters_known_below = max(self.end_offset, committed_offset)
+        self._voters.truncate_to(self._voters_known_below)
+
+    def _keep_damaged(self, segment: Segment) -> None:
+        """A copy, for an operator who has no other one."""
+        size_bytes = min(segment.size_bytes, self._disk.size_of(segment.path))
+        self._disk.copy_prefix(segment.path, f"{segment.path}.damaged", size_bytes)
+
+    def replace_damage(self, identity: SnapshotId) -> bool:
+        """Begin the log anew at the end of a whole snapshot that holds all that is damaged; False where none does.
+
+        The records behind the snapshot stay. Raises OSError, CorruptLog.
+        """
+        ranges = self._log.damaged_ranges()
+        if not ranges or ranges[-1][1].end_offset > identity.end_offset or identity.end_offset > self.end_offset:
+            return False
+        rest, first_offset = bytearray(), identity.end_offset
+        for header, region, position in self._batches(identity.end_offset, self.end_offset):
+            first_offset = min(first_offset, header.base_offset)
+            rest += memoryview(region)[position : position + header.size_bytes]
+        if first_offset < identity.end_offset:
+            return False  # the snapshot ends within a batch
+        logger.warning("%s: %s; snapshot %s has the same", self.directory, describe(ranges[0][1]), identity)
+        was_lacking = self.lacks_records
+        if rest and not was_lacking:
+            note_loss(self._disk, self.directory)  # until those records are on the device again
+        self._keep_damaged(ranges[0][0])
+        self._log.truncate_fully_and_start_at(identity.end_offset)
+        if rest:
+            self._log.append_as_follower(memoryview(rest), self._log.clock_ms)
+            self._log.flush()
+            if not was_lacking:
+                self.recovered("the records behind the snapshot are kept")
+        return True
+
+    def check_snapshots(self) -> bool:
+        """Whether one of those on the disk is damaged. May run on any thread. Raises OSError."""
+        self._damaged_snapshots = {identity for identity in list(self._snapshots) if self._is_damaged(identity)}
+        return bool(self._damaged_snapshots)
+
+    def _is_damaged(self, identity: SnapshotId) -> bool:
+        try:
+            decode_snapshot(self._disk.read_file(self.path_of(identity)))
+        except FileNotFoundError:
+            return False  # it was removed meanwhile
+        except (CorruptSnapshot, KafkaError):
+            return True
+        return False
+
+    def remove_damaged_snapshots(self) -> None:
+        """As far as the log reaches to its start without them. Raises OSError."""
+        for identity in sorted(self._damaged_snapshots & set(self._snapshots)):
+            logger.error("%s is damaged", self.path_of(identity))
+            newest_whole = max((one for one in self._snapshots if one not in self._damaged_snapshots), default=None)
+            if self.start_offset == 0 or (newest_whole is not None and newest_whole > identity):
+                self._remove_snapshot(identity)
+        self._damaged_snapshots.clear()
 
     def _newest_whole_snapshot(self) -> tuple[SnapshotId, Snapshot] | None:
         """Damaged ones are removed; then an older one, with the records behind it, has the same."""
@@ -209,7 +280,7 @@ class MetadataLog:
             identity = self._snapshots[-1]
             try:
                 return identity, decode_snapshot(self._disk.read_file(self.path_of(identity)))
-            except CorruptSnapshot as error:
+            except (CorruptSnapshot, KafkaError) as error:
                 logger.error("%s is removed: %s", self.path_of(identity), error)
                 self.damage = self.damage or f"{snapshot_name(identity)} is damaged"
                 self._remove_snapshot(identity)
@@ -228,9 +299,11 @@ class MetadataLog:
         for identity in found:
             if identity.end_offset < self.start_offset:  # the records between it and the log are gone
                 self._disk.remove(self.path_of(identity))
-        self._cut_damage()
+        self._examine()
         had_snapshots = bool(self._snapshots)
         newest = self._newest_whole_snapshot()
+        if newest is None or not self.replace_damage(newest[0]):
+            self.cut_damage()
         if newest is None:
             if self.start_offset > 0:
                 if not had_snapshots:
@@ -246,6 +319,7 @@ class MetadataLog:
         if not self.holds(identity):
             self._log.truncate_fully_and_start_at(identity.end_offset)
         self._voters.clear()
+        self._voters_known_below = 0
         if snapshot.kraft_version > 0:
             self._voters.add_version(identity.end_offset - 1, snapshot.kraft_version)
         if snapshot.voters is not None:
@@ -271,6 +345,8 @@ class MetadataLog:
 
     def _take_over(self, batches: Bytes, position: int, header: BatchHeader) -> None:
         for record in decode_batch(batches, position, header) if header.is_control else ():
+            if record.offset < self._voters_known_below:
+                continue
             kind = control_record_type(record.key)
             if kind is ControlRecordType.KRAFT_VERSION:
                 version = KRaftVersionRecord.decode(record.value or b"", 0).k_raft_version

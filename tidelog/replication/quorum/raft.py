@@ -282,6 +282,17 @@ class Raft:
         self.leader_id, self.leader_endpoint = -1, None
         self.report_leader()
 
+    def lose_records(self, now_ms: float) -> None:
+        """Damage to the log was found while this replica runs: its log has just been cut below what it acknowledged."""
+        self.lacks_records = True
+        if isinstance(self.state, Leader):
+            self.resign(now_ms)
+        elif isinstance(self.state, Follower):
+            self.follow(self.leader_id, self.leader_endpoint, now_ms)  # answers to what it asked before are not taken
+        elif isinstance(self.state, Prospective | Candidate):
+            self.become_prospective(now_ms)
+            self.become_unattached(self.epoch, now_ms)
+
     # -- changes of role ---------------------------------------------------------------------------------------------
 
     def observe(self, epoch: int, leader_id: int, endpoint: Endpoint | None, now_ms: float) -> None:

@@ -24,6 +24,7 @@ from tidelog.replication.quorum.commit import ReplicaProgress
 from tidelog.replication.quorum.messages import FetchAnswer, FetchAsk, SnapshotAnswer
 from tidelog.replication.quorum.state import Leader
 from tidelog.replication.quorum.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey, Voter
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.log import CorruptLog
 from tidelog.storage.reader import ColdRead
 
@@ -150,8 +151,11 @@ class QuorumService:
                 return answer._replace(records=node.log.records_from(ask.end_offset, bytes_max))
             except ColdRead as cold:
                 await node.run_in_executor(cold.warm)
-            except (OSError, CorruptLog) as error:
-                node.tolerates(error)
+            except (OSError, CorruptLog, DamagedRecords) as error:
+                if isinstance(error, DamagedRecords):
+                    node.meet_damage()
+                else:
+                    node.tolerates(error)
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log cannot be read: {error}") from None
             answer = leading.answer_fetch(node.raft, ask)
             if answer.error or answer.diverging is not None or answer.snapshot is not None:

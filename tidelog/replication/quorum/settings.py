@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,3 +37,7 @@ class QuorumSettings:
     """The same where the leader's port refuses, or the leader said that it resigns."""
     pre_vote_retry_ms: int = 40
     retention: MetadataRetention = KAFKA_RETENTION
+    scrub_interval_ms: float = math.inf
+    """How often the log is read again to find damage (log.scrub.interval.ms)."""
+    scrub_bytes_per_s: int = 0
+    """0: never (log.scrub.bytes.per.second)."""

@@ -15,6 +15,7 @@ from tidelog.replication.quorum import following
 from tidelog.replication.quorum.messages import KeepSnapshotPart
 from tidelog.replication.quorum.snapshot import CorruptSnapshot, SnapshotId
 from tidelog.replication.quorum.state import Follower
+from tidelog.storage.damage import DamagedRecords
 from tidelog.storage.log import CorruptLog
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ async def _install(node: RaftNode, identity: SnapshotId) -> None:
     state = node.raft.state
     if isinstance(state, Follower) and state.download is not None and state.download.snapshot == identity:
         try:
-            node.log.install(identity, snapshot, node.clock_ms())
+            try:
+                node.log.install(identity, snapshot, node.clock_ms())
+            except DamagedRecords:  # the log behind the snapshot is: it is cut, and fetched again
+                node.meet_damage()
+                node.log.install(identity, snapshot, node.clock_ms())
         except (OSError, CorruptLog) as error:
             node.fail(error)
             return

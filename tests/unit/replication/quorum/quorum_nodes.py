@@ -98,6 +98,8 @@ class Listener:
 
     def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
         self.told.append(("snapshot", identity))
+        if identity.end_offset < self.next_offset:
+            return
         self.values = list(values)
         self.next_offset = identity.end_offset
 
@@ -116,6 +118,9 @@ class Listener:
 
     def on_resign(self, epoch: int) -> None:
         self.told.append(("resign", epoch))
+
+    def on_damage(self) -> None:
+        self.told.append(("damage",))
 
     def on_failure(self, error: Exception) -> None:
         self.told.append(("failure", str(error)))

@@ -1,0 +1,198 @@
+"""Damage to the metadata log of a node that runs: it is found, cut off and fetched again; nothing committed is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
+from tests.unit.replication.quorum.test_metadata_damage import THREE, committed, flip, logs_of, stop_all
+from tidelog.replication.quorum.metadata_log import LACKING_FILE
+from tidelog.replication.quorum.snapshot import SnapshotId
+
+SCRUB: dict[str, Any] = {"scrub_interval_ms": 50, "scrub_bytes_per_s": 1 << 30}
+
+
+def cut(folder: Path) -> None:
+    path = folder / f"{0:020d}.log"
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(len(data) // 2)
+
+
+def flip_in_the_middle(folder: Path) -> None:
+    path = folder / f"{0:020d}.log"
+    middle = path.stat().st_size // 2
+    with path.open("r+b") as file:
+        file.seek(middle)
+        byte = file.read(1)[0]
+        file.seek(middle)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def content(folder: Path) -> bytes:
+    return (folder / f"{0:020d}.log").read_bytes()
+
+
+async def three(tmp_path: Path, **settings: Any) -> Quorum:
+    quorum = Quorum(tmp_path, THREE)
+    for node_id in THREE:
+        await Member(quorum, node_id, **SCRUB, **settings).start()
+    return quorum
+
+
+def whole_again(member: Member, other: Member) -> Callable[[], bool]:
+    def is_whole() -> bool:
+        folders = [Path(one.raft.log.directory) for one in (member, other)]
+        is_recovered = not member.raft.raft.lacks_records and not (folders[0] / LACKING_FILE).exists()
+        return is_recovered and content(folders[0]) == content(folders[1])
+
+    return is_whole
+
+
+@pytest.mark.parametrize("damage", [cut, flip_in_the_middle])
+def test_a_follower_fetches_again_what_is_damaged_while_it_runs(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    async def run() -> None:
+        quorum = await three(tmp_path)
+        values = await committed(quorum, 20)
+        (leader,) = quorum.leaders
+        follower = next(member for member in quorum.up.values() if member is not leader)
+        damage(Path(follower.raft.log.directory))
+        await until(lambda: list(Path(follower.raft.log.directory).glob("*.damaged")))
+        await until(whole_again(follower, leader))
+        leader.raft.append([b"more"], 0)
+        await follower.listener.has([*values, b"more"])
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("damage", [cut, flip_in_the_middle])
+def test_a_leader_whose_records_are_damaged_resigns_and_fetches_them_from_the_next(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    async def run() -> None:
+        quorum = await three(tmp_path)
+        values = await committed(quorum, 20)
+        (leader,) = quorum.leaders
+        damage(Path(leader.raft.log.directory))
+        await until(lambda: any(kind == "resign" for kind, *_ in leader.listener.told))
+        (successor,) = await until(lambda: quorum.leaders)
+        await until(whole_again(leader, successor))
+        assert successor is not leader
+        successor.raft.append([b"more"], 0)
+        for member in quorum.up.values():
+            await member.listener.has([*values, b"more"])
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_an_observer_fetches_again_what_is_damaged(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {1: endpoint(1)})
+        leader = await Member(quorum, 1).start()
+        observer = await Member(quorum, 2, can_vote=False, **SCRUB).start()
+        await committed(quorum, 20)
+        folder = Path(observer.raft.log.directory)
+        flip_in_the_middle(folder)
+        await until(lambda: list(folder.glob("*.damaged")))
+        await until(whole_again(observer, leader))
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_follower_that_meets_damage_in_the_leader_has_it_repaired(tmp_path: Path) -> None:
+    """Without the scrubber: a voter that comes back fetches from the damaged place."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        for node_id in THREE:
+            await Member(quorum, node_id).start()
+        (leader,) = await until(lambda: quorum.leaders)
+        absent = next(member for member in quorum.up.values() if member is not leader)
+        await absent.stop()
+        values = [b"%d" % number for number in range(20)]
+        for value in values:
+            leader.raft.append([value], 0)
+        await until(lambda: all(member.listener.values == values for member in quorum.up.values()))
+        flip_in_the_middle(Path(leader.raft.log.directory))
+        for _ in range(2):
+            leader.raft._plain_log.age_trust()
+        back = await Member(quorum, absent.node_id).start()
+        await back.listener.has(values)
+        await until(whole_again(leader, back))
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_is_behind_the_damage_reads_on_when_it_is_repaired(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        follower = next(member for member in quorum.up.values() if member is not leader)
+        report, follower.listener.on_high_watermark = follower.listener.on_high_watermark, lambda offset: None  # type: ignore[method-assign]
+        values = [b"%d" % number for number in range(20)]
+        for value in values:
+            leader.raft.append([value], 0)
+        await until(lambda: follower.raft.high_watermark == leader.raft.end_offset)
+        follower.listener.on_high_watermark = report  # type: ignore[method-assign]
+        flip_in_the_middle(Path(follower.raft.log.directory))
+        await follower.listener.has(values)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("later_values", [0, 3])
+def test_a_voter_that_is_alone_writes_a_snapshot_in_place_of_damaged_records(tmp_path: Path, later_values: int) -> None:
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        member = await Member(quorum, 1, **SCRUB).start()
+        values = await committed(quorum, 20)
+        folder = logs_of(tmp_path, 1)
+        end_offset = member.raft.end_offset
+        flip_in_the_middle(folder)
+        await until(lambda: ("damage",) in member.listener.told)
+        assert member.raft.is_leader
+        for number in range(later_values):
+            values.append(b"later %d" % number)
+            member.raft.append([values[-1]], 0)
+        await member.listener.has(values)
+        identity = SnapshotId(end_offset, member.raft.epoch)
+        member.raft.write_snapshot(values[:20], identity, 0, 0)
+        member.raft.snapshot_written(identity)
+        assert not member.raft.log.is_damaged
+        assert member.raft.log.start_offset == end_offset
+        await member.stop()
+        assert not (folder / LACKING_FILE).exists()
+        again = await Member(quorum, 1).start()
+        await again.listener.has(values)
+        await again.stop()
+
+    asyncio.run(run())
+
+
+def test_records_below_a_snapshot_may_be_damaged_while_the_node_is_stopped(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        member = await Member(quorum, 1).start()
+        values = await committed(quorum, 20)
+        identity = SnapshotId(member.raft.end_offset, member.raft.epoch)
+        member.raft.write_snapshot(values, identity, 0, 0)
+        member.raft.snapshot_written(identity)
+        member.raft.append([b"later"], 0)
+        await member.listener.has([*values, b"later"])
+        await member.stop()
+        flip(logs_of(tmp_path, 1), 0.3)
+        again = await Member(quorum, 1).start()
+        await again.listener.has([*values, b"later"])
+        await again.stop()
+
+    asyncio.run(run())

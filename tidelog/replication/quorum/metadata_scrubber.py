@@ -1,0 +1,115 @@
+"""Reads the metadata log and its snapshots again from time to time, so that damage is found while the node runs.
+
+A segment is read in pieces on a thread, at a bounded rate; what it is checked for is `storage/scrub.py`'s. A file that
+became shorter is noticed within half a minute. What follows from damage is `driver.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from tidelog.replication.quorum.metadata_log import MetadataLog
+from tidelog.replication.quorum.settings import QuorumSettings
+from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.scrub import Scrub
+from tidelog.storage.segment import Segment
+
+LOOK_S: Final = 30.0
+PIECE_S: Final = 0.25
+PIECE_BYTES_MIN: Final = 64 * 1024
+PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+class MetadataScrubber:
+    """`on_damage` is called after a look, when damaged records are known to the log if there are any.
+
+    `on_damaged_snapshots` is called when a snapshot is damaged; `tolerates` judges an error of the device.
+    """
+
+    def __init__(
+        self,
+        metadata: MetadataLog,
+        log: PartitionLog,
+        settings: QuorumSettings,
+        loop: asyncio.AbstractEventLoop,
+        run_in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
+        on_damage: Callable[[], None],
+        on_damaged_snapshots: Callable[[], None],
+        tolerates: Callable[[Exception], bool],
+    ) -> None:
+        self._metadata = metadata
+        self._log = log
+        self._rate_bytes = settings.scrub_bytes_per_s
+        self._interval_s = settings.scrub_interval_ms / 1000
+        self._loop = loop
+        self._run_in_executor = run_in_executor
+        self._on_damage = on_damage
+        self._on_damaged_snapshots = on_damaged_snapshots
+        self._tolerates = tolerates
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        if self._rate_bytes > 0:
+            self._task = self._loop.create_task(self._run(), name="metadata scrubber")
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        look_s = min(LOOK_S, self._interval_s)
+        due_at = self._loop.time() + look_s
+        while True:
+            await asyncio.sleep(look_s)
+            self._log.age_trust()
+            is_due = self._loop.time() >= due_at
+            if is_due:
+                due_at = self._loop.time() + self._interval_s
+            try:
+                await self._look(is_due)
+            except (OSError, CorruptLog) as error:
+                if not self._tolerates(error):
+                    return
+
+    async def _look(self, is_due: bool) -> None:
+        if is_due and await self._run_in_executor(self._metadata.check_snapshots):
+            self._on_damaged_snapshots()
+        was_read = False
+        for segment in list(self._log.segments):
+            if (is_due or _is_cut(segment)) and self._has(segment):
+                await self._scrub(segment)
+                was_read = True
+        if was_read:
+            self._on_damage()
+
+    def _has(self, segment: Segment) -> bool:
+        """Whether the log still has it, and it is not empty."""
+        return segment.size_bytes > 0 and any(one is segment for one in self._log.segments)
+
+    async def _scrub(self, segment: Segment) -> None:
+        scrub = Scrub(self._log, segment)
+        piece = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, int(self._rate_bytes * PIECE_S)))
+        is_done = False
+        try:
+            while not scrub.is_done and self._log.failure is None:
+                before = scrub.verified_bytes
+                await self._run_in_executor(partial(scrub.run, piece))
+                read_bytes = min(piece, max(scrub.verified_bytes - before, 4096))
+                await asyncio.sleep(read_bytes / self._rate_bytes)
+            is_done = scrub.is_done
+        finally:
+            if not is_done:
+                scrub.abandon()
+        scrub.finish()
+
+
+def _is_cut(segment: Segment) -> bool:
+    return segment.file.size_bytes() < segment.size_bytes
