@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tidelog.storage.append import Batch
+from tidelog.storage.log_config import INT64_MAX
 
 UNDEFINED_EPOCH: Final = -1
 UNDEFINED_OFFSET: Final = -1
@@ -146,3 +147,18 @@ class LeaderEpochs:
     def _changed(self) -> None:
         self.latest = self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
         self.is_dirty = True
+
+
+def first_offset_of(epochs: LeaderEpochs, are_readable: bool, log_start_offset: int, orphans: set[int]) -> int:
+    """Where a log began when it was last written to, by the files around its segments.
+
+    `log_start_offset` is the checkpoint's. The first epoch begins where the log does, and is written down before the
+    checkpoint is. Neither has a checksum, and Kafka's checkpoint names few logs: the higher one counts. Without epochs
+    there are the indexes whose segment is missing: `orphans`, by their base offsets.
+    """
+    earliest = epochs.earliest
+    if earliest is not None:
+        return max(earliest[1], log_start_offset)
+    if are_readable:
+        return INT64_MAX  # the log was emptied, or never had a record
+    return log_start_offset or min(orphans, default=INT64_MAX)

@@ -28,8 +28,8 @@ from tidelog.storage.cleaner_swap import finish_swaps
 from tidelog.storage.damage import CorruptIndex, DamagedRange, describe
 from tidelog.storage.disk import Disk
 from tidelog.storage.examination import UNKNOWN_END
-from tidelog.storage.leader_epochs import LeaderEpochs
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.leader_epochs import LeaderEpochs, first_offset_of
+from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producer_state import ProducerState
 from tidelog.storage.reader import headers
@@ -136,10 +136,11 @@ class _Loader:
         self.suspects_end = False
         self.snapshot_offset = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
-        self.names = _tidy(disk, directory)
+        self.names, orphans = _tidy(disk, directory)
         self.epochs, self.epochs_are_whole = self._read_epochs()
         self.gaps_explained_below = self._read_explained_gaps()
         earliest = self.epochs.earliest
+        self.first_offset = first_offset_of(self.epochs, self.epochs_are_whole, checkpoints.log_start_offset, orphans)
         if earliest is not None and not checkpoints.is_synced and earliest[1] < checkpoints.log_start_offset:
             # The epoch file is written before the checkpoint is: one of them is damaged, and nothing is to be deleted
             # for it.
@@ -150,6 +151,8 @@ class _Loader:
 
     def load(self) -> LoadedLog:
         segments = self._drop_deleted(self._open_segments())
+        if not self.checkpoints.is_synced:  # the metadata log begins with a snapshot, and is read whole
+            segments = self._with_first(segments)
         first_unflushed = len(segments)
         if not self.is_clean and segments:
             first_unflushed = self._first_unflushed(segments)
@@ -277,15 +280,10 @@ class _Loader:
         transaction_indexes = set(_offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
         segments: list[Segment] = []
         for base_offset in sorted(_offsets_of(self.names, LOG_SUFFIX)):
-            segment = Segment(
-                self.disk,
-                self.directory,
+            segment = self._open_segment(
                 base_offset,
-                self.config,
-                self.now_ms,
-                size_bytes=self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
+                self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
                 has_transaction_index=base_offset in transaction_indexes,
-                jitter_ms=self.jitter_ms,
             )
             if base_offset < max(self.checkpoints.cleaned_offset, self.gaps_explained_below):
                 segment.may_have_gaps = segment.may_end_early = True
@@ -293,6 +291,56 @@ class _Loader:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
         return segments
+
+    def _open_segment(self, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:
+        return Segment(
+            self.disk,
+            self.directory,
+            base_offset,
+            self.config,
+            self.now_ms,
+            size_bytes=size_bytes,
+            has_transaction_index=has_transaction_index,
+            jitter_ms=self.jitter_ms,
+        )
+
+    def _with_first(self, segments: list[Segment]) -> list[Segment]:
+        """With an empty first segment, which is damaged, where the log's first file is missing.
+
+        The log start is on the device before a file below it goes: records above it were not deleted.
+        """
+        if not segments:
+            return self._with_only()
+        first = segments[0]
+        # A cleaned segment has an index beside it, even an empty one. This one was begun by a start that found no file.
+        is_left_empty = len(segments) > 1 and not first.size_bytes and not _has_index_files(self.names, first)
+        if first.base_offset > self.first_offset:
+            segments = [self._begin_missing(self.first_offset), *segments]
+        elif not is_left_empty:
+            return segments
+        missing, end_offset = segments[0], segments[1].base_offset
+        missing.next_offset = end_offset
+        missing.may_end_early = False
+        missing.transaction_index.lacks_rows = True
+        missing.damage = (DamagedRange(0, 0, missing.base_offset, end_offset, "the file of these records is missing"),)
+        _log.error("%s: %s", missing.path, describe(missing.damage[0]))
+        return segments
+
+    def _with_only(self) -> list[Segment]:
+        """The same where the log has no segment, if it had records: what is missing is then at its end."""
+        start = self.checkpoints.log_start_offset if self.first_offset == INT64_MAX else self.first_offset
+        is_end_known = self._end_of_checkpoints() > start
+        was_emptied = self.epochs_are_whole and not len(self.epochs)
+        if was_emptied or not (is_end_known or len(self.epochs)):
+            return []
+        _log.error("%s has no segment, though it had records", self.directory)
+        if not is_end_known and self.ending is not Ending.POWER_LOSS:
+            self.on_loss()
+        return [self._begin_missing(start)]
+
+    def _begin_missing(self, base_offset: int) -> Segment:
+        self.disk.write_file(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}", b"", sync=False)
+        return self._open_segment(base_offset, 0, has_transaction_index=False)
 
     def _drop_deleted(self, segments: list[Segment]) -> list[Segment]:
         """Without the segments that lie wholly below the log start.
@@ -493,8 +541,11 @@ def _offsets_of(names: set[str], suffix: str) -> list[int]:
     return [int(name[:20]) for name in names if len(name) == length and name.endswith(suffix) and name[:20].isdecimal()]
 
 
-def _tidy(disk: Disk, directory: str) -> set[str]:
-    """Remove what a crash may have left behind, finish interrupted swaps of segments; the names that remain."""
+def _tidy(disk: Disk, directory: str) -> tuple[set[str], set[int]]:
+    """Remove what a crash may have left behind, finish interrupted swaps of segments.
+
+    Returns the names that remain, and the base offsets of indexes that had no segment.
+    """
     names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
     for name in sorted(names):
         is_deleted = name.endswith(DELETED_SUFFIX) and not name.endswith(_METADATA_SNAPSHOT_DELETED)
@@ -503,9 +554,10 @@ def _tidy(disk: Disk, directory: str) -> set[str]:
             names.discard(name)
     finish_swaps(disk, directory, names)
     bases = set(_offsets_of(names, LOG_SUFFIX))
+    orphans = set(_offsets_of(names, INDEX_SUFFIX)) - bases
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
         for base_offset in set(_offsets_of(names, suffix)) - bases:
             name = f"{base_offset:020d}{suffix}"
             disk.remove(f"{directory}/{name}")
             names.discard(name)
-    return names
+    return names, orphans

@@ -72,6 +72,7 @@ class RangeRepair:
         self._may_rewrite = segment is not log.segments.active if may_rewrite is None else may_rewrite
         # Behind the last batch of a segment that is never appended to again there is room for any length.
         self._is_at_end = self._may_rewrite and damage.end_position >= segment.size_bytes
+        self._ends_early = False  # the other replica's cleaner took the last records of the range
         self._held: list[bytes] | None = None
         self._held_bytes = 0
         self._generation = segment.generation
@@ -112,6 +113,7 @@ class RangeRepair:
                 if not self.segment.may_have_gaps and self.next_offset < end_offset:
                     is_gap = self.next_offset == self.damage.first_offset
                     raise CopyRefused(f"it lacks offsets {self.next_offset} to {end_offset}, too", is_gap=is_gap)
+                self._ends_early = self.next_offset < end_offset
                 self.next_offset = end_offset
                 break
             end = position + header.size_bytes
@@ -222,6 +224,8 @@ class RangeRepair:
             self._held = [segment.file.read_at(length, damage.position)]
         if self._held is None and self._is_at_end:
             segment.end_at(self._position)
+        if self._is_at_end and self._ends_early:
+            segment.may_end_early = True
         return RepairCheck(self.log, segment, damage, None if self._held is None else b"".join(self._held))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage import sealing
+from tidelog.storage.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
 from tidelog.storage.damage import CorruptIndex, DamagedRange, damage_at
 from tidelog.storage.disk import probe_descriptors
 from tidelog.storage.lookup import max_timestamp_of, refresh_max_timestamp
@@ -125,9 +126,11 @@ def _empty(log: PartitionLog, offset: int) -> None:
     log.log_start_offset = min(log.log_start_offset, offset)
     log.durability.truncated(log.log_start_offset)
     log.write_checkpoint()
+    # Before any file goes: a start would take a log that begins where no epoch does for one that lacks its first file.
+    log.leader_epochs.clear()
+    replace_file(log.disk, log.directory, LEADER_EPOCH_FILE, encode_leader_epochs(log.leader_epochs))
     log.segments.drop_last(len(log.segments), log.clock_ms + log.config.file_delete_delay_ms)
     log.snapshots.delete_where(0, 2**63)
-    log.leader_epochs.clear()
     segment = Segment.create(log.disk, log.directory, offset, log.config, log.clock_ms, log.jitter_ms)
     segment.may_have_gaps = segment.may_have_gaps or offset < log.gaps_explained_below
     log.segments.add(segment)

@@ -24,16 +24,17 @@ from tidelog.storage.damage import DamagedRange
 from tidelog.storage.disk import Disk
 from tidelog.storage.examination import UNKNOWN_END, Findings, WholeBatch, examine
 from tidelog.storage.index_check import IndexCheck
-from tidelog.storage.leader_epochs import LeaderEpochs
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.leader_epochs import LeaderEpochs, first_offset_of
+from tidelog.storage.log_config import INT64_MAX, LogConfig
 from tidelog.storage.producer_snapshots import SNAPSHOT_SUFFIX, CorruptSnapshot, ProducerSnapshots
 from tidelog.storage.recovery import read_marker, rebuild_transaction_index
 from tidelog.storage.repair import RangeRepair, RepairCheck, finish_repair
-from tidelog.storage.segment import LOG_SUFFIX, SWAP_SUFFIX, TRANSACTION_INDEX_SUFFIX, Segment, file_name
+from tidelog.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, TRANSACTION_INDEX_SUFFIX, Segment, file_name
 from tidelog.storage.segments import Segments
 from tidelog.storage.transaction_index import CorruptTransactionIndex
 
 RECORDS: Final = "damaged records"
+MISSING: Final = "missing segment"
 TORN: Final = "torn end"
 INDEX: Final = "wrong index"
 TRANSACTIONS: Final = "wrong index of transactions"
@@ -65,6 +66,7 @@ class LogFacts(NamedTuple):
     high_watermark: int = -1
     log_start_offset: int = 0
     is_compacted: bool = False
+    begins_with_snapshot: bool = False
 
 
 class StoppedLog:
@@ -127,6 +129,7 @@ class StoppedLog:
             yield Problem(f"{self.directory}/{unfinished[0]}", UNFINISHED, "the next start finishes it; not verified")
             return
         yield from self._verify_small_files()
+        yield from self._verify_start()
         seen: list[tuple[Segment, Findings]] = []
         for number, segment in enumerate(self.segments):
             findings, problems = self._verify_segment(segment, is_derived_anew=number >= self._first_unsynced)
@@ -150,6 +153,16 @@ class StoppedLog:
         except CorruptCheckpoint as error:
             self._epochs_are_unreadable = True
             yield Problem(path, EPOCHS, str(error))
+
+    def _verify_start(self) -> Iterator[Problem]:
+        """The first file of the log may be missing: the files around it say where the log begins."""
+        orphans = set(_offsets_of(self._names, INDEX_SUFFIX)) - set(_offsets_of(self._names, LOG_SUFFIX))
+        is_readable = not self._epochs_are_unreadable and LEADER_EPOCH_FILE in self._names
+        start = first_offset_of(self.leader_epochs, is_readable, self._facts.log_start_offset, orphans)
+        first = self.segments.first.base_offset if len(self.segments) else INT64_MAX
+        if start < first < INT64_MAX and not self._facts.begins_with_snapshot:
+            path = f"{self.directory}/{file_name(start, LOG_SUFFIX)}"
+            yield Problem(path, MISSING, "its records are missing", 0, 0, start, first)
 
     def _verify_segment(self, segment: Segment, *, is_derived_anew: bool) -> tuple[Findings, list[Problem]]:
         indexes = None if is_derived_anew else IndexCheck(segment)

@@ -193,6 +193,15 @@ def test_damage_of_every_kind_is_named_and_left_as_it_is(made: Logs, kind: str, 
     assert content(made.path) == before
 
 
+def test_a_first_segment_that_is_missing_is_named(made: Logs, capsys: pytest.CaptureFixture[str]):
+    first, second = segments(made)[:2]
+    first.unlink()
+    status, [problem], summary = verify(capsys, made.path)
+    assert (status, summary["problems"]) == (1, 1)
+    assert (problem["file"], problem["problem"]) == (str(first), "missing segment")
+    assert (problem["first_offset"], problem["end_offset"]) == (0, int(second.name[:20]))
+
+
 def test_a_line_names_file_bytes_offsets_and_reason(made: Logs, capsys: pytest.CaptureFixture[str]):
     path, _ = flip_a_payload(made)
     assert main(["log", "verify", str(made.folder)]) == 1

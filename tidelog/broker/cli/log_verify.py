@@ -248,6 +248,7 @@ class _Verification:
             high_watermark=offsets.get(checkpoints.HIGH_WATERMARK_FILE, {}).get(key, -1),
             log_start_offset=offsets.get(checkpoints.LOG_START_FILE, {}).get(key, 0),
             is_compacted=is_compacted,
+            begins_with_snapshot=is_metadata,
         )
 
     def _verify_metadata_snapshots(self, name: str) -> Iterator[Problem]:
