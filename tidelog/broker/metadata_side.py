@@ -25,6 +25,7 @@ from tidelog.replication.controller.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode
 from tidelog.replication.quorum.metadata_log import log_start_in, note_loss_of
+from tidelog.storage.loader import Ending
 
 if TYPE_CHECKING:
     from tidelog.broker.channel import Channels
@@ -94,6 +95,7 @@ class MetadataSide:
             clock_ms=ports.clock_ms,
             rng=ports.rng,
             listener=self.tracker,
+            keeps_writes=home.ending is not Ending.POWER_LOSS,
         )
         self.controller: Controller | None = None
         if config.is_controller:
@@ -141,6 +143,8 @@ class MetadataSide:
             if looks % _LOOKS_BETWEEN_NOTICES == 2:
                 voters, can_vote = self.raft.voters(), self.controller is not None
                 log.warning("%s", quorum_wait(voters, self._bootstrap, self._node_id, can_vote))
+                if self.raft.loss:
+                    log.error("%s", self.raft.loss)
 
     async def wait_until_current(self) -> None:
         """Until the image holds what the active controller says is committed."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.replication.quorum import following
 from tidelog.replication.quorum.election import Tally, election_timeout_ms, is_up_to_date, may_vote, retry_delay_ms
-from tidelog.replication.quorum.messages import EndAsk, Peer, VoteAnswer, VoteAsk
+from tidelog.replication.quorum.messages import EndAsk, OffsetAndEpoch, Peer, VoteAnswer, VoteAsk
 from tidelog.replication.quorum.state import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 
 if TYPE_CHECKING:
@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 
 def may_grant(raft: Raft, ask: VoteAsk) -> bool:
+    own = OffsetAndEpoch(raft.log.last_epoch, raft.log.end_offset)
     if raft.lacks_records:
-        return False
-    up_to_date = is_up_to_date(ask.last_epoch, ask.end_offset, raft.log.last_epoch, raft.log.end_offset)
+        if raft.acknowledged is None:
+            return False
+        own = max(own, raft.acknowledged)
+    up_to_date = is_up_to_date(ask.last_epoch, ask.end_offset, own.epoch, own.end_offset)
     state = raft.state
     if ask.pre_vote:
         if isinstance(state, Follower):

@@ -17,6 +17,7 @@ from typing import Any
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 from tidelog.replication.quorum import following, wire
+from tidelog.replication.quorum.acknowledged import FILE_NAME as ACKNOWLEDGED_FILE
 from tidelog.replication.quorum.listener import MetadataListener, News
 from tidelog.replication.quorum.messages import (
     AppendLeaderChange,
@@ -68,7 +69,10 @@ class NotLeader(Exception):
 
 
 class RaftNode:
-    """`root`: the log directory that holds `__cluster_metadata-0`, whose log is `log`."""
+    """`root`: the log directory that holds `__cluster_metadata-0`, whose log is `log`.
+
+    `keeps_writes`: all that the process before this one wrote there is in its files.
+    """
 
     def __init__(
         self,
@@ -87,14 +91,15 @@ class RaftNode:
         clock_ms: Callable[[], int],
         rng: random.Random,
         listener: MetadataListener,
+        keeps_writes: bool = False,
     ) -> None:
-        own = ReplicaKey(node_id, directory_id)
         self.settings = settings
         self.loop = loop
         self.exchange = exchange
         self.run_in_executor = run_in_executor
         self.clock_ms = clock_ms
         self.is_closed = False
+        self._keeps_writes = keeps_writes
         self._plain_log = log
         self._cluster_id = cluster_id
         self._listener = listener
@@ -102,7 +107,7 @@ class RaftNode:
         self.log = MetadataLog(disk, root, log, self._history)
         self._votes = VoteStore(disk, self.log.directory)
         self.raft = Raft(
-            own=own,
+            own=ReplicaKey(node_id, directory_id),
             own_endpoints=settings.own_endpoints,
             can_vote=can_vote,
             settings=settings,
@@ -137,9 +142,10 @@ class RaftNode:
             self.tolerates,
         )
         self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.tolerates)
-        self._shortage_told_ms = -SHORTAGE_TOLD_EVERY_MS
         self._news = News(loop)
         self._effects = self._handlers(listener)
+
+    _shortage_told_ms = -SHORTAGE_TOLD_EVERY_MS
 
     def _handlers(self, listener: MetadataListener) -> dict[type, Callable[[Any], None]]:
         return {
@@ -165,10 +171,10 @@ class RaftNode:
 
         Raises CorruptSnapshot, CorruptQuorumState, CorruptLog, InconsistentVoters.
         """
-        found = self.log.load()
+        found = self.log.load(is_voter=self.raft.can_vote, keeps_writes=self._keeps_writes)
         if self.log.lacks_records and self._is_alone:
             self._recover_alone()
-        self.raft.lacks_records = self.log.lacks_records
+        self.raft.lacks_records, self.raft.acknowledged = self.log.lacks_records, self.log.acknowledged_end
         election = election_in(self._votes.read(), self._history, self.raft.can_vote)
         if found is not None:
             identity, snapshot = found
@@ -193,7 +199,7 @@ class RaftNode:
         if not self.log.lacks_unfinished_batch_only:
             raise CorruptLog(
                 f"{self.log.directory}: {self.log.damage}, and no other voter has a copy: restore it, or remove "
-                f"{self.log.directory}/{LACKING_FILE} to go on without what follows"
+                f"{LACKING_FILE} and {ACKNOWLEDGED_FILE} there to go on without what follows"
             )
         self.log.recovered("the last batch was not written to its end: nothing had acknowledged it")
 
@@ -218,8 +224,15 @@ class RaftNode:
         await self._scrubber.close()
         await self._sync.close()
         await self._vote_writer.close()
+        self._close_log()
         self._service.close()
         self._news.deliver()
+
+    def _close_log(self) -> None:
+        try:
+            self.log.close()
+        except OSError as error:
+            log.error("%s: %s", self.log.directory, error)
 
     # -- what the node asks ------------------------------------------------------------------------------------------
 
@@ -338,7 +351,7 @@ class RaftNode:
         except (OSError, CorruptLog) as error:
             self.fail(error)
             return
-        self.raft.lose_records(self.now_ms())
+        self.raft.lose_records(self.log.acknowledged_end, self.now_ms())
         self.drive()
 
     def _meet_damaged_snapshots(self) -> None:
@@ -346,6 +359,20 @@ class RaftNode:
         if self._failure is None and not self.is_closed:
             self.log.remove_damaged_snapshots()
             self._news.tell(self._listener.on_damage)
+
+    @property
+    def loss(self) -> str:
+        """What this voter lacks, and what an operator can do about it; empty where it lacks nothing."""
+        if not self.raft.lacks_records or not self.raft.can_vote:
+            return ""
+        directory, end = self.log.directory, self.raft.acknowledged
+        upto = "" if end is None else f" below offset {end.end_offset}"
+        return (
+            f"this voter lost records{upto} that it had acknowledged ({self.log.damage}): until it has them again it "
+            f"does not lead, and votes for {'no other voter' if end is None else 'no voter without them'}. "
+            f"Start the voters whose logs are whole; where there are none, restore {directory} from a copy, or, to go "
+            f"on without those records, stop the voters and remove {LACKING_FILE} and {ACKNOWLEDGED_FILE} there"
+        )
 
     def _replace_damage(self, identity: SnapshotId) -> None:
         try:

@@ -28,6 +28,7 @@ from tidelog.protocol.record_batch import (
     iter_headers,
 )
 from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch, encode_batch
+from tidelog.replication.quorum.acknowledged import AcknowledgedEnd
 from tidelog.replication.quorum.messages import AppendLeaderChange, Bytes, OffsetAndEpoch
 from tidelog.replication.quorum.metadata_retention import MetadataRetention, SnapshotFacts
 from tidelog.replication.quorum.snapshot import (
@@ -117,13 +118,16 @@ class MetadataLog:
     def __init__(self, disk: Disk, root: str, log: PartitionLog, voters: VoterHistory) -> None:
         self._disk = disk
         self._root = root
+        self.directory = f"{root}/__cluster_metadata-0"
         self._log = log
         self._voters = voters
         self._snapshots: list[SnapshotId] = []
         self._snapshot_facts: dict[SnapshotId, SnapshotFacts] = {}
+        self._acknowledged = AcknowledgedEnd(disk, self.directory)
+        self._remembers = False
+        self._is_lacking = False
         self._damaged_snapshots: set[SnapshotId] = set()
         self._voters_known_below = 0
-        self.directory = f"{root}/__cluster_metadata-0"
         self.damage = ""
         """What is wrong with the files, for people."""
 
@@ -172,6 +176,45 @@ class MetadataLog:
         return self._disk.exists(f"{self.directory}/{LACKING_FILE}")
 
     @property
+    def acknowledged_end(self) -> OffsetAndEpoch | None:
+        """What this voter has acknowledged at most, also where damage has taken it since; None: unknown."""
+        return self._acknowledged.end
+
+    def remember_acknowledged(self, end_offset: int | None = None) -> None:
+        """All that is synced, up to `end_offset`, may be acknowledged from now on. Raises OSError."""
+        if not self._remembers:
+            return
+        end_offset = self.synced_offset if end_offset is None else min(end_offset, self.synced_offset)
+        epoch = self.last_epoch
+        if end_offset < self.end_offset:
+            epoch = max(self._log.leader_epochs.epoch_for_offset(end_offset - 1), 0)
+        end, lost = OffsetAndEpoch(epoch, end_offset), self._acknowledged.end
+        if self._is_lacking:
+            if lost is None:
+                return
+            end = max(end, lost)  # what it lacks stays acknowledged
+        self._acknowledged.write(end)
+
+    def _judge_loss(self, may_believe: bool) -> None:
+        """After a start: whether what is left is less than this voter has acknowledged."""
+        acknowledged = self._acknowledged.read() if may_believe else None
+        left = OffsetAndEpoch(self.last_epoch, self.end_offset)
+        if acknowledged is None:
+            if self.lacks_records:
+                self._acknowledged.forget()
+        elif left < acknowledged:
+            self._acknowledged.write(acknowledged)
+            self.lose(f"the log ends at offset {left.end_offset}, up to {acknowledged.end_offset} it was acknowledged")
+        elif self.lacks_records:
+            self.recovered(f"what is cut off behind offset {left.end_offset} was not acknowledged by this voter")
+        self._is_lacking = self.lacks_records
+        self.remember_acknowledged()
+
+    def close(self) -> None:
+        """The log itself is its directory's to close. Raises OSError."""
+        self._acknowledged.close()
+
+    @property
     def lacks_unfinished_batch_only(self) -> bool:
         """All that was cut is a batch of which a part was there, as a kill leaves it in the middle of a write."""
         path = f"{self.directory}/{LACKING_FILE}"
@@ -182,10 +225,12 @@ class MetadataLog:
         self.damage = self.damage or why
         logger.error("%s: %s", self.directory, why)
         note_loss(self._disk, self.directory)
+        self._is_lacking = True
 
     def recovered(self, why: str = "what was lost to damage has been fetched again") -> None:
         """All that was committed is here again, on the device."""
         logger.warning("%s: %s", self.directory, why)
+        self._is_lacking = False
         self._disk.remove(f"{self.directory}/{LACKING_FILE}")
         self._disk.sync_directory(self.directory)
 
@@ -249,6 +294,7 @@ class MetadataLog:
             self._log.flush()
             if not was_lacking:
                 self.recovered("the records behind the snapshot are kept")
+        self.remember_acknowledged()
         return True
 
     def check_snapshots(self) -> bool:
@@ -288,8 +334,18 @@ class MetadataLog:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def load(self) -> tuple[SnapshotId, Snapshot] | None:
-        """The newest snapshot, and the voters out of it and the log. Raises CorruptSnapshot, CorruptLog."""
+    def load(self, *, is_voter: bool = False, keeps_writes: bool = False) -> tuple[SnapshotId, Snapshot] | None:
+        """The newest snapshot, and the voters out of it and the log. Raises CorruptSnapshot, CorruptLog.
+
+        `keeps_writes`: all that the last process wrote is in its files.
+        """
+        self._remembers = is_voter
+        newest = self._load()
+        if is_voter:
+            self._judge_loss(keeps_writes)
+        return newest
+
+    def _load(self) -> tuple[SnapshotId, Snapshot] | None:
         names = [entry.name for entry in self._disk.list_directory(self.directory)]
         for name in names:
             if ".checkpoint." in name:  # `.part`: not finished; `.deleted`: Kafka's, about to be removed
@@ -430,6 +486,7 @@ class MetadataLog:
                     self._take_over(records, position, header)
 
     def truncate_to(self, end_offset: int) -> None:
+        self.remember_acknowledged(end_offset)  # first: else a kill in between would look like a loss
         self._log.truncate_to(end_offset)
         self._voters.truncate_to(self.end_offset)
 
@@ -495,6 +552,7 @@ class MetadataLog:
         """Begin the log at the end of a snapshot that was fetched; on the loop's thread."""
         self._adopt(identity, snapshot)
         self.note_snapshot(identity)
+        self.remember_acknowledged()
         for older in [one for one in self._snapshots if one.end_offset < self.start_offset]:
             self._remove_snapshot(older)
         self._log.segments.remove_doomed(now_ms)

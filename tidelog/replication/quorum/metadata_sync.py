@@ -63,6 +63,7 @@ class MetadataSync:
                     task = self._log.begin_flush()
                     await self._run_in_executor(task.run)
                     self._log.finish_flush(task)
+                    self._metadata.remember_acknowledged()
                 except (OSError, CorruptLog) as error:
                     if not self._tolerates(error) or self._is_over:
                         return

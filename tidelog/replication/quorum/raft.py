@@ -32,6 +32,7 @@ from tidelog.replication.quorum.messages import (
     EndAsk,
     FetchAnswer,
     FetchAsk,
+    OffsetAndEpoch,
     Peer,
     Persist,
     ReportHighWatermark,
@@ -106,10 +107,13 @@ class Raft:
         self.high_watermark = -1
         self.is_closing = False
         self.lacks_records = False
-        """Damage took what this replica has acknowledged: no vote, no candidacy, until all of it is fetched again.
+        """Damage took what this replica has acknowledged: no candidacy until all of it is fetched again.
 
-        Else it and a replica that never had them could elect a leader without records that are committed.
+        It votes for a candidate that has as much as it had, and for none where that is unknown: else it and a replica
+        that never had those records could elect a leader without what is committed.
         """
+        self.acknowledged: OffsetAndEpoch | None = None
+        """What it has acknowledged at most, while it lacks some of that; None: unknown."""
         self.state: RoleState = Unattached(NEVER)
         self.requests = Requests(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         self._effects: list[Effect] = []
@@ -282,9 +286,9 @@ class Raft:
         self.leader_id, self.leader_endpoint = -1, None
         self.report_leader()
 
-    def lose_records(self, now_ms: float) -> None:
+    def lose_records(self, acknowledged: OffsetAndEpoch | None, now_ms: float) -> None:
         """Damage to the log was found while this replica runs: its log has just been cut below what it acknowledged."""
-        self.lacks_records = True
+        self.lacks_records, self.acknowledged = True, acknowledged
         if isinstance(self.state, Leader):
             self.resign(now_ms)
         elif isinstance(self.state, Follower):

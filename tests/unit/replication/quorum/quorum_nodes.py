@@ -175,6 +175,7 @@ class Member:
             clock_ms=lambda: int(time.time() * 1000),
             rng=random.Random(self.node_id),
             listener=self.listener,
+            keeps_writes=self.directory.ending is not Ending.POWER_LOSS,
         )
         await self.raft.start()
         quorum.up[self.node_id] = self

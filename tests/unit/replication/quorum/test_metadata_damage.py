@@ -11,7 +11,9 @@ import pytest
 
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
 from tests.unit.replication.quorum.test_driver import add, same_mark, until_done
+from tidelog.replication.quorum.acknowledged import FILE_NAME, AcknowledgedEnd
 from tidelog.replication.quorum.metadata_log import LACKING_FILE
+from tidelog.storage.disk import OsDisk
 from tidelog.storage.loader import Ending
 from tidelog.storage.log import CorruptLog
 
@@ -27,9 +29,27 @@ async def committed(quorum: Quorum, count: int) -> list[bytes]:
     return values
 
 
+async def committed_without(quorum: Quorum, absent_id: int, value: bytes) -> list[bytes]:
+    """One more, while a voter is stopped."""
+    await quorum.up[absent_id].stop()
+    (leader,) = await until(lambda: quorum.leaders)
+    leader.raft.append([value], 0)
+    await until(lambda: all(member.listener.values[-1:] == [value] for member in quorum.up.values()))
+    return list(leader.listener.values)
+
+
 async def stop_all(quorum: Quorum) -> None:
     for member in list(quorum.up.values()):
         await member.stop()
+
+
+def acknowledge(folder: Path, end_offset: int) -> None:
+    """The voter had acknowledged no more than this when it was killed."""
+    end = AcknowledgedEnd(OsDisk(), str(folder))
+    known = end.read()
+    assert known is not None
+    end.write(known._replace(end_offset=end_offset))
+    end.close()
 
 
 def logs_of(tmp_path: Path, node_id: int) -> Path:
@@ -50,23 +70,25 @@ def test_a_damaged_voter_votes_again_when_it_has_everything(tmp_path: Path, shar
         quorum = Quorum(tmp_path, THREE)
         for node_id in THREE:
             await Member(quorum, node_id).start()
-        values = await committed(quorum, 20)
+        await committed(quorum, 19)
+        values = await committed_without(quorum, 3, b"3 lacks it")
         await stop_all(quorum)
         folder = logs_of(tmp_path, 2)
         flip(folder, share)
         damaged = await Member(quorum, 2).start()
         assert damaged.raft.raft.lacks_records
         assert (folder / LACKING_FILE).exists()
-        whole = await Member(quorum, 3).start()
+        behind = await Member(quorum, 3).start()
         await asyncio.sleep(2.5)
-        assert not quorum.leaders, "two of three lead only if both have all that was committed"
+        assert not quorum.leaders, "two of three lead only if one has all that was committed"
+        assert "Start the voters whose logs are whole" in damaged.raft.loss
         await Member(quorum, 1).start()
         await until(lambda: quorum.leaders)
         assert damaged not in quorum.leaders
         await until(lambda: damaged.listener.values == values)
         await until(lambda: not damaged.raft.raft.lacks_records)
         assert not (folder / LACKING_FILE).exists()
-        await whole.stop()
+        await behind.stop()
         await until(lambda: quorum.leaders)
         await stop_all(quorum)
 
@@ -106,11 +128,12 @@ def test_a_voter_that_is_alone_says_what_is_damaged_and_keeps_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("what_is_left", ["a part of the last batch", "a part of its header", "all of it, damaged"])
+@pytest.mark.parametrize("was_synced", [False, True])
 @pytest.mark.parametrize("ending", [Ending.KILLED, None])
 def test_a_voter_that_is_alone_starts_behind_a_write_that_a_kill_has_ended(
-    tmp_path: Path, what_is_left: str, ending: Ending | None
+    tmp_path: Path, what_is_left: str, ending: Ending | None, was_synced: bool
 ) -> None:
-    """It was not synced, so nothing had acknowledged it. Anything else at the end of the log may have been."""
+    """Where it was not synced, nothing had acknowledged it."""
 
     async def run() -> None:
         quorum = Quorum(tmp_path, {})
@@ -126,9 +149,11 @@ def test_a_voter_that_is_alone_starts_behind_a_write_that_a_kill_has_ended(
         else:
             del data[begin + (65 if "header" not in what_is_left else 20) :]
         path.write_bytes(data)
+        if not was_synced:
+            acknowledge(path.parent, last)
         member = Member(quorum, 1)
         member.ending = ending
-        if ending is None or what_is_left == "all of it, damaged":
+        if was_synced:
             with pytest.raises(CorruptLog, match="no other voter has a copy"):
                 await member.start()
             return
@@ -163,6 +188,135 @@ def test_a_voter_whose_log_no_longer_names_the_others_finds_them(tmp_path: Path)
         await until(lambda: damaged.listener.values == values)
         await until(lambda: not damaged.raft.raft.lacks_records)
         assert damaged.raft.voter_ids() == [1, 2, 3]
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def last_batch_at(data: bytes, base_offset: int) -> int:
+    return data.rindex(base_offset.to_bytes(8, "big"))
+
+
+async def killed(quorum: Quorum, node_id: int) -> Member:
+    member = Member(quorum, node_id)
+    member.ending = Ending.KILLED
+    return await member.start()
+
+
+def test_two_voters_whose_last_write_was_torn_by_a_kill_elect_a_leader(tmp_path: Path) -> None:
+    """They had acknowledged nothing of it, so that nothing is lost."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        for node_id in THREE:
+            await Member(quorum, node_id).start()
+        values = await committed(quorum, 20)
+        end_offset = quorum.up[1].raft.end_offset
+        await stop_all(quorum)
+        for node_id in (1, 2):
+            path = logs_of(tmp_path, node_id) / f"{0:020d}.log"
+            data = path.read_bytes()
+            batch = bytearray(data[last_batch_at(data, end_offset - 1) :])
+            batch[:8] = end_offset.to_bytes(8, "big")
+            path.write_bytes(data + batch[:-3])
+        members = [await killed(quorum, node_id) for node_id in (1, 2)]
+        await until(lambda: quorum.leaders)
+        for member in members:
+            assert not (Path(member.raft.log.directory) / LACKING_FILE).exists()
+            await member.listener.has(values)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_voters_that_lost_records_elect_one_that_has_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        for node_id in THREE:
+            await Member(quorum, node_id).start()
+        values = await committed(quorum, 20)
+        await stop_all(quorum)
+        for node_id in (1, 2):
+            flip(logs_of(tmp_path, node_id), 0.3 * node_id)
+        damaged = [await killed(quorum, node_id) for node_id in (1, 2)]
+        assert all(member.raft.raft.lacks_records for member in damaged)
+        whole = await killed(quorum, 3)
+        (leader,) = await until(lambda: quorum.leaders)
+        assert leader is whole
+        for member in damaged:
+            await member.listener.has(values)
+        await until(lambda: not any(member.raft.raft.lacks_records for member in damaged))
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_voter_that_lost_records_remembers_over_a_second_damage_what_it_had(tmp_path: Path) -> None:
+    """It is damaged again before it has everything: what it acknowledged in between counts, too."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        for node_id in THREE:
+            await Member(quorum, node_id).start()
+        await committed(quorum, 19)
+        values = await committed_without(quorum, 3, b"3 lacks it")
+        await stop_all(quorum)
+        for share in (0.9, 0.3):
+            flip(logs_of(tmp_path, 2), share)
+            damaged = await killed(quorum, 2)
+            assert damaged.raft.raft.lacks_records
+            await damaged.stop()
+        damaged = await killed(quorum, 2)
+        await killed(quorum, 3)
+        await asyncio.sleep(2.0)
+        assert not quorum.leaders
+        await killed(quorum, 1)
+        await damaged.listener.has(values)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_a_log_that_was_cut_between_two_batches_is_known_to_lack_records(tmp_path: Path, is_remembered: bool) -> None:
+    """No byte of it is wrong; only what was acknowledged says that something is missing."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        for node_id in THREE:
+            await Member(quorum, node_id).start()
+        await committed(quorum, 20)
+        end_offset = quorum.up[1].raft.end_offset
+        await stop_all(quorum)
+        folder = logs_of(tmp_path, 1)
+        for checkpoint in folder.parent.glob("*-checkpoint"):
+            checkpoint.unlink()  # they are written once a minute, and so may be of long ago
+        path = folder / f"{0:020d}.log"
+        data = path.read_bytes()
+        path.write_bytes(data[: last_batch_at(data, end_offset - 1)])
+        if not is_remembered:
+            (folder / FILE_NAME).write_bytes(b"damaged as well")
+        member = await killed(quorum, 1)
+        assert member.raft.raft.lacks_records is is_remembered
+        await member.stop()
+
+    asyncio.run(run())
+
+
+def test_a_voter_follows_a_leader_that_cuts_its_log_and_does_not_take_that_for_a_loss(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        for node_id in THREE:
+            await Member(quorum, node_id).start()
+        await committed(quorum, 5)
+        (leader,) = quorum.leaders
+        end_offset = leader.raft.end_offset
+        follower = next(member for member in quorum.up.values() if member is not leader)
+        log = follower.raft.log
+        await until(lambda: log.acknowledged_end is not None and log.acknowledged_end.end_offset == end_offset)
+        log.truncate_to(end_offset - 1)
+        assert log.acknowledged_end is not None
+        assert log.acknowledged_end.end_offset == end_offset - 1
         await stop_all(quorum)
 
     asyncio.run(run())
