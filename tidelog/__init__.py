@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidelog.broker.embedded import EmbeddedBroker
     from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
+    from tidelog.testing.embedded import EmbeddedBroker
 
 __all__ = ["Admin", "Consumer", "EmbeddedBroker", "NewTopic", "Producer", "TopicPartition", "__version__"]
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 _HOMES: dict[str, str] = {
     "Admin": "tidelog.client",
     "Consumer": "tidelog.client",
-    "EmbeddedBroker": "tidelog.broker.embedded",
+    "EmbeddedBroker": "tidelog.testing.embedded",
     "NewTopic": "tidelog.client",
     "Producer": "tidelog.client",
     "TopicPartition": "tidelog.client",

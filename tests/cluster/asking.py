@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tidelog.bench.metadata import ClusterState, PartitionState, ask, await_leaders, await_state
-from tidelog.bench.processes import TidelogCluster
 from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
+from tidelog.testing.processes import TidelogCluster
 
 confluent = pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"

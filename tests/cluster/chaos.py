@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from tidelog.bench.processes import TidelogCluster
+from tidelog.testing.processes import TidelogCluster
 
 Mend = Callable[[], None]
 

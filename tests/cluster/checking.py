@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from tidelog.protocol.record_batch import HEADER_SIZE, read_header
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, read_header
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tidelog.bench import peers
-from tidelog.bench.layout import NodeLayout
-from tidelog.bench.links import Links
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.processes import ServerProcess, TidelogCluster, tidelog_node
+from tidelog.testing.layout import NodeLayout
+from tidelog.testing.links import Links
+from tidelog.testing.processes import ServerProcess, TidelogCluster, tidelog_node
 
 PEER = os.environ.get("TIDELOG_CLUSTER_PEER", "tidelog")
 SEED = int(os.environ.get("TIDELOG_SEED") or time.time())

@@ -19,7 +19,7 @@ from tests.cluster.conftest import NewCluster
 from tests.cluster.sending import ConfluentSending, OwnSending, Sending, scan
 from tests.doses import dose
 from tidelog.bench.metadata import ask
-from tidelog.bench.processes import TidelogCluster
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.hunt
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tidelog.bench import peers
-from tidelog.bench.processes import ServerProcess, TidelogProcess
 from tidelog.client import (
     Admin,
     Consumer,
@@ -23,11 +22,12 @@ from tidelog.client import (
     TopicPartition,
     sync,
 )
-from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
-from tidelog.client.raw_fetch import fetch_raw
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.raw_fetch import fetch_raw
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.records import iter_records
+from tidelog.testing.processes import ServerProcess, TidelogProcess
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from tests.cluster.asking import await_healthy, confluent, create_topic, rotated
 from tests.cluster.conftest import NewCluster
 from tidelog import Consumer, Producer
 from tidelog.bench.metadata import ask
-from tidelog.bench.processes import TidelogCluster
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import accepts, answers_metadata
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import accepts, answers_metadata
 
 pytestmark = pytest.mark.slow
 

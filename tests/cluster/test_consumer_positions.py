@@ -9,8 +9,8 @@ import pytest
 from tests.cluster.asking import await_in_sync, await_leader, create_topic, send
 from tests.cluster.conftest import NewCluster
 from tests.patience import PATIENCE_S
-from tidelog.bench.processes import TidelogCluster
 from tidelog.client import Consumer, LogTruncation, TopicPartition
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.slow
 

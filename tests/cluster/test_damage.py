@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.damage.cases import NAMED, drawn
 from tests.cluster.damage.run import describe, run_one
 from tests.doses import dose
-from tidelog.broker import config_definitions
+from tidelog.broker.config import definitions as config_definitions
 
 pytestmark = pytest.mark.skipif(
     "log.scrub.interval.ms" not in config_definitions.BROKER, reason="replicas do not repair themselves yet"

@@ -14,9 +14,9 @@ from tests.cluster.damage.records import number_of, value_of
 from tests.cluster.damage.replicas import Log, check_companions, check_replicas, read_log
 from tests.cluster.damage.trial import Trial
 from tidelog.bench.frames import record_batch
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.segments.log_config import LogConfig
 
 BATCHES, RECORDS = 30, 5
 END = BATCHES * RECORDS

@@ -22,7 +22,7 @@ from tests.cluster.asking import (
 from tests.cluster.conftest import NewCluster
 from tests.compatibility.wire import Wire
 from tidelog.bench.metadata import ask
-from tidelog.bench.processes import TidelogCluster
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ from tests.cluster.asking import (
 from tests.cluster.conftest import PEER, NewCluster
 from tests.compatibility.wire import Closed, Wire
 from tests.doses import DOSES, dose
-from tidelog.bench.processes import TidelogCluster
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.hunt
 

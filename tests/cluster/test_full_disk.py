@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import NewCluster
-from tidelog.bench.processes import TidelogProcess
 from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.testing.processes import TidelogProcess
 
 pytestmark = pytest.mark.slow
 

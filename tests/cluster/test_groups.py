@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.conftest import NewCluster
 from tidelog.client import Admin, NewTopic, Producer, TopicPartition
-from tidelog.client.group_model import PartitionLag
+from tidelog.client.groups.model import PartitionLag
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.doses import is_large
 from tidelog.bench.hostile.__main__ import ALL, Victim, prepare, under_attack
-from tidelog.bench.processes import TidelogProcess
-from tidelog.broker.server_limits import RECEIVE_BYTES_MAX
+from tidelog.broker.network.server_limits import RECEIVE_BYTES_MAX
+from tidelog.testing.processes import TidelogProcess
 
 pytestmark = pytest.mark.hunt
 

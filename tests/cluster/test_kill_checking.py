@@ -15,7 +15,7 @@ from tests.cluster.checking import (
     check_producer_epochs,
     check_time_lookup,
 )
-from tidelog.protocol.records import encode_batch
+from tidelog.protocol.batches.records import encode_batch
 
 TIMES = [1000, 1010, 1005, 1030, 1020, 1040]
 

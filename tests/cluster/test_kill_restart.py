@@ -21,7 +21,7 @@ from tests.cluster.checking import Sent, check_offset_lookup, check_partition, c
 from tests.cluster.sending import ConfluentSending, Sending, scan
 from tests.compatibility.wire import Wire
 from tests.doses import dose
-from tidelog.bench.processes import TidelogProcess
+from tidelog.testing.processes import TidelogProcess
 
 admin = pytest.importorskip("confluent_kafka.admin")
 

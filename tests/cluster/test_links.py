@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidelog.bench.links import Links
-from tidelog.bench.ports import free_port
+from tidelog.testing.links import Links
+from tidelog.testing.ports import free_port
 
 
 class Echo:

@@ -13,8 +13,8 @@ from tests.cluster.asking import confluent, create_topic
 from tests.cluster.conftest import SWIFT
 from tests.unit.broker.scraping import Scrape
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import TidelogCluster
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from tests.cluster.asking import (
     set_feature,
 )
 from tests.cluster.conftest import SWIFT, NewCluster
-from tidelog.bench.processes import TidelogCluster
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from tests.cluster.sending import Committing, ConfluentSending, Sending, conflue
 from tests.cluster.slow_paths import SlowPaths
 from tidelog.bench import peers
 from tidelog.bench.metadata import ClusterState, await_brokers, await_state
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerProcess, TidelogCluster
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerProcess, TidelogCluster
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_administration import Cli, until
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import TidelogProcess
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import TidelogProcess
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from tests.compatibility.clients.known import KINDS
 from tests.compatibility.side_by_side import Brokers
 from tests.compatibility.wire import Wire
 from tidelog.bench import peers
-from tidelog.bench.processes import ServerProcess, TidelogProcess
+from tidelog.testing.processes import ServerProcess, TidelogProcess
 
 OPTIONS = {
     "offsets.topic.num.partitions": "4",

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.compatibility.filling import CODECS, patiently
-from tidelog.bench.processes import ServerProcess
 from tidelog.client import OffsetAndMetadata, TopicPartition, sync
+from tidelog.testing.processes import ServerProcess
 
 confluent = pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"

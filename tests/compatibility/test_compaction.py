@@ -25,13 +25,13 @@ from tests.compatibility.conftest import OPTIONS, start
 from tests.unit.storage.cleaning import clean
 from tidelog.bench import peers
 from tidelog.bench.peers import KafkaProcess
-from tidelog.bench.processes import ServerProcess, TidelogProcess
-from tidelog.protocol.records import decode_batch
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.reader import batch_at, headers
+from tidelog.protocol.batches.records import decode_batch
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.reader import batch_at, headers
+from tidelog.testing.processes import ServerProcess, TidelogProcess
 
 CLEANER = {"log.cleaner.backoff.ms": "100", "log.segment.delete.delay.ms": "1000"}
 SEGMENT_BYTES = 1024 * 1024  # no less is allowed

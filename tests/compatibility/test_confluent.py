@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.compatibility.filling import CODECS, patiently
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess
 
 confluent = pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"

@@ -18,8 +18,8 @@ import pytest
 from tidelog.bench.peers import cache_directory
 from tidelog.protocol import messages
 from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, api_name
-from tidelog.protocol.fields import NEVER, NONE, Field, parse_versions
-from tidelog.protocol.schema import Message
+from tidelog.protocol.codec.fields import NEVER, NONE, Field, parse_versions
+from tidelog.protocol.codec.schema import Message
 
 JARS = ("kafka-clients-*.jar", "kafka-metadata-*.jar", "kafka-group-coordinator-4*.jar")
 

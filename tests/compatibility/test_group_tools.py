@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.compatibility.test_java_clients import run
-from tidelog.bench.processes import ServerProcess
 from tidelog.client import TopicPartition, sync
+from tidelog.testing.processes import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("need_java")
 

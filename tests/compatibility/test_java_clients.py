@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.bench import peers
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("need_java")
 

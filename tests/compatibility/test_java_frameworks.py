@@ -17,8 +17,8 @@ import pytest
 
 from tests.compatibility.conftest import WITH_KAFKA, create_topic
 from tidelog.bench import peers
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerProcess
 
 pytestmark = [
     pytest.mark.usefixtures("need_java"),

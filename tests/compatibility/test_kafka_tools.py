@@ -13,7 +13,7 @@ import pytest
 from tests.compatibility.conftest import OPTIONS
 from tests.compatibility.filling import CODECS, GROUP, Filling, fill, read_back
 from tidelog.bench import peers
-from tidelog.bench.processes import TidelogProcess
+from tidelog.testing.processes import TidelogProcess
 
 pytestmark = pytest.mark.usefixtures("need_java")
 

@@ -21,7 +21,7 @@ from tests.compatibility.test_kafka_tools import COMPLAINTS
 from tidelog.bench import peers
 from tidelog.bench.metadata import await_brokers
 from tidelog.bench.peers import KafkaCluster
-from tidelog.bench.processes import ServerProcess, TidelogCluster
+from tidelog.testing.processes import ServerProcess, TidelogCluster
 
 pytestmark = pytest.mark.usefixtures("need_java")
 

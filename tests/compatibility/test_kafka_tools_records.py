@@ -12,7 +12,7 @@ import pytest
 from tests.compatibility.odd_batches import batch
 from tests.compatibility.wire import Wire
 from tidelog.bench import peers
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("need_java")
 

@@ -20,7 +20,7 @@ from tests.compatibility.filling import (
 from tests.compatibility.wire import Wire
 from tidelog.bench.frames import record_batch
 from tidelog.bench.peers import KafkaProcess
-from tidelog.bench.processes import TidelogProcess
+from tidelog.testing.processes import TidelogProcess
 
 pytestmark = pytest.mark.usefixtures("need_java")
 

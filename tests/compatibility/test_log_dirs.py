@@ -14,8 +14,8 @@ from tests.compatibility.conftest import SERVERS, create_topic, start
 from tests.compatibility.wire import Wire
 from tidelog.bench import peers
 from tidelog.bench.frames import record_batch
-from tidelog.bench.processes import ServerProcess
 from tidelog.protocol.errors import ErrorCode
+from tidelog.testing.processes import ServerProcess
 
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"

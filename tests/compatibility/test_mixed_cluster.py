@@ -17,13 +17,13 @@ import pytest
 
 from tidelog.bench import peers
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerProcess, TidelogProcess, format_directory
 from tidelog.client import NewTopic, TopicPartition
 from tidelog.client.model import PartitionDescription
 from tidelog.client.sync import Admin, Consumer, Producer
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.uuids import uuid_from_text
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerProcess, TidelogProcess, format_directory
 
 pytestmark = pytest.mark.usefixtures("need_java")
 

@@ -1,8 +1,8 @@
 """Our idempotent producer while its broker is killed again and again: each record once, and in order.
 
 A Kafka broker that comes back from a kill remembers only the last batch of a producer, so that a producer which takes
-"out of sequence" for "not in the log" doubles records; see `tidelog/client/producer_session.py`. A proxy swallows the
-broker's last answers, so that several batches of a partition are in the log unheard.
+"out of sequence" for "not in the log" doubles records; see `tidelog/client/producing/producer_session.py`. A proxy
+swallows the broker's last answers, so that several batches of a partition are in the log unheard.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.compatibility.conftest import SERVERS, start
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerProcess
 from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.client.model import RecordMetadata
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerProcess
 
 UNHEARD_S = 0.3
 KILLS = int(os.environ.get("TIDELOG_KILLS", "4"))

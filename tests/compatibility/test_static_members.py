@@ -10,9 +10,9 @@ import confluent_kafka
 import pytest
 from confluent_kafka import Consumer
 
-from tidelog.bench.processes import ServerProcess
 from tidelog.client import sync
-from tidelog.client.group_model import GroupDescription
+from tidelog.client.groups.model import GroupDescription
+from tidelog.testing.processes import ServerProcess
 
 NewTopic = Callable[..., str]
 pytestmark = pytest.mark.usefixtures("server")

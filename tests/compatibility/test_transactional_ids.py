@@ -9,7 +9,7 @@ import pytest
 
 from tests.compatibility.conftest import start
 from tests.patience import PATIENCE_S
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess
 
 
 @pytest.fixture(scope="module")

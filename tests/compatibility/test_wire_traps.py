@@ -14,7 +14,7 @@ import pytest
 
 from tests.compatibility.wire import Closed, Wire
 from tidelog.bench.frames import record_batch
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess
 
 NewTopic = Callable[..., str]
 NONE, OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC_OR_PARTITION = 0, 1, 2, 3

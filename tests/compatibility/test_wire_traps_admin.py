@@ -17,8 +17,8 @@ from tests.compatibility.conftest import SERVERS, create_topic, start
 from tests.compatibility.test_wire_traps import batch, find_coordinator, idempotent, init_producer_id, list_offset
 from tests.compatibility.test_wire_traps import produce as produce_batch
 from tests.compatibility.wire import Wire
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerProcess, TidelogProcess
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerProcess, TidelogProcess
 
 NewTopic = Callable[..., str]
 NONE, INVALID_PARTITIONS, UNKNOWN_TOPIC_OR_PARTITION = 0, 37, 3

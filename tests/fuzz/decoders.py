@@ -15,22 +15,23 @@ from typing import Any, cast
 
 from tests.fuzz.target import Target
 from tests.properties.test_messages_against_kio import MESSAGES, PAIRS, filled
-from tidelog.broker.connection import KafkaConnection
-from tidelog.broker.request import Deferred
-from tidelog.broker.turns import Turns
-from tidelog.broker.wakes import Wakes
-from tidelog.protocol import compression, hot, hot_replication
-from tidelog.protocol.batch_builder import encode_batch
+from tidelog.broker.network.connection import KafkaConnection
+from tidelog.broker.network.request import Deferred
+from tidelog.broker.scheduling.deferred_callbacks import Wakes
+from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.protocol import hot, hot_replication
+from tidelog.protocol.batches import compression
+from tidelog.protocol.batches.batch_builder import encode_batch
+from tidelog.protocol.batches.record import read_varint
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header, write_crc
+from tidelog.protocol.batches.record_walk import CHECKED_RECORDS
+from tidelog.protocol.batches.records import decode_batch, decode_section, iter_records
 from tidelog.protocol.errors import KafkaError, MalformedMessage
 from tidelog.protocol.messages.fetch import FetchRequest, FetchResponse
 from tidelog.protocol.messages.produce import ProduceRequest
-from tidelog.protocol.record import read_varint
-from tidelog.protocol.record_batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header, write_crc
-from tidelog.protocol.record_walk import CHECKED_RECORDS
-from tidelog.protocol.records import decode_batch, decode_section, iter_records
-from tidelog.storage.append import AppendRules, admit, admit_replicated
-from tidelog.storage.inspection import Unseen
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.segments.append import AppendRules, admit, admit_replicated
+from tidelog.storage.segments.inspection import Unseen
+from tidelog.storage.segments.log_config import LogConfig
 
 NOW_MS = 1_700_000_000_000
 DECOMPRESSED_BYTES_MAX = 1 << 20

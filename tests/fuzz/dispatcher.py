@@ -24,8 +24,8 @@ from tests.properties.test_messages_against_kio import MESSAGES
 from tests.simulation.host import Host
 from tests.simulation.simulated_network import Network
 from tests.simulation.world import World
-from tidelog.broker.apis import fetch, produce
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.apis.records import fetch, produce
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.coordinators.group import joins
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import NodePorts

@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 from tests.properties.test_messages_against_kio import fields_of, filled
-from tidelog.protocol.batch_builder import encode_batch
-from tidelog.protocol.fields import Field
-from tidelog.protocol.schema import Message
+from tidelog.protocol.batches.batch_builder import encode_batch
+from tidelog.protocol.codec.fields import Field
+from tidelog.protocol.codec.schema import Message
 
 NOW_MS = 1_700_001_000_000
 STAYS_RANDOM = 0.1

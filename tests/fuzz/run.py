@@ -95,14 +95,14 @@ def work(name: str, seconds: float, directory: Path) -> int:
 def load(atheris: Any, name: str, directory: Path) -> tuple[Target, Findings]:
     """The target, its code made to tell what it does: modules as they are imported, decoders as they are compiled."""
     if atheris is not None:
-        with atheris.instrument_imports(include=["tidelog"], exclude=["tidelog.protocol.columnar_kernel"]):
+        with atheris.instrument_imports(include=["tidelog"], exclude=["tidelog.protocol.batches.columnar_kernel"]):
             return _targets(name, directory, atheris)
     return _targets(name, directory, None)
 
 
 def _targets(name: str, directory: Path, atheris: Any) -> tuple[Target, Findings]:
     from tests.fuzz.target import Findings
-    from tidelog.protocol import schema
+    from tidelog.protocol.codec import schema
 
     if atheris is not None:
         compile_decoder = vars(schema)["compile_decoder"]

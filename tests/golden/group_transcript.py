@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from tests.unit.broker.coordinators.fakes import World, context
-from tidelog.broker.apis import (
+from tidelog.broker.apis.groups import (
     delete_groups,
     describe_groups,
     heartbeat,
@@ -30,8 +30,9 @@ from tidelog.broker.apis import (
 )
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit, decode
-from tidelog.broker.request import Deferred
+from tidelog.broker.network.request import Deferred
 from tidelog.protocol.api import request_header_version, response_header_version
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
@@ -59,7 +60,6 @@ from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
 )
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
-from tidelog.protocol.records import iter_records
 
 # What both coordinators are configured with, so that a transcript takes seconds against a real one.
 INITIAL_DELAY_MS = 400

@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = {"protocol", "storage", "replication", "client", "broker", "spark_ingest", "bench"}
+ROOMS = {"protocol", "storage", "replication", "client", "broker", "cli", "testing", "spark_ingest", "bench"}
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.protocol.batches.records import Headers, encode_batch, record_section
 from tidelog.protocol.errors import KafkaError
-from tidelog.protocol.record_batch import read_header
-from tidelog.protocol.records import Headers, encode_batch, record_section
-from tidelog.storage.cleaner_keys import KeptRecords, PlainKeyTable, largest_timestamp
+from tidelog.storage.cleaner.keys import KeptRecords, PlainKeyTable, largest_timestamp
 
 pytest.importorskip("numba")
 
-from tidelog.storage.cleaner_kernel import BYTES_PER_SLOT, CompiledKeyTable, siphash
+from tidelog.storage.cleaner.kernel import BYTES_PER_SLOT, CompiledKeyTable, siphash
 
 SECRET = bytes(range(16))
 KEYS = st.one_of(st.none(), st.binary(max_size=3), st.sampled_from([b"k" * 32, b"k" * 33, b"x" * 300]))

@@ -7,9 +7,9 @@ from collections import deque
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidelog.client.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, ProducerBatch
 from tidelog.client.model import TopicPartition
-from tidelog.protocol.records import BatchBuilder, decode_batch
+from tidelog.client.producing.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, ProducerBatch
+from tidelog.protocol.batches.records import BatchBuilder, decode_batch
 
 PARTITIONS = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)]
 LINGER_MS = 10

@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.client.accumulator import Accumulator, ProducerBatch
 from tidelog.client.model import TopicPartition
-from tidelog.client.producer_session import REST_MS, ProducerSession, Verdict, _Sequences
+from tidelog.client.producing.accumulator import Accumulator, ProducerBatch
+from tidelog.client.producing.producer_session import REST_MS, ProducerSession, Verdict, _Sequences
+from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.errors import ErrorCode
-from tidelog.protocol.records import BatchBuilder
 
 PARTITIONS = [TopicPartition("t", 0), TopicPartition("t", 1)]
 IN_FLIGHT = 12  # as over several connections, when leaders move: the session keeps to its own bound

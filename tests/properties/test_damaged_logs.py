@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, read, records_of
 from tests.unit.storage.cleaning import clean
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.protocol.records import Record, iter_records
-from tidelog.storage.checkpoints import LEADER_EPOCH_FILE
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.loader import Ending
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.repair import NoRoom
-from tidelog.storage.scrub import Scrub, check_small_files
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import Record, iter_records
+from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.repair import NoRoom
+from tidelog.storage.log.scrub import Scrub, check_small_files
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
 
 
 class Sent(NamedTuple):

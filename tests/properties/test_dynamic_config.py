@@ -8,9 +8,9 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.dynamic_config import DynamicConfig
-from tidelog.replication.controller.image import BROKER_RESOURCE, MetadataDelta, MetadataImage
+from tidelog.broker.config.dynamic_config import DynamicConfig
+from tidelog.broker.config.node_config import NodeConfig
+from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, MetadataDelta, MetadataImage
 
 STATIC: Final = {"max.connections": "11", "num.io.threads": "9"}
 DEFAULTS: Final = {"max.connections": 11, "num.io.threads": 9, "log.preallocate": False, "background.threads": 10}

@@ -34,9 +34,9 @@ from tidelog.broker.coordinators.group.rebalance import Rebalancer, TimerKey
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit, decode
 from tidelog.broker.coordinators.group.states import GroupState
 from tidelog.broker.coordinators.loading import replay_log
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.protocol.batches.records import decode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import read_header
-from tidelog.protocol.records import decode_batch
 
 E = ErrorCode
 SESSION_MS = 10_000

@@ -29,10 +29,10 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from tidelog.protocol import messages
+from tidelog.protocol.codec.fields import Field
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import MalformedMessage
-from tidelog.protocol.fields import Field
 from tidelog.protocol.messages.metadata_records import ClientQuotaRecord
-from tidelog.protocol.schema import Message
 
 # ------------------------------------------------------------------------------------------- what there is to compare
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.replication.replicas import ReplicaNode, Replicas, Sent
+from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.errors import ErrorCode
-from tidelog.protocol.record_batch import read_header
-from tidelog.storage.producer_state import ProducerState
-from tidelog.storage.refused_batches import RefusedBatches
+from tidelog.storage.producers.producer_state import ProducerState
+from tidelog.storage.producers.refused_batches import RefusedBatches
 
 PID = 7
 IN_FLIGHT_MAX = 5

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.protocol import columnar
-from tidelog.protocol.columnar import arrow_schema, decode_columns
+from tidelog.protocol.batches import columnar
+from tidelog.protocol.batches.columnar import arrow_schema, decode_columns
+from tidelog.protocol.batches.records import encode_batch, iter_records
 from tidelog.protocol.errors import KafkaError
-from tidelog.protocol.records import encode_batch, iter_records
 
 pytest.importorskip("pyarrow")
 

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.protocol import record_batch
+from tidelog.protocol.batches import record_batch
+from tidelog.protocol.batches.records import (
+    BatchBuilder,
+    Record,
+    decode_batch,
+    encode_batch,
+    encode_varint,
+    iter_records,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.records import BatchBuilder, Record, decode_batch, encode_batch, encode_varint, iter_records
 
 optional_bytes = st.none() | st.binary(max_size=60) | st.integers(0, 70_000).map(bytes)
 headers = st.lists(st.tuples(st.text(max_size=70), st.none() | st.binary(max_size=70)), max_size=4).map(tuple)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.storage.log_config import LogConfig
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.segments.log_config import LogConfig
 
 SIZES = st.sampled_from((1, 90, 400, 2000, 100_000))
 

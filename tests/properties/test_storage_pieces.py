@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.storage.batches import QuickDisk
-from tidelog.storage.checkpoints import (
+from tidelog.storage.files.checkpoints import (
     CorruptCheckpoint,
     decode_leader_epochs,
     decode_offsets,
@@ -17,12 +17,12 @@ from tidelog.storage.checkpoints import (
     encode_leader_epochs,
     encode_offsets,
 )
-from tidelog.storage.leader_epochs import LeaderEpochs
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.producer_snapshots import CorruptSnapshot, decode_snapshot, encode_snapshot
-from tidelog.storage.producer_state import ProducerEntry
-from tidelog.storage.retention import SegmentFacts, deletable_prefix
-from tidelog.storage.sparse_index import offset_index
+from tidelog.storage.producers.producer_snapshots import CorruptSnapshot, decode_snapshot, encode_snapshot
+from tidelog.storage.producers.producer_state import ProducerEntry
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.retention import SegmentFacts, deletable_prefix
+from tidelog.storage.segments.sparse_index import offset_index
 
 RISING = st.lists(st.integers(1, 400), min_size=0, max_size=1200)
 

@@ -15,13 +15,13 @@ from tests.simulation.host import Host
 from tests.simulation.simulated_loop import SimulatedLoop
 from tests.simulation.simulated_network import Network, Weather
 from tests.simulation.world import World
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import NodePorts
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.initial_voters import write_initial_voters
-from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.replication.quorum.files.initial_voters import write_initial_voters
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterSet
+from tidelog.storage.log.directory import LogDirectory
 
 CLUSTER_ID = "simulated-cluster-0001"
 DATA = "/data"

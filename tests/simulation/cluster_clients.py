@@ -15,10 +15,10 @@ from typing import Any
 from tests.simulation.cluster import Cluster
 from tests.simulation.cluster_invariants import Knowledge
 from tests.simulation.world import Broken
-from tidelog.client.admin import Admin
-from tidelog.client.consumer import Consumer
+from tidelog.client.admin.client import Admin
+from tidelog.client.consuming.consumer import Consumer
 from tidelog.client.model import NewTopic, TopicPartition
-from tidelog.client.producer import Producer
+from tidelog.client.producing.producer import Producer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 OPTIONS: dict[str, Any] = {

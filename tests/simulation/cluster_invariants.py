@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.committed import CommittedLog, batches
 from tests.simulation.world import Broken
-from tidelog.protocol.records import iter_records
+from tidelog.protocol.batches.records import iter_records
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, SimulatedNode

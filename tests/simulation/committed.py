@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tests.simulation.world import Broken
-from tidelog.protocol.record_batch import read_header
-from tidelog.storage.log import PartitionLog
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.storage.log.partition_log import PartitionLog
 
 READ_BYTES = 1 << 20
 

@@ -14,12 +14,12 @@ from tests.simulation.compaction_model import AFTER_A_START, AT_REST, CompactedM
 from tests.simulation.log_history import LogHistory
 from tests.simulation.simulated_disk import PowerLoss
 from tests.simulation.storage_invariants import Broken
-from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
-from tidelog.storage.cleaner_keys import BYTES_PER_KEY, PlainKeyTable
-from tidelog.storage.compaction import Compaction, find_cleanable
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.protocol.batches.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
+from tidelog.storage.cleaner.keys import BYTES_PER_KEY, PlainKeyTable
+from tidelog.storage.log.compaction import Compaction, find_cleanable
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 TOPIC = "t"
 PATH = "/data/logs"

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from tests.simulation.storage_invariants import Broken, require
 from tests.simulation.storage_model import AppendedBatch
+from tidelog.protocol.batches.records import decode_batch, iter_data_batches
 from tidelog.protocol.errors import KafkaError
-from tidelog.protocol.records import decode_batch, iter_data_batches
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.reader import headers
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.reader import headers
 
 
 class Kept(NamedTuple):

@@ -27,7 +27,7 @@ from tests.simulation.cluster_invariants import (
 )
 from tests.simulation.damage_faults import DAMAGE_WEIGHTS, DamageFaults, files_of
 from tests.simulation.world import Broken
-from tidelog.broker import config_definitions
+from tidelog.broker.config import definitions as config_definitions
 from tidelog.protocol.errors import ErrorCode
 
 CONFIG = {

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from tests.simulation.simulated_disk import NEVER, PowerLoss, SimulatedDisk
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.log_config import LogConfig
 
 
 class LogHistory:

@@ -13,11 +13,11 @@ from tidelog.replication import fetcher, follower, leader_link
 from tidelog.replication.fetcher import ReplicaFetchers
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.replication.partition import Partition
-from tidelog.replication.quorum.vote_store import VoteStore
-from tidelog.storage import append
-from tidelog.storage import log as storage_log
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.repair import RangeRepair
+from tidelog.replication.quorum.files.vote_store import VoteStore
+from tidelog.storage.log import partition_log as storage_log
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.repair import RangeRepair
+from tidelog.storage.segments import append
 
 Plant = Callable[[Any], None]
 

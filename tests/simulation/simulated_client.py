@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from tidelog.client import cluster, producer
+from tidelog.client.network import cluster
+from tidelog.client.producing import producer
 
 
 class _Clock:

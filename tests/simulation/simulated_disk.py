@@ -13,7 +13,7 @@ import errno
 from collections.abc import Callable
 from random import Random
 
-from tidelog.storage.disk import Buffer, DirectoryEntry, DirectoryInUse, Disk, File, FileMap, Lock
+from tidelog.storage.files.disk import Buffer, DirectoryEntry, DirectoryInUse, Disk, File, FileMap, Lock
 
 PAGE_BYTES = 128
 NEVER = 1 << 60

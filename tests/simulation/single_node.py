@@ -8,12 +8,12 @@ from tests.simulation.host import Host
 from tests.simulation.simulated_client import simulated_client
 from tests.simulation.simulated_network import Network
 from tests.simulation.world import World, without_collector
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import NodePorts
-from tidelog.client.consumer import Consumer
+from tidelog.client.consuming.consumer import Consumer
 from tidelog.client.model import TopicPartition
-from tidelog.client.producer import Producer
+from tidelog.client.producing.producer import Producer
 
 CONFIG = {
     "node.id": "1",

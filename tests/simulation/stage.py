@@ -15,9 +15,9 @@ from tests.simulation.cluster_clients import OPTIONS
 from tests.simulation.cluster_invariants import STEP_INVARIANTS, Knowledge, check_step, contents
 from tests.simulation.simulated_client import simulated_client
 from tests.simulation.world import World, without_collector
-from tidelog.client.admin import Admin
+from tidelog.client.admin.client import Admin
 from tidelog.client.model import NewTopic, TopicPartition
-from tidelog.client.producer import Producer
+from tidelog.client.producing.producer import Producer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 TOPIC = "t"

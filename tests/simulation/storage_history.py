@@ -15,16 +15,16 @@ from tests.simulation.log_history import LogHistory
 from tests.simulation.simulated_disk import PowerLoss
 from tests.simulation.storage_invariants import INVARIANTS, Broken
 from tests.simulation.storage_model import AppendedBatch, LogModel
-from tidelog.protocol.records import (
+from tidelog.protocol.batches.records import (
     ControlRecordType,
     encode_batch,
     encode_control_batch,
     encode_end_txn_value,
 )
-from tidelog.storage.flush import FlushTask
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.flush import FlushTask
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 TOPIC = "t"
 PATH = "/data/logs"

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from tests.simulation.storage_model import AppendedBatch, LogModel
 from tidelog.protocol.errors import KafkaError
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.reader import Examination, headers
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.reader import Examination, headers
 
 
 class Broken(AssertionError):

@@ -16,11 +16,11 @@ from tests.simulation.cluster import BROKER_PORT, CONFIG, CONTROLLER_PORT, DATA,
 from tests.simulation.cluster_faults import WEIGHTS, Faults, schedule
 from tests.simulation.cluster_history import TOPICS, ClusterHistory
 from tests.simulation.simulated_loop import SimulatedLoop
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.protocol.uuids import uuid_from_text
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.initial_voters import write_initial_voters
-from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
+from tidelog.replication.quorum.files.initial_voters import write_initial_voters
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterSet
 
 FAST = 2
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.simulation.planted import truncate_by_high_watermark
 from tests.simulation.stage import TOPIC, Stage, stage
-from tidelog.client.admin import Admin
+from tidelog.client.admin.client import Admin
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
-from tidelog.protocol.records import encode_batch
 
 
 @pytest.fixture(autouse=True)

@@ -14,16 +14,17 @@ import pytest
 from tests.doses import seeds
 from tests.simulation.compaction_history import CompactionHistory
 from tests.simulation.simulated_disk import SimulatedDisk, SimulatedFile
-from tidelog.protocol.control_batches import ControlRecordType
-from tidelog.protocol.record_batch import BatchHeader
-from tidelog.storage import cleaner_swap, compaction, loader
-from tidelog.storage.cleaner_filter import BatchFilter
-from tidelog.storage.cleaner_keys import KeptRecords, PlainKeyTable
-from tidelog.storage.cleaner_swap import Swap
-from tidelog.storage.cleaner_transactions import CleanedTransactions
-from tidelog.storage.compaction import Compaction
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.segment import CLEANED_SUFFIX, SWAP_SUFFIX
+from tidelog.protocol.batches.control_batches import ControlRecordType
+from tidelog.protocol.batches.record_batch import BatchHeader
+from tidelog.storage.cleaner.filter import BatchFilter
+from tidelog.storage.cleaner.keys import KeptRecords, PlainKeyTable
+from tidelog.storage.cleaner.transactions import CleanedTransactions
+from tidelog.storage.log import compaction, loader
+from tidelog.storage.log import swap as cleaner_swap
+from tidelog.storage.log.compaction import Compaction
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.swap import Swap
+from tidelog.storage.segments.segment import CLEANED_SUFFIX, SWAP_SUFFIX
 
 CHUNK = 50
 PLANTED_SEEDS = 2000

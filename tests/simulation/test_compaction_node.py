@@ -16,12 +16,12 @@ from tests.simulation.simulated_client import simulated_client
 from tests.simulation.simulated_network import Network
 from tests.simulation.single_node import CONFIG
 from tests.simulation.world import World, without_collector
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import NodePorts
-from tidelog.client.consumer import Consumer
+from tidelog.client.consuming.consumer import Consumer
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
-from tidelog.client.producer import Producer
+from tidelog.client.producing.producer import Producer
 from tidelog.protocol.errors import KafkaError
 
 RECORDS = 120

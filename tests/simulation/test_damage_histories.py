@@ -14,7 +14,7 @@ from tests.simulation.damage_faults import files_of
 from tests.simulation.damage_history import DamageHistory, faults_of_copies
 from tests.simulation.stage import stage
 from tests.simulation.world import Broken
-from tidelog.broker import config_definitions
+from tidelog.broker.config import definitions as config_definitions
 
 REPAIRS = "log.scrub.interval.ms" in config_definitions.BROKER
 

@@ -19,7 +19,7 @@ from tests.simulation.cluster import Layout
 from tests.simulation.cluster_faults import DIRECTORY_WEIGHTS, MOVING_WEIGHTS
 from tests.simulation.cluster_history import ClusterHistory
 from tests.simulation.stage import Stage, stage
-from tidelog.broker import replica_moves
+from tidelog.broker.replicas import replica_moves
 from tidelog.protocol.errors import ErrorCode
 
 

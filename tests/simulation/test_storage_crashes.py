@@ -15,18 +15,19 @@ import pytest
 from tests.doses import seeds
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.storage_history import History
-from tidelog.protocol.record_batch import BatchHeader
-from tidelog.storage import examination, loader
-from tidelog.storage.checkpoints import CLEAN_SHUTDOWN_FILE
-from tidelog.storage.flush import Durability, FlushTask
-from tidelog.storage.leader_epochs import LeaderEpochs
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import INT64_MAX
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.producer_snapshots import ProducerSnapshots
-from tidelog.storage.producer_state import ProducerState
-from tidelog.storage.segment import Segment
-from tidelog.storage.sparse_index import SparseIndex
+from tidelog.protocol.batches.record_batch import BatchHeader
+from tidelog.storage.files.checkpoints import CLEAN_SHUTDOWN_FILE
+from tidelog.storage.log import loader
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.flush import Durability, FlushTask
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.producers.producer_snapshots import ProducerSnapshots
+from tidelog.storage.producers.producer_state import ProducerState
+from tidelog.storage.segments import examination
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.sparse_index import SparseIndex
 
 PLANTED_SEEDS = 2000
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.bench.processes import TidelogProcess
+from tidelog.testing.processes import TidelogProcess
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tidelog.bench.clusters import Running
-from tidelog.bench.processes import TidelogCluster
 from tidelog.client import NewTopic, sync
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tidelog.broker.cli.commands import cli
+from tidelog.cli.commands import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

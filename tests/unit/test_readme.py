@@ -12,7 +12,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

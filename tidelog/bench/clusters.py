@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol
 
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess
 
 
 class Cluster(Protocol):

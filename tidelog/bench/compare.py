@@ -23,7 +23,6 @@ from typing import Any
 
 from tidelog.bench.clusters import Alone, Cluster, Running
 from tidelog.bench.peers import KafkaCluster, KafkaProcess, PeerUnavailable
-from tidelog.bench.processes import ServerFailed, TidelogCluster, TidelogProcess
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios import (
     compaction,
@@ -35,7 +34,8 @@ from tidelog.bench.scenarios import (
     replica_fetch,
 )
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario, client_errors
-from tidelog.bench.usage import free_bytes, warm_pages
+from tidelog.testing.processes import ServerFailed, TidelogCluster, TidelogProcess
+from tidelog.testing.usage import free_bytes, warm_pages
 
 OURS, THEIRS = "tidelog", "kafka"
 # A deleted topic's pages serve the next round; Kafka's default would keep them for a minute.

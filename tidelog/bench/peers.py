@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerProcess
 
 KAFKA_VERSION = "4.3.1"
 _CLUSTER_ID = "dGlkZWxvZy1iZW5jaC0wMQ"

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tidelog.bench.clusters import Alone, Cluster, Running
 from tidelog.bench.compare import OPTIONS
-from tidelog.bench.processes import TidelogCluster, TidelogProcess
 from tidelog.bench.scenarios.base import Contestant, Scenario
+from tidelog.testing.processes import TidelogCluster, TidelogProcess
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

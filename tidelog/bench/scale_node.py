@@ -20,7 +20,7 @@ from tidelog.bench.compare import FAILURES, MAKERS
 from tidelog.bench.metadata import Reader, ask, frame
 from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.bench.scale import PARTITIONS_PER_TOPIC, TIMEOUT_S, VALUE, Steps, Weighed
-from tidelog.bench.usage import cpu_ns
+from tidelog.testing.usage import cpu_ns
 
 RECORDS_EACH = 3
 _LIST_OFFSETS = (2, 1)

@@ -13,41 +13,41 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tidelog.broker.cluster_view import broker_endpoint
+from tidelog.broker.cluster.cluster_view import broker_endpoint
+from tidelog.broker.cluster.lifecycle import BrokerLifecycle, LifecycleSettings
+from tidelog.broker.cluster.lost_brokers import PROBE_MS_MAX, LostBrokers
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
-from tidelog.broker.directory_assignments import DirectoryAssignments
-from tidelog.broker.group_ports import GroupPorts
-from tidelog.broker.hosting import Hosting
-from tidelog.broker.lifecycle import BrokerLifecycle, LifecycleSettings
-from tidelog.broker.log_cleaner import LogCleaner
-from tidelog.broker.log_directories import CORDONED, NoDirectoryLeft
-from tidelog.broker.lost_brokers import PROBE_MS_MAX, LostBrokers
+from tidelog.broker.coordinators.group_ports import GroupPorts
 from tidelog.broker.metadata_wiring import broker_registration
-from tidelog.broker.partitions import Partitions
-from tidelog.broker.repairs import Repairs
-from tidelog.broker.replica_moves import ReplicaMoves
-from tidelog.broker.scrubber import Scrubber
-from tidelog.broker.upkeep import Upkeep
+from tidelog.broker.replicas.directory_assignments import DirectoryAssignments
+from tidelog.broker.replicas.hosting import Hosting
+from tidelog.broker.replicas.log_cleaner import LogCleaner
+from tidelog.broker.replicas.log_directories import CORDONED, NoDirectoryLeft
+from tidelog.broker.replicas.partitions import Partitions
+from tidelog.broker.replicas.repairs import Repairs
+from tidelog.broker.replicas.replica_moves import ReplicaMoves
+from tidelog.broker.replicas.scrubber import Scrubber
+from tidelog.broker.replicas.upkeep import Upkeep
 from tidelog.protocol.uuids import uuid_to_text
-from tidelog.replication.controller.image import METADATA_VERSION
-from tidelog.replication.controller.image_delta import everything
-from tidelog.replication.controller.record_codec import CORDONED_VERSION
+from tidelog.replication.controller.metadata.image import METADATA_VERSION
+from tidelog.replication.controller.metadata.image_delta import everything
+from tidelog.replication.controller.metadata.record_codec import CORDONED_VERSION
 from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
 from tidelog.replication.ports import Endpoint, PortState
 
 if TYPE_CHECKING:
-    from tidelog.broker.channel import Channels
-    from tidelog.broker.controller_channel import ControllerChannel
-    from tidelog.broker.dynamic_config import DynamicConfig
-    from tidelog.broker.log_directories import LogDirectories
+    from tidelog.broker.cluster.controller_channel import ControllerChannel
+    from tidelog.broker.config.dynamic_config import DynamicConfig
     from tidelog.broker.metadata_side import MetadataSide
+    from tidelog.broker.network.channel import Channels
     from tidelog.broker.node_ports import NodePorts
+    from tidelog.broker.replicas.log_directories import LogDirectories
     from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
-    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
+    from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
     from tidelog.replication.partition import Partition
 
 log = logging.getLogger("tidelog.node")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from tidelog.broker.config import NodeConfig
+    from tidelog.broker.config.node_config import NodeConfig
 
 # So many lines of one kind in so many seconds; DEBUG is not cut, who asks for it wants it all.
 REPEATS_MAX = 20

@@ -19,21 +19,21 @@ from tidelog.broker.metadata_wiring import (
     quorum_wait,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.replication.controller.activation import ControllerIdentity
 from tidelog.replication.controller.controller import Controller
-from tidelog.replication.controller.tracker import MetadataTracker
+from tidelog.replication.controller.decisions.activation import ControllerIdentity
+from tidelog.replication.controller.metadata.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode
-from tidelog.replication.quorum.metadata_log import log_start_in, note_loss_of
-from tidelog.storage.loader import Ending
+from tidelog.replication.quorum.files.metadata_log import log_start_in, note_loss_of
+from tidelog.storage.log.loader import Ending
 
 if TYPE_CHECKING:
-    from tidelog.broker.channel import Channels
-    from tidelog.broker.config import NodeConfig
-    from tidelog.broker.controller_channel import ControllerChannel
+    from tidelog.broker.cluster.controller_channel import ControllerChannel
+    from tidelog.broker.config.node_config import NodeConfig
+    from tidelog.broker.network.channel import Channels
     from tidelog.broker.node_ports import NodePorts
-    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
-    from tidelog.storage.log_directory import LogDirectory
+    from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
+    from tidelog.storage.log.directory import LogDirectory
 
 log = logging.getLogger("tidelog.metadata")
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.broker.config import own_name
-from tidelog.broker.config_definitions import list_config_default
-from tidelog.broker.config_validation import controller_config_problem
+from tidelog.broker.config.definitions import list_config_default
+from tidelog.broker.config.node_config import own_name
+from tidelog.broker.config.validation import controller_config_problem
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
 from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
 from tidelog.protocol.messages.broker_registration import Listener as RegisteredListener
-from tidelog.replication.controller.image import EndpointImage
-from tidelog.replication.controller.state import ControllerSettings
-from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
+from tidelog.replication.controller.decisions.state import ControllerSettings
+from tidelog.replication.controller.decisions.supported_features import SUPPORTED_FEATURES
+from tidelog.replication.controller.metadata.image import EndpointImage
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.metadata_retention import MetadataRetention
-from tidelog.replication.quorum.settings import QuorumSettings
-from tidelog.storage.log_config import INT64_MAX, LogConfig
+from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
+from tidelog.replication.quorum.raft.settings import QuorumSettings
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 if TYPE_CHECKING:
-    from tidelog.broker.config import Listener, NodeConfig
-    from tidelog.replication.quorum.voters import VoterSet
+    from tidelog.broker.config.node_config import Listener, NodeConfig
+    from tidelog.replication.quorum.raft.voters import VoterSet
 
 _SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 

@@ -16,31 +16,31 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from tidelog import __version__
+from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
+from tidelog.broker.apis.services import Services
 from tidelog.broker.broker_side import BrokerSide
-from tidelog.broker.channel import Channels
-from tidelog.broker.config import ConfigError
-from tidelog.broker.config_unserved import check_served, keys_without_effect
-from tidelog.broker.controller_channel import ControllerChannel
-from tidelog.broker.dispatch import Dispatcher
-from tidelog.broker.dynamic_config import DynamicConfig
-from tidelog.broker.inspections import Inspections
-from tidelog.broker.lifecycle import RegistrationRefused
-from tidelog.broker.log_directories import LogDirectories
+from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.broker.cluster.lifecycle import RegistrationRefused
+from tidelog.broker.config.dynamic_config import DynamicConfig
+from tidelog.broker.config.node_config import ConfigError
+from tidelog.broker.config.unserved import check_served, keys_without_effect
 from tidelog.broker.metadata_side import MetadataSide
-from tidelog.broker.metrics_counters import RequestCounters
+from tidelog.broker.network.channel import Channels
+from tidelog.broker.network.counters import RequestCounters
+from tidelog.broker.network.server import Server
+from tidelog.broker.network.server_limits import LIMIT_KEYS, server_limits
 from tidelog.broker.node_ports import NodePorts, os_ports
-from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
-from tidelog.broker.server import Server
-from tidelog.broker.server_limits import LIMIT_KEYS, server_limits
-from tidelog.broker.services import Services
-from tidelog.broker.turns import Turns
-from tidelog.broker.wakes import Wakes
-from tidelog.storage.disk import is_exhaustion
+from tidelog.broker.replicas.log_directories import LogDirectories
+from tidelog.broker.scheduling.deferred_callbacks import Wakes
+from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.inspections import Inspections
+from tidelog.storage.files.disk import is_exhaustion
 
 if TYPE_CHECKING:
-    from tidelog.broker.config import Listener, NodeConfig
-    from tidelog.broker.metrics_side import MetricsSide
-    from tidelog.replication.controller.image import MetadataDelta, MetadataImage
+    from tidelog.broker.config.node_config import Listener, NodeConfig
+    from tidelog.broker.metrics.side import MetricsSide
+    from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
 
 log = logging.getLogger("tidelog.node")
 
@@ -131,8 +131,8 @@ class Node:
 
     async def _show_metrics(self, sock: socket.socket) -> None:
         """From now on it can be asked how far the start has come."""
-        from tidelog.broker.metrics import Sources
-        from tidelog.broker.metrics_side import MetricsSide
+        from tidelog.broker.metrics.collector import Sources
+        from tidelog.broker.metrics.side import MetricsSide
 
         assert self._metadata is not None
         assert self._services is not None

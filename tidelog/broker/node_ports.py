@@ -15,8 +15,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.broker.server import bind
-from tidelog.storage.disk import Disk, OsDisk
+from tidelog.broker.network.server import bind
+from tidelog.storage.files.disk import Disk, OsDisk
 
 # fsync, cold reads and recovery: the device is the limit, not the threads.
 IO_THREADS_MAX = 8

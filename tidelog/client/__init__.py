@@ -10,10 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin.client import Admin
     from tidelog.client.config import ConfigError
-    from tidelog.client.consumer import Consumer
-    from tidelog.client.log_truncation import LogTruncation
+    from tidelog.client.consuming.consumer import Consumer
+    from tidelog.client.consuming.log_truncation import LogTruncation
+    from tidelog.client.consuming.subscription import RebalanceListener
     from tidelog.client.model import (
         ConsumerRecord,
         NewTopic,
@@ -22,20 +23,19 @@ if TYPE_CHECKING:
         RecordMetadata,
         TopicPartition,
     )
-    from tidelog.client.producer import Producer
-    from tidelog.client.subscription import RebalanceListener
+    from tidelog.client.producing.producer import Producer
 
 _HOMES = {
-    "Admin": "admin",
+    "Admin": "admin.client",
     "ConfigError": "config",
-    "Consumer": "consumer",
+    "Consumer": "consuming.consumer",
     "ConsumerRecord": "model",
-    "LogTruncation": "log_truncation",
+    "LogTruncation": "consuming.log_truncation",
     "NewTopic": "model",
     "OffsetAndMetadata": "model",
     "OffsetAndTimestamp": "model",
-    "Producer": "producer",
-    "RebalanceListener": "subscription",
+    "Producer": "producing.producer",
+    "RebalanceListener": "consuming.subscription",
     "RecordMetadata": "model",
     "TopicPartition": "model",
 }

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Self
 
-from tidelog.client.assignors import assignor_named
-from tidelog.client.partitioner import CustomPartitioner
-from tidelog.protocol.compression import CODECS, LEVELS
+from tidelog.client.assignment.assignors import assignor_named
+from tidelog.client.assignment.partitioner import CustomPartitioner
+from tidelog.protocol.batches.compression import CODECS, LEVELS
 
 Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from tidelog.protocol.fields import NEVER
+from tidelog.protocol.codec.fields import NEVER
 
 
 class ApiKey(IntEnum):

@@ -12,9 +12,9 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple, Protocol, cast
 
+from tidelog.protocol.batches.record_batch import ATTRIBUTES_LOW_OFFSET, TRANSACTIONAL_FLAG
+from tidelog.protocol.codec.primitives import continue_uvarint, write_uvarint
 from tidelog.protocol.messages.produce import ProduceRequest as ProduceMessage
-from tidelog.protocol.primitives import continue_uvarint, write_uvarint
-from tidelog.protocol.record_batch import ATTRIBUTES_LOW_OFFSET, TRANSACTIONAL_FLAG
 
 Buffer = bytes | bytearray | memoryview
 

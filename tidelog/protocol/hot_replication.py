@@ -13,10 +13,10 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from tidelog.protocol.decoding import ELEMENT_COST, ELEMENTS_MAX, REQUEST_BUDGET, TAGGED_FIELDS_MAX
+from tidelog.protocol.codec.decoding import ELEMENT_COST, ELEMENTS_MAX, REQUEST_BUDGET, TAGGED_FIELDS_MAX
+from tidelog.protocol.codec.primitives import continue_uvarint, read_uvarint, write_uvarint
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.hot import Buffer
-from tidelog.protocol.primitives import continue_uvarint, read_uvarint, write_uvarint
 
 VERSION = 18
 # An answer with records up to this size is of one piece: it is copied for every follower, and never read twice.

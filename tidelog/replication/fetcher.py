@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Connect, Endpoint
-    from tidelog.storage.append import UnexplainedGap
+    from tidelog.storage.segments.append import UnexplainedGap
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """A replica on its way to another log directory of its broker: it follows the present one as a follower its leader.
 
 What is copied, what is cut, and how far it has come stand here; when, how fast, and what becomes of the present replica
-is the floor above's (`broker/replica_moves.py`). Kafka's ReplicaAlterLogDirsThread. Invariant: the future log is always
-a beginning of the present one, as far as it was aligned; it takes its place only while both end at the same offset and
-the controller knows where it lies.
+is the floor above's (`broker/replicas/replica_moves.py`). Kafka's ReplicaAlterLogDirsThread. Invariant: the future log
+is always a beginning of the present one, as far as it was aligned; it takes its place only while both end at the same
+offset and the controller knows where it lies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidelog.replication.follower import truncation_offset
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
-    from tidelog.storage.log import PartitionLog
+    from tidelog.storage.log.partition_log import PartitionLog
 
 
 class MoveState(Enum):

@@ -28,9 +28,9 @@ from tidelog.replication.follower import (
     truncation_offset,
 )
 from tidelog.replication.leader_bounds import ask_bounds
-from tidelog.storage.append import UnexplainedGap
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.log import CorruptLog
+from tidelog.storage.log.partition_log import CorruptLog
+from tidelog.storage.segments.append import UnexplainedGap
+from tidelog.storage.segments.damage import DamagedRecords
 
 if TYPE_CHECKING:
     from tidelog.replication.fetcher import ReplicaFetchers

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from tidelog.protocol.batches.record_batch import MAGIC, BatchHeader, check_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import MAGIC, BatchHeader, check_crc
-from tidelog.replication.controller.image import INTERNAL_TOPICS
+from tidelog.replication.controller.metadata.image import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
-from tidelog.storage.refused_batches import RefusedBatches, sequenced_header
+from tidelog.storage.producers.refused_batches import RefusedBatches, sequenced_header
 
 if TYPE_CHECKING:
-    from tidelog.replication.controller.image import BrokerImage, PartitionImage
+    from tidelog.replication.controller.metadata.image import BrokerImage, PartitionImage
     from tidelog.replication.isr import Follower, Proposal
-    from tidelog.storage.log import AppendInfo, PartitionLog, ReadResult
+    from tidelog.storage.log.partition_log import AppendInfo, PartitionLog, ReadResult
 
 _log = logging.getLogger("tidelog.replication")
 

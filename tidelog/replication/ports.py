@@ -1,7 +1,7 @@
 """How replication reaches other nodes: what the floor above hands in, so that no module here opens a connection.
 
 `Exchange` is for the cold calls (votes, registrations, ISR changes): a message out, a message back. `Link` is for
-fetching replicas: bytes out, bytes back in a callback, in order. Both are implemented in `broker/channel.py`.
+fetching replicas: bytes out, bytes back in a callback, in order. Both are implemented in `broker/network/channel.py`.
 """
 
 from __future__ import annotations

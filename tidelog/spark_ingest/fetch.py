@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from tidelog.client.cluster import Cluster
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
-from tidelog.client.offsets import list_offsets
-from tidelog.client.raw_fetch import RawBatches, fetch_raw
-from tidelog.protocol.columnar import decode_columns
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.offsets import list_offsets
+from tidelog.client.network.raw_fetch import RawBatches, fetch_raw
+from tidelog.protocol.batches.columnar import decode_columns
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import MAX_BATCH_BYTES_OPTION, SourceOptions

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tidelog.client.config import ConfigError, ConsumerConfig
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
-from tidelog.protocol.compression import DEFAULT_MAX_BYTES
+from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 
 EARLIEST: Final = EARLIEST_TIMESTAMP
 LATEST: Final = LATEST_TIMESTAMP

@@ -24,12 +24,12 @@ from tests.cluster.damage.injuries import METADATA, inflict
 from tests.cluster.damage.reading import walk
 from tests.cluster.damage.records import base_timestamp_ms
 from tests.cluster.damage.replicas import Log, check_companions, check_replicas, read_log
-from tidelog.bench.layout import NodeLayout
 from tidelog.bench.metadata import ClusterState, ask, await_brokers, await_leaders
 from tidelog.bench.peers import KafkaProcess, java
-from tidelog.bench.processes import ServerFailed, ServerProcess, TidelogCluster, tidelog_node
 from tidelog.bench.raw import BenchError
-from tidelog.broker import config_definitions
+from tidelog.broker.config import definitions as config_definitions
+from tidelog.testing.layout import NodeLayout
+from tidelog.testing.processes import ServerFailed, ServerProcess, TidelogCluster, tidelog_node
 
 TOPIC, GROUP = "damaged", "readers"
 CLASSES = (

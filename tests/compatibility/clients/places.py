@@ -18,7 +18,7 @@ from tests.compatibility.clients.known import KINDS, Missing, environment
 from tests.compatibility.clients.recorder import Recorder, Seen
 from tests.compatibility.wire import Wire
 from tidelog.bench.metadata import await_brokers
-from tidelog.bench.processes import ServerProcess, TidelogCluster
+from tidelog.testing.processes import ServerProcess, TidelogCluster
 
 PATIENCE_S = 120.0
 _numbers = itertools.count(1)

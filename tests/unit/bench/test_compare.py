@@ -13,9 +13,9 @@ from rich.console import Console
 
 from tidelog.bench import compare, report
 from tidelog.bench.clusters import Alone
-from tidelog.bench.processes import ServerFailed, ServerProcess
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario
+from tidelog.testing.processes import ServerFailed, ServerProcess
 
 
 def row(ours: list[float], theirs: list[float], **targets: Any) -> compare.Row:

@@ -17,8 +17,8 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import Records
 
 from tidelog.bench import frames
-from tidelog.protocol.record_batch import check_crc, read_header
-from tidelog.protocol.records import decode_batch
+from tidelog.protocol.batches.record_batch import check_crc, read_header
+from tidelog.protocol.batches.records import decode_batch
 
 BATCH = frames.record_batch([b"one", b"", b"x" * 300], 1_700_000_000_123)
 

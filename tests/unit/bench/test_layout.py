@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tidelog.bench.layout import cluster_layout
+from tidelog.testing.layout import cluster_layout
 
 
 class Doors:

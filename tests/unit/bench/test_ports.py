@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.bench import ports
-from tidelog.bench.ports import NoFreePort, free_port
+from tidelog.testing import ports
+from tidelog.testing.ports import NoFreePort, free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 # Claims a port that the next lower one is free beside, says which, and lives until its input ends.
 OTHER = """
 import sys
-from tidelog.bench import ports
+from tidelog.testing import ports
 port = ports.free_port(also=[1])
 ports.fcntl.lockf(ports._claims(ports.os.getpid()), ports.fcntl.LOCK_UN, 1, port)
 print(port + 1, flush=True)

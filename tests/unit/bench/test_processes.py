@@ -15,9 +15,9 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.bench import peers
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerFailed, ServerProcess, answers_metadata
-from tidelog.bench.usage import cpu_ns, rss_bytes, usage, warm_pages
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerFailed, ServerProcess, answers_metadata
+from tidelog.testing.usage import cpu_ns, rss_bytes, usage, warm_pages
 
 # Answers every request with a Metadata v1 answer of one broker (only the count is there, which is all that is read).
 STUB = """
@@ -34,7 +34,7 @@ while True:
 # Starts a stub and waits to be killed.
 OWNER = """
 import sys
-from tidelog.bench.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess
 
 class Stub(ServerProcess):
     def command(self):

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.metadata_services import running_services
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.apis.services import Services
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
-from tidelog.broker.services import Services
 from tidelog.protocol.api import request_header_version, response_header_version
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -23,7 +24,6 @@ from tidelog.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
-from tidelog.protocol.records import encode_batch
 
 
 class Wire:

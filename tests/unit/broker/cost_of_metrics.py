@@ -15,10 +15,10 @@ from typing import Any
 
 from tests.unit.broker.conftest import Wire, batch
 from tests.unit.broker.test_node import produce
-from tidelog.broker import dispatch
-from tidelog.broker.apis import produce as produce_api
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.apis import dispatch
+from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
 from tidelog.protocol.hot import PRODUCE_FLEXIBLE_FROM

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tidelog.storage.disk import Buffer, DirectoryEntry, File, FileMap, Lock, OsDisk
+from tidelog.storage.files.disk import Buffer, DirectoryEntry, File, FileMap, Lock, OsDisk
 
 CHANGES = ("write", "sync", "truncate", "create", "rename", "remove")
 

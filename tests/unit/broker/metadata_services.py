@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.unit.replication.nodes import Node
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.controller_channel import ControllerChannel
-from tidelog.broker.dispatch import Dispatcher
-from tidelog.broker.dynamic_config import DynamicConfig
+from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.served import CONTROLLER_APIS
+from tidelog.broker.apis.services import Services
+from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.broker.config.dynamic_config import DynamicConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.metadata_wiring import controller_settings
-from tidelog.broker.request import RequestContext
-from tidelog.broker.served import CONTROLLER_APIS
-from tidelog.broker.services import Services
+from tidelog.broker.network.request import RequestContext
 
 
 class Groups:

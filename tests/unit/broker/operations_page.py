@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidelog.broker.metrics_definitions import METRICS
+from tidelog.broker.metrics.definitions import METRICS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 BEGIN, END = "<!-- metrics: generated -->\n", "<!-- end of metrics -->"

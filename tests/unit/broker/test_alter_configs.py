@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
-from tidelog.broker.apis import alter_configs, describe_configs, incremental_alter_configs
-from tidelog.broker.controller_channel import ControllerChannel
-from tidelog.broker.dispatch import Dispatcher
-from tidelog.broker.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
-from tidelog.broker.services import Services
+from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
+from tidelog.broker.apis.services import Services
+from tidelog.broker.apis.topics import alter_configs, describe_configs, incremental_alter_configs
+from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.protocol.messages import alter_configs as legacy
 from tidelog.protocol.messages import incremental_alter_configs as incremental
 from tidelog.protocol.messages.create_topics import CreateTopicsRequest
 from tidelog.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tidelog.protocol.messages.envelope import EnvelopeResponse
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
 from tidelog.replication.ports import Endpoint
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32

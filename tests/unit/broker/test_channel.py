@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog.broker import channel
-from tidelog.broker.channel import BUFFER_INITIAL_BYTES, Channel, Channels
+from tidelog.broker.network import channel
+from tidelog.broker.network.channel import BUFFER_INITIAL_BYTES, Channel, Channels
 from tidelog.protocol.messages.api_versions import ApiVersionsResponse
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable, PortState

@@ -12,14 +12,14 @@ import pytest
 
 from tests.patience import until
 from tests.unit.broker.test_node import produce
-from tidelog.bench.ports import free_port
-from tidelog.broker.config import ConfigError
-from tidelog.broker.found_logs import FoundLogs
-from tidelog.broker.lifecycle import BrokerLifecycle, RegistrationRefused
+from tidelog.broker.cluster.lifecycle import BrokerLifecycle, RegistrationRefused
+from tidelog.broker.config.node_config import ConfigError
+from tidelog.broker.replicas.found_logs import FoundLogs
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log import CorruptLog
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import CorruptLog
+from tidelog.testing.ports import free_port
 
 MakeBatch = Callable[..., bytes]
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
-from tidelog.broker.main import main
+from tidelog.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]
 Cli = Callable[..., tuple[int, bytes, str]]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.broker.cli import cluster_nodes
-from tidelog.broker.cli.cluster_state import (
+from tidelog.cli.cluster import nodes as cluster_nodes
+from tidelog.cli.cluster.state import (
     DIED,
     KILLED,
     PAUSED,

@@ -9,8 +9,10 @@ from typing import Any, Self
 
 import pytest
 
-from tidelog.broker.cli import elect_leaders, quorum, reassign, reassign_directories, topics
-from tidelog.broker.main import main
+from tidelog.cli import elect_leaders, quorum, topics
+from tidelog.cli.main import main
+from tidelog.cli.reassign import command as reassign
+from tidelog.cli.reassign import directories as reassign_directories
 from tidelog.client import TopicPartition
 from tidelog.client.model import (
     ClusterDescription,

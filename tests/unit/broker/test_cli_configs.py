@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tidelog import EmbeddedBroker
-from tidelog.broker.main import main
+from tidelog.cli.main import main
 from tidelog.client import sync
-from tidelog.client.admin_configs import ConfigChange, ConfigResource
+from tidelog.client.admin.configs import ConfigChange, ConfigResource
 from tidelog.protocol.errors import KafkaError
 
 Cli = Callable[..., tuple[int, str, str]]

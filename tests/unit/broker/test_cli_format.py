@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from tidelog.broker.cli.commands import cli
-from tidelog.broker.cli.common import key_values, with_ports
-from tidelog.broker.cli.produce import Shape
-from tidelog.broker.cli.record_format import as_json, compile_template
-from tidelog.broker.main import main
+from tidelog.cli.commands import cli
+from tidelog.cli.common import key_values, with_ports
+from tidelog.cli.main import main
+from tidelog.cli.produce import Shape
+from tidelog.cli.record_format import as_json, compile_template
 from tidelog.client import ConsumerRecord
 
 RECORD = ConsumerRecord("t", 3, 17, 1700000000000, 0, b"k", b"v\xff", (("h", b"1"), ("n", None)), 0)

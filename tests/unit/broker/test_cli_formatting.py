@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.broker.main import main
+from tidelog.cli.main import main
 from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
-from tidelog.replication.quorum.snapshot import Snapshot, decode_snapshot
+from tidelog.replication.quorum.raft.snapshot import Snapshot, decode_snapshot
 
 CLUSTER = "AQEBAQEBQEGBAQEBAQEBAQ"
 OTHER = "AgICAgICQkKCAgICAgICAg"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
-from tidelog.broker.main import main
+from tidelog.cli.main import main
 from tidelog.client import NewTopic, TopicPartition, sync
 
 Cli = Callable[..., tuple[int, str, str]]

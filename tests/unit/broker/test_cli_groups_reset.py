@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.broker.cli.groups_reset import (
+from tidelog.cli.groups.reset import (
     ResetError,
     as_csv,
     chosen,

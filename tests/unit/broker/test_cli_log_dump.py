@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.broker.main import main
+from tidelog.cli.main import main
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.messages.group_records import OffsetCommitKey, OffsetCommitValue, encode_key, encode_value
 from tidelog.protocol.messages.metadata_records import TopicRecord, frame
-from tidelog.protocol.records import encode_batch
-from tidelog.storage.checkpoints import encode_leader_epochs, encode_offsets, encode_partition_metadata
-from tidelog.storage.producer_snapshots import encode_snapshot
-from tidelog.storage.producer_state import ProducerEntry
+from tidelog.storage.files.checkpoints import encode_leader_epochs, encode_offsets, encode_partition_metadata
+from tidelog.storage.producers.producer_snapshots import encode_snapshot
+from tidelog.storage.producers.producer_state import ProducerEntry
 
 SEGMENT = "00000000000000000040.log"
 

@@ -14,16 +14,16 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker
 from tests.unit.storage.cleaning import clean
-from tidelog.broker.cli.log_policies import compacted_topics
-from tidelog.broker.embedded import EmbeddedBroker
-from tidelog.broker.main import main
-from tidelog.client.sync_producer import Producer
+from tidelog.cli.logs.policies import compacted_topics
+from tidelog.cli.main import main
+from tidelog.client.sync.producer import Producer
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.messages.metadata_records import ConfigRecord, frame
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.protocol.records import encode_batch
-from tidelog.storage.checkpoints import encode_partition_metadata
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.files.checkpoints import encode_partition_metadata
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.testing.embedded import EmbeddedBroker
 
 COUNT = 60
 

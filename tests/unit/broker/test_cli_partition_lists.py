@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.broker.cli.partition_lists import (
+from tidelog.cli.reassign.partition_lists import (
     COMPLETE,
     ELSEWHERE,
     MISSING,

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tidelog.broker.cli.partition_lists import ListError
-from tidelog.broker.cli.proposals import proposal, topics_in
+from tidelog.cli.reassign.partition_lists import ListError
+from tidelog.cli.reassign.proposals import proposal, topics_in
 from tidelog.client.model import Node, TopicPartition
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog.broker.cli.socket_bytes import Carried, carried_between, inodes, per_socket
+from tidelog.cli.socket_bytes import Carried, carried_between, inodes, per_socket
 
 
 def test_both_ends_of_a_connection_are_counted() -> None:

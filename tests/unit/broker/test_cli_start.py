@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog.bench.ports import free_port
+from tidelog.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 

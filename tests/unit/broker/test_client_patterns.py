@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tidelog.broker.client_patterns import Matcher, is_pattern, ways_through
+from tidelog.broker.config.client_patterns import Matcher, is_pattern, ways_through
 
 ORDINARY = (
     ("client-7", "client-7"),

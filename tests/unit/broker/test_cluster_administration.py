@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.metadata_services import encoded
-from tidelog.broker import served
-from tidelog.broker.apis import (
-    broker_heartbeat,
-    create_partitions,
-    describe_cluster,
-    envelope,
-    raft_fetch,
-)
-from tidelog.broker.heartbeats import Heartbeats
-from tidelog.broker.request import RequestContext
+from tidelog.broker.apis import raft_fetch, served
+from tidelog.broker.apis.cluster import broker_heartbeat, describe_cluster, envelope
+from tidelog.broker.apis.topics import create_partitions
+from tidelog.broker.cluster.heartbeats import Heartbeats
+from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, UNADVERTISED
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.protocol.messages.create_partitions import (
@@ -29,8 +25,7 @@ from tidelog.protocol.messages.create_partitions import (
 )
 from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from tidelog.protocol.schema import Message
-from tidelog.replication.controller.image import ControllerImage, EndpointImage, MetadataImage
+from tidelog.replication.controller.metadata.image import ControllerImage, EndpointImage, MetadataImage
 
 NOT_CONTROLLER = KafkaError(ErrorCode.NOT_CONTROLLER)
 

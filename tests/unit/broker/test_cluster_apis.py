@@ -8,8 +8,9 @@ import inspect
 import pytest
 
 from tests.unit.broker.metadata_services import context, encoded
-from tidelog.broker import authorized_operations
-from tidelog.broker.apis import api_versions, describe_cluster, find_coordinator, init_producer_id
+from tidelog.broker.apis import authorized_operations
+from tidelog.broker.apis.cluster import api_versions, describe_cluster, find_coordinator
+from tidelog.broker.apis.records import init_producer_id
 from tidelog.protocol.api import SERVED
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest

@@ -12,7 +12,8 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.broker.test_node import produce
 from tests.unit.storage.test_slow_lookups import untrue
-from tidelog.broker.apis import list_offsets
+from tidelog.broker.apis.records import list_offsets
+from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.list_offsets import (
@@ -29,11 +30,10 @@ from tidelog.protocol.messages.offset_commit import (
 )
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.protocol.record_batch import read_header
-from tidelog.storage import lookup
-from tidelog.storage.disk import OsFile
-from tidelog.storage.lookup import SlowLookup
-from tidelog.storage.reader import ColdRead
+from tidelog.storage.files.disk import OsFile
+from tidelog.storage.segments import lookup
+from tidelog.storage.segments.lookup import SlowLookup
+from tidelog.storage.segments.reader import ColdRead
 
 MakeBatch = Callable[..., bytes]
 

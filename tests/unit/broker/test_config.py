@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.broker.cluster_roles import at_controller
-from tidelog.broker.config import ConfigError, Listener, NodeConfig, nearest_keys
-from tidelog.broker.request import RequestContext
-from tidelog.storage.log_config import INDEX_INTERVAL_BYTES_MAX
+from tidelog.broker.apis.cluster_roles import at_controller
+from tidelog.broker.config.node_config import ConfigError, Listener, NodeConfig, nearest_keys
+from tidelog.broker.network.request import RequestContext
+from tidelog.storage.segments.log_config import INDEX_INTERVAL_BYTES_MAX
 
 
 def test_nothing_given_is_one_node_on_loopback():
@@ -217,6 +217,6 @@ def test_a_topics_own_configs_win_in_storage():
 
 def test_importing_it_is_cheap():
     # On the path of every start: nothing heavy may come along.
-    code = "import sys, tidelog.broker.config; print(*sys.modules)"
+    code = "import sys, tidelog.broker.config.node_config; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"yaml", "click", "asyncio", "socket", "rich", "difflib"} & set(loaded)

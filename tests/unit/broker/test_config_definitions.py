@@ -3,19 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.broker import configuration_page
-from tidelog.broker.config_definitions import (
-    BROKER,
-    BROKER_SYNONYMS,
-    CLIENT_METRICS,
-    DYNAMIC_ONLY,
-    GROUP,
-    TOPIC,
-    TOPIC_SYNONYMS,
-    topic_config_problem,
-    validate_topic_config,
-)
-from tidelog.broker.config_definitions_own import OWN
-from tidelog.broker.config_definitions_types import (
+from tidelog.broker.config.definition_types import (
     BOOLEAN,
     CLUSTER_WIDE,
     DOUBLE,
@@ -28,7 +16,19 @@ from tidelog.broker.config_definitions_types import (
     ConfigError,
     parse_value,
 )
-from tidelog.storage.log_config import LogConfig
+from tidelog.broker.config.definitions import (
+    BROKER,
+    BROKER_SYNONYMS,
+    CLIENT_METRICS,
+    DYNAMIC_ONLY,
+    GROUP,
+    TOPIC,
+    TOPIC_SYNONYMS,
+    topic_config_problem,
+    validate_topic_config,
+)
+from tidelog.broker.config.definitions_own import OWN
+from tidelog.storage.segments.log_config import LogConfig
 
 TABLES = {**BROKER, **DYNAMIC_ONLY, **{f"topic {n}": d for n, d in TOPIC.items()}}
 ALL = [*BROKER.values(), *TOPIC.values(), *GROUP.values(), *DYNAMIC_ONLY.values(), *CLIENT_METRICS.values()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.broker import configuration_page
-from tidelog.broker.config import ConfigError, NodeConfig
-from tidelog.broker.config_definitions import BROKER
-from tidelog.broker.config_unserved import check_served, has_effect, keys_without_effect
+from tidelog.broker.config.definitions import BROKER
+from tidelog.broker.config.node_config import ConfigError, NodeConfig
+from tidelog.broker.config.unserved import check_served, has_effect, keys_without_effect
 
 CLUSTER = {
     "process.roles": "broker",

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.connection import (
+from tidelog.broker.network.connection import (
     CORKED_BYTES_MAX,
     IN_FLIGHT_MAX,
     TURN_REQUESTS_MAX,
     WRITE_HIGH_WATER_BYTES,
     KafkaConnection,
 )
-from tidelog.broker.receive_buffers import BUFFER_SMALLEST_BYTES, BUFFER_USUAL_BYTES
-from tidelog.broker.request import Deferred
-from tidelog.broker.turns import Turns
-from tidelog.broker.wakes import Wakes
+from tidelog.broker.network.receive_buffers import BUFFER_SMALLEST_BYTES, BUFFER_USUAL_BYTES
+from tidelog.broker.network.request import Deferred
+from tidelog.broker.scheduling.deferred_callbacks import Wakes
+from tidelog.broker.scheduling.fair_scheduler import Turns
 from tidelog.protocol.errors import MalformedMessage
 
 

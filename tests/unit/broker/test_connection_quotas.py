@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from tidelog.broker.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused, parse_overrides
-from tidelog.broker.repeated_warnings import INTERVAL_S, RepeatedWarnings
+from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused, parse_overrides
+from tidelog.broker.network.repeated_warnings import INTERVAL_S, RepeatedWarnings
 
 
 def admitted(quotas: ConnectionQuotas, times: int, listener: str = "A", address: str = "1.1.1.1") -> int:

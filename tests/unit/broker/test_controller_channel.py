@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.patience import until
-from tidelog.broker import controller_channel
-from tidelog.broker.controller_channel import ControllerChannel
+from tidelog.broker.cluster import controller_channel
+from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.envelope import EnvelopeResponse
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.broker.metadata_services import context, encoded, running_services
-from tidelog.broker.apis import create_topics
+from tidelog.broker.apis.topics import create_topics
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import (
     CreatableReplicaAssignment,

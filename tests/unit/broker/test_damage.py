@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
-from tidelog.broker.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
+from tidelog.broker.replicas.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.protocol.record_batch import iter_headers
 
 MakeBatch = Callable[..., bytes]
 StartNode = Callable[..., Coroutine[Any, Any, RunningNode]]

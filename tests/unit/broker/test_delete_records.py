@@ -10,9 +10,9 @@ import pytest
 from tests.patience import until
 from tests.unit.broker.test_node import MakeBatch, fetch, produce
 from tests.unit.replication.replicas import ReplicaNode, Replicas
-from tidelog.broker import deletions
-from tidelog.broker.apis import delete_records
-from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.apis.records import delete_records
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.replicas import deletions
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -22,7 +22,7 @@ from tidelog.protocol.messages.delete_records import (
 )
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.replication.controller.image import MetadataDelta
+from tidelog.replication.controller.metadata.image import MetadataDelta
 
 VERSIONS = DeleteRecordsRequest.VERSIONS
 

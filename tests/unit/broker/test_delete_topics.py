@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.broker.metadata_services import context, encoded, running_services
-from tidelog.broker.apis import delete_topics
+from tidelog.broker.apis.topics import delete_topics
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from tidelog.protocol.uuids import ZERO_UUID
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
 
 
 async def create(services, *names):

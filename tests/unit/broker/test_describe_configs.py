@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
-from tidelog.broker.apis import describe_configs, list_config_resources
-from tidelog.broker.config_definitions import BROKER, TOPIC
-from tidelog.broker.repeats import REPEATS_MAX
+from tidelog.broker.apis.repeats import REPEATS_MAX
+from tidelog.broker.apis.topics import describe_configs, list_config_resources
+from tidelog.broker.config.definitions import BROKER, TOPIC
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tidelog.protocol.messages.list_config_resources import ListConfigResourcesRequest
 from tidelog.protocol.messages.metadata_records import ConfigRecord
-from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.metadata.records import ImageBuilder
 
 TOPIC_TYPE, BROKER_TYPE, LOGGER_TYPE, METRICS_TYPE, GROUP_TYPE = 2, 4, 8, 16, 32
 

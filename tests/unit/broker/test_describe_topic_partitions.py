@@ -9,8 +9,9 @@ import pytest
 from tests.unit.broker.metadata_services import context, encoded
 from tests.unit.broker.test_metadata import create, with_change
 from tests.unit.broker.test_node import MakeBatch, produce
-from tidelog.broker import authorized_operations
-from tidelog.broker.apis import describe_producers, describe_topic_partitions
+from tidelog.broker.apis import authorized_operations
+from tidelog.broker.apis.cluster import describe_topic_partitions
+from tidelog.broker.apis.records import describe_producers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
     DescribeProducersRequest,

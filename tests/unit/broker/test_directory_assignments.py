@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidelog.broker import directory_assignments
-from tidelog.broker.directory_assignments import DirectoryAssignments
+from tidelog.broker.replicas import directory_assignments
+from tidelog.broker.replicas.directory_assignments import DirectoryAssignments
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsRequest,

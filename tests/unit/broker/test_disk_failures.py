@@ -15,11 +15,11 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
-from tidelog.broker import flushes, hosting
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.log_directories import NoDirectoryLeft
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
+from tidelog.broker.replicas import flushes, hosting
+from tidelog.broker.replicas.log_directories import NoDirectoryLeft
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -40,7 +40,7 @@ from tidelog.protocol.messages.offset_commit import (
 )
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.log.directory import LogDirectory
 
 MakeBatch = Callable[..., bytes]
 Start = Callable[..., Coroutine[Any, Any, RunningNode]]

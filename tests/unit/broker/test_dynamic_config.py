@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.config_definitions_types import base_name
-from tidelog.broker.dynamic_config import DynamicConfig
-from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE, MetadataDelta, MetadataImage
+from tidelog.broker.config.definition_types import base_name
+from tidelog.broker.config.dynamic_config import DynamicConfig
+from tidelog.broker.config.node_config import NodeConfig
+from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, MetadataDelta, MetadataImage
 
 
 class Cluster:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.broker.config import ConfigError
-from tidelog.broker.embedded import EmbeddedBroker
+from tidelog.broker.config.node_config import ConfigError
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
+from tidelog.testing.embedded import EmbeddedBroker
 
 
 def test_it_serves_on_a_port_of_its_own_and_leaves_nothing_behind() -> None:

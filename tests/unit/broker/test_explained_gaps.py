@@ -11,12 +11,12 @@ import pytest
 
 from tests.patience import until
 from tests.unit.storage.batches import batch
-from tidelog.broker.repairs import Repairs
+from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
-from tidelog.replication.controller.image import PartitionImage
+from tidelog.replication.controller.metadata.image import PartitionImage
 from tidelog.replication.ports import Endpoint, PeerUnreachable
-from tidelog.storage.append import UnexplainedGap
+from tidelog.storage.segments.append import UnexplainedGap
 
 TOPIC_ID = b"t" * 16
 LACKS = bytes(batch(1, base_offset=7))

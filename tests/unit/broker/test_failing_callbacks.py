@@ -13,14 +13,15 @@ from tests.unit.broker.conftest import RunningNode, Wire
 from tests.unit.broker.test_connection import Owner, connect, feed, framed
 from tests.unit.broker.test_node import fetch, fetched, produce
 from tests.unit.replication.replicas import Replicas
-from tidelog.broker.apis import fetch as fetch_api
-from tidelog.broker.apis import list_offsets, metadata
-from tidelog.broker.apis import produce as produce_api
-from tidelog.broker.connection import TURN_REQUESTS_MAX, KafkaConnection
-from tidelog.broker.deletions import Deletions
-from tidelog.broker.dispatch import _Encoded
-from tidelog.broker.fetch_sessions import FetchSession
-from tidelog.broker.request import Deferred, gather
+from tidelog.broker.apis.cluster import metadata
+from tidelog.broker.apis.dispatch import _Encoded
+from tidelog.broker.apis.records import fetch as fetch_api
+from tidelog.broker.apis.records import list_offsets
+from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
+from tidelog.broker.network.request import Deferred, gather
+from tidelog.broker.replicas.deletions import Deletions
+from tidelog.broker.replicas.fetching.fetch_sessions import FetchSession
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.hot import encode_one_produced
 from tidelog.protocol.messages.fetch import FetchPartition, FetchResponse
@@ -95,7 +96,7 @@ def test_without_memory_for_a_request_the_connection_is_closed(monkeypatch: pyte
     def nothing_left(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("tidelog.broker.connection.new_buffer", nothing_left)
+    monkeypatch.setattr("tidelog.broker.network.connection.new_buffer", nothing_left)
     feed(connection, transport, framed(b"a" * 100_000))
     assert transport.closed
     assert owner.warned == ["buffers"]

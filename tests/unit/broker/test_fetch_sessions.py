@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.broker.conftest import Wire
 from tests.unit.broker.test_node import produce, produced
-from tidelog.broker import fetch_sessions
-from tidelog.broker.fetch_sessions import (
+from tidelog.broker.replicas.fetching import fetch_sessions
+from tidelog.broker.replicas.fetching.fetch_sessions import (
     EPOCH_FINAL,
     EPOCH_INITIAL,
     EPOCH_MAX,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.replication.replicas import Replicas
-from tidelog.broker.follower_linger import BUSY_BYTES_PER_MS, FollowerLinger
+from tidelog.broker.replicas.fetching.follower_linger import BUSY_BYTES_PER_MS, FollowerLinger
 
 VALUE = b"x" * 10_000
 

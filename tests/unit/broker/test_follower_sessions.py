@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.replication.replicas import TOPIC_ID, Replicas
-from tidelog.broker import follower_fetches, follower_sessions
-from tidelog.broker.follower_sessions import SESSIONS_OF_BROKER_MAX, SILENT_MS_MAX, WAIT_MS_MAX
+from tidelog.broker.replicas.fetching import follower_fetches, follower_sessions
+from tidelog.broker.replicas.fetching.follower_sessions import SESSIONS_OF_BROKER_MAX, SILENT_MS_MAX, WAIT_MS_MAX
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.broker.metadata_services import running_services
-from tidelog.broker.apis import envelope
-from tidelog.broker.dispatch import Dispatcher
-from tidelog.broker.request import Deferred, RequestContext
-from tidelog.broker.served import CONTROLLER_APIS, FORWARDED
+from tidelog.broker.apis.cluster import envelope
+from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.served import CONTROLLER_APIS, FORWARDED
+from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.envelope import EnvelopeRequest

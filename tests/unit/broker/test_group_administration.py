@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.unit.broker.conftest import RunningNode, Wire
-from tidelog.broker.apis import delete_groups, describe_groups, list_groups, offset_delete
+from tidelog.broker.apis.groups import delete_groups, describe_groups, list_groups, offset_delete
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse

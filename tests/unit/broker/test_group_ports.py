@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tidelog.broker.group_ports import GroupPorts
+from tidelog.broker.coordinators.group_ports import GroupPorts
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
 
 
 class DamagedLog:

@@ -15,13 +15,13 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.broker.conftest import StartNode, Wire
 from tests.unit.broker.test_node import fetch, produce
-from tidelog.broker import server as server_module
-from tidelog.broker.connection_quotas import ConnectionLimits
-from tidelog.broker.dispatch import _Waiting
+from tidelog.broker.apis.dispatch import _Waiting
+from tidelog.broker.network import server as server_module
+from tidelog.broker.network.connection_quotas import ConnectionLimits
+from tidelog.broker.network.request import Deferred
+from tidelog.broker.network.server import ServerLimits
+from tidelog.broker.network.server_limits import server_limits
 from tidelog.broker.node_ports import os_ports
-from tidelog.broker.request import Deferred
-from tidelog.broker.server import ServerLimits
-from tidelog.broker.server_limits import server_limits
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest
 from tidelog.protocol.messages.incremental_alter_configs import (
@@ -239,15 +239,16 @@ async def test_nobody_can_fill_the_node_with_half_requests(
 async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
     page = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
     for module, names in {
-        "broker.connection": {"IN_FLIGHT_MAX": "1024", "TURN_REQUESTS_MAX": "16", "WRITE_HIGH_WATER_BYTES": "8 MiB"},
-        "broker.server_limits": {"RECEIVE_BYTES_MAX": "512 MiB", "UNREAD_BYTES_MAX": "512 MiB"},
-        "broker.server": {"TRICKLE_BYTES_PER_S": "64 B"},
-        "broker.dispatch": {"COLD_TASKS_MAX": "4096"},
-        "broker.topic_creation": {"CREATIONS_MAX": "100"},
-        "broker.controller_channel": {"FORWARDED_AT_ONCE_MAX": "32"},
-        "broker.apis.fetch": {"RESPONSE_BYTES_MAX": "2 MiB"},
-        "broker.fetch_sessions": {"PARKED_MAX": "250,000", "PARTITIONS_MAX": "250,000"},
-        "broker.follower_sessions": {
+        "broker.network.connection": {"IN_FLIGHT_MAX": "1024", "TURN_REQUESTS_MAX": "16",
+            "WRITE_HIGH_WATER_BYTES": "8 MiB"},
+        "broker.network.server_limits": {"RECEIVE_BYTES_MAX": "512 MiB", "UNREAD_BYTES_MAX": "512 MiB"},
+        "broker.network.server": {"TRICKLE_BYTES_PER_S": "64 B"},
+        "broker.apis.dispatch": {"COLD_TASKS_MAX": "4096"},
+        "broker.cluster.topic_creation": {"CREATIONS_MAX": "100"},
+        "broker.cluster.controller_channel": {"FORWARDED_AT_ONCE_MAX": "32"},
+        "broker.apis.records.fetch": {"RESPONSE_BYTES_MAX": "2 MiB"},
+        "broker.replicas.fetching.fetch_sessions": {"PARKED_MAX": "250,000", "PARTITIONS_MAX": "250,000"},
+        "broker.replicas.fetching.follower_sessions": {
             "SESSIONS_OF_BROKER_MAX": "32", "ENTRIES_MAX": "250,000", "NOT_HOSTED_MAX": "1,000",
         },
         "broker.coordinators.runtime": {
@@ -258,7 +259,7 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
             "METADATA_BYTES_MAX": "1 MiB", "ASSIGNMENT_BYTES_MAX": "1 MiB", "GROUP_MEMORY_BYTES_MAX": "64 MiB",
             "GROUPS_MEMORY_BYTES_MAX": "256 MiB",
         },
-        "protocol.decoding": {
+        "protocol.codec.decoding": {
             "REQUEST_BUDGET": "400,000", "ELEMENTS_MAX": "1,000,000", "TAGGED_FIELDS_MAX": "10,000",
         },
     }.items():  # fmt: skip

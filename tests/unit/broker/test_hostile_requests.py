@@ -12,10 +12,10 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
-from tidelog.broker import fetch_sessions
-from tidelog.broker.apis import fetch as fetch_module
-from tidelog.broker.purgatory import Deadlines
-from tidelog.broker.timers import DeadlineTimer
+from tidelog.broker.apis.records import fetch as fetch_module
+from tidelog.broker.replicas.fetching import fetch_sessions
+from tidelog.broker.scheduling.purgatory import Deadlines
+from tidelog.broker.scheduling.timers import DeadlineTimer
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.create_topics import (
     CreatableTopic,
@@ -33,7 +33,7 @@ from tidelog.protocol.messages.list_offsets import (
 )
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 
 MakeBatch = Callable[..., bytes]
 

@@ -17,10 +17,10 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.storage.checkpoints import CheckpointTask
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.meta_properties import ForeignDirectory
+from tidelog.storage.files.checkpoints import CheckpointTask
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.files.meta_properties import ForeignDirectory
+from tidelog.storage.log.directory import LogDirectory
 
 MakeBatch = Callable[..., bytes]
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tidelog.broker import http_server
-from tidelog.broker.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpServer, Page
+from tidelog.broker.network import http_server
+from tidelog.broker.network.http_server import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpServer, Page
 
 Address = tuple[str, int]
 

@@ -14,14 +14,14 @@ import pytest
 from tests.patience import until
 from tests.unit.broker.conftest import StartNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
-from tidelog.broker import inspections
-from tidelog.broker.inspections import Inspection
-from tidelog.broker.turns import Turns
+from tidelog.broker.scheduling import inspections
+from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.inspections import Inspection
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.protocol.records import encode_batch
-from tidelog.storage.inspection import AT_ONCE_RECORDS_MAX, INSPECTED_BYTES_MAX, Unseen
+from tidelog.storage.segments.inspection import AT_ONCE_RECORDS_MAX, INSPECTED_BYTES_MAX, Unseen
 
 LONG = AT_ONCE_RECORDS_MAX + 500
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.broker.config import ConfigError, NodeConfig
-from tidelog.broker.java_properties import PropertiesError, parse_properties
+from tidelog.broker.config.java_properties import PropertiesError, parse_properties
+from tidelog.broker.config.node_config import ConfigError, NodeConfig
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,13 @@ from typing import Any, cast
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tidelog.broker.controller_channel import ControllerChannel
-from tidelog.broker.lifecycle import SHUTDOWN_SILENCE_MS, BrokerLifecycle, LifecycleSettings, RegistrationRefused
+from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.broker.cluster.lifecycle import (
+    SHUTDOWN_SILENCE_MS,
+    BrokerLifecycle,
+    LifecycleSettings,
+    RegistrationRefused,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
@@ -173,7 +178,7 @@ async def test_leaving_waits_until_the_leaderships_have_moved() -> None:
 
 
 async def test_leaving_does_not_wait_for_a_controller_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.broker.lifecycle.SHUTDOWN_SILENCE_MS", SHUTDOWN_SILENCE_MS // 20)
+    monkeypatch.setattr("tidelog.broker.cluster.lifecycle.SHUTDOWN_SILENCE_MS", SHUTDOWN_SILENCE_MS // 20)
     controller = ActiveController()
     lifecycle = made(controller)
     await lifecycle.register(3)

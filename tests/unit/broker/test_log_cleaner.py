@@ -16,13 +16,13 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.storage.batches import NOW, Logs, batch
 from tests.unit.storage.cleaning import contents
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.dynamic_config import DynamicConfig
-from tidelog.broker.log_cleaner import LogCleaner
-from tidelog.storage.compaction import Compaction
-from tidelog.storage.disk import is_exhaustion
-from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.broker.config.dynamic_config import DynamicConfig
+from tidelog.broker.config.node_config import NodeConfig
+from tidelog.broker.replicas.log_cleaner import LogCleaner
+from tidelog.storage.files.disk import is_exhaustion
+from tidelog.storage.log.compaction import Compaction
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 CONFIG = LogConfig(
     segment_bytes=2000, message_timestamp_after_max_ms=INT64_MAX, cleanup_policy=frozenset({"compact"})

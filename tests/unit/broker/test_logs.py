@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.broker.conftest import RunningNode, batch
 from tests.unit.broker.test_node import fetch, produce
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.logs import KINDS_MAX, REPEATS_MAX, WINDOW_S, JsonLines, LineHandler, RepeatLimit, TextLines, set_up
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse

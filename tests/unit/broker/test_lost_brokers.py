@@ -9,14 +9,14 @@ import pytest
 
 from tests.patience import until
 from tests.unit.broker.metadata_services import context, running_services
-from tidelog.broker import lost_brokers
-from tidelog.broker.apis import metadata
-from tidelog.broker.lost_brokers import LostBrokers
-from tidelog.broker.request import Deferred
+from tidelog.broker.apis.cluster import metadata
+from tidelog.broker.cluster import lost_brokers
+from tidelog.broker.cluster.lost_brokers import LostBrokers
+from tidelog.broker.network.request import Deferred
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from tidelog.replication.controller.image import MetadataDelta
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.metadata.image import MetadataDelta
 from tidelog.replication.ports import PortState
 
 

@@ -6,15 +6,15 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.broker.metadata_services import context, encoded, running_services
-from tidelog.broker import authorized_operations
-from tidelog.broker.apis import metadata
+from tidelog.broker.apis import authorized_operations
+from tidelog.broker.apis.cluster import metadata
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tidelog.protocol.messages.metadata_records import PartitionChangeRecord
 from tidelog.protocol.uuids import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, ZERO_UUID
-from tidelog.replication.controller.image import MetadataImage
-from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.metadata.image import MetadataImage
+from tidelog.replication.controller.metadata.records import ImageBuilder
 
 VERSIONS = MetadataRequest.VERSIONS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidelog.broker.metadata_wiring import quorum_wait
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterSet
 
 
 def voters(*ids: int) -> VoterSet:

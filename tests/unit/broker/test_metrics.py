@@ -14,13 +14,13 @@ from tests.patience import until
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire, batch
 from tests.unit.broker.scraping import Scrape, commit, get, live, scrape
 from tests.unit.broker.test_node import fetch, produce
-from tidelog.broker.flushes import Flushes
-from tidelog.broker.metrics_cluster import ClusterCounts
-from tidelog.broker.metrics_counters import Histogram, RequestCounters, TopicTraffic
-from tidelog.broker.metrics_definitions import COUNTER, HISTOGRAM, METRICS
-from tidelog.broker.metrics_errors import count_errors
-from tidelog.broker.metrics_exposition import Exposition, render
-from tidelog.broker.metrics_partitions import OTHERS, Survey, TopicSeries
+from tidelog.broker.apis.error_counts import count_errors
+from tidelog.broker.metrics.cluster import ClusterCounts
+from tidelog.broker.metrics.definitions import COUNTER, HISTOGRAM, METRICS
+from tidelog.broker.metrics.exposition import Exposition, render
+from tidelog.broker.metrics.partitions import OTHERS, Survey, TopicSeries
+from tidelog.broker.network.counters import Histogram, RequestCounters, TopicTraffic
+from tidelog.broker.replicas.flushes import Flushes
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_topics import (
     DeletableTopicResult,
@@ -37,7 +37,7 @@ from tidelog.protocol.messages.metadata import (
 )
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.protocol.messages.sync_group import SyncGroupResponse
-from tidelog.replication.controller.image import (
+from tidelog.replication.controller.metadata.image import (
     NO_LEADER,
     MetadataDelta,
     MetadataImage,

@@ -9,21 +9,16 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.metadata_services import context, encoded, running_services
-from tidelog.broker.apis import (
-    alter_partition_reassignments,
-    create_partitions,
-    create_topics,
-    delete_topics,
-    elect_leaders,
-)
-from tidelog.broker.services import Services
+from tidelog.broker.apis.cluster import alter_partition_reassignments, elect_leaders
+from tidelog.broker.apis.services import Services
+from tidelog.broker.apis.topics import create_partitions, create_topics, delete_topics
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.alter_partition_reassignments import AlterPartitionReassignmentsRequest
 from tidelog.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
 
 WITHOUT_TIME: list[tuple[Any, Any]] = [
     (create_topics, CreateTopicsRequest(topics=[CreatableTopic(name=name) for name in ("a", "a")])),

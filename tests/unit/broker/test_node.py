@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tidelog.broker.config import ConfigError
-from tidelog.broker.server import ListenError
+from tidelog.broker.config.node_config import ConfigError
+from tidelog.broker.network.server import ListenError
 from tidelog.protocol.api import SERVED, UNADVERTISED
+from tidelog.protocol.batches.records import decode_batch
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
@@ -40,9 +41,8 @@ from tidelog.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from tidelog.protocol.records import decode_batch
-from tidelog.storage.disk import DirectoryInUse
-from tidelog.storage.flush import FlushTask
+from tidelog.storage.files.disk import DirectoryInUse
+from tidelog.storage.log.flush import FlushTask
 
 MakeBatch = Callable[..., bytes]
 

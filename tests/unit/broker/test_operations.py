@@ -13,7 +13,7 @@ import pytest
 from tests.unit.broker import operations_page
 from tests.unit.broker.conftest import StartNode
 from tests.unit.broker.scraping import Scrape, live, scrape
-from tidelog.broker.metrics_definitions import HISTOGRAM, METRICS
+from tidelog.broker.metrics.definitions import HISTOGRAM, METRICS
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana-dashboard.json"
 OF_PROMETHEUS = {"instance", "job", "le"}

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.conftest import RunningNode, Wire
-from tidelog.broker import dispatch, pieces
-from tidelog.broker.pieces import PIECE_ELEMENTS_MAX, Arrays, join, split
+from tidelog.broker.apis import dispatch
+from tidelog.broker.scheduling import pieces
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, Arrays, join, split
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse

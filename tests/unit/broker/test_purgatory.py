@@ -8,7 +8,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.purgatory import DEADLINE_RESOLUTION_MS, Deadlines, OffsetWaiters
+from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, Deadlines, OffsetWaiters
 
 
 def _note(called: list[int], number: int, error: Exception | None) -> None:

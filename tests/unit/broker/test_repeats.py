@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.broker.repeats import REPEATS_MAX
+from tidelog.broker.apis.repeats import REPEATS_MAX
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,

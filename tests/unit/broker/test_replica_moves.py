@@ -17,10 +17,10 @@ from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
 from tests.unit.broker.test_disk_failures import error_of_fetch, send
 from tests.unit.broker.test_node import fetch, fetched
-from tidelog.broker import replica_moves
-from tidelog.broker.config import NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
+from tidelog.broker.replicas import replica_moves
 from tidelog.client import Admin
 from tidelog.client.model import Replica, ReplicaLogDirs
 from tidelog.protocol.errors import ErrorCode
@@ -46,8 +46,8 @@ from tidelog.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 from tidelog.replication.future_replica import FutureReplica, MoveState
-from tidelog.storage.flush import FlushTask
-from tidelog.storage.log import PartitionLog
+from tidelog.storage.log.flush import FlushTask
+from tidelog.storage.log.partition_log import PartitionLog
 
 MakeBatch = Callable[..., bytes]
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.patience import PATIENCE_S
-from tidelog.broker.config_definitions import BROKER
-from tidelog.broker.scrubber import Scrubber
+from tidelog.broker.config.definitions import BROKER
+from tidelog.broker.replicas.scrubber import Scrubber
 
 
 class Snapshots:

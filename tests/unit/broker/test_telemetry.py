@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tidelog.broker import telemetry
-from tidelog.broker.request import RequestContext
-from tidelog.broker.telemetry import ClientTelemetry
+from tidelog.broker.apis import telemetry
+from tidelog.broker.apis.telemetry import ClientTelemetry
+from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,
@@ -18,7 +18,7 @@ from tidelog.protocol.messages.get_telemetry_subscriptions import (
 )
 from tidelog.protocol.messages.push_telemetry import PushTelemetryRequest, PushTelemetryResponse
 from tidelog.protocol.uuids import ZERO_UUID
-from tidelog.replication.controller.image import MetadataImage
+from tidelog.replication.controller.metadata.image import MetadataImage
 
 CLIENT = bytes.fromhex("00000000000000001234567812345678")
 INTERVAL_MS = 300_000

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.topic_creation import GROUP_TOPIC, TopicCreation
+from tidelog.broker.cluster.topic_creation import GROUP_TOPIC, TopicCreation
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
 
 
 class Controller:

@@ -15,9 +15,9 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.broker.test_connection import Owner, Transport, connect
-from tidelog.broker.connection import TURN_REQUESTS_MAX, KafkaConnection
-from tidelog.broker.receive_buffers import READ_S_PER_BYTE
-from tidelog.broker.turns import LINE_S, READS_S, Turns
+from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
+from tidelog.broker.network.receive_buffers import READ_S_PER_BYTE
+from tidelog.broker.scheduling.fair_scheduler import LINE_S, READS_S, Turns
 
 PRODUCE, METADATA = 0, 3
 COST_S = {PRODUCE: 10e-6, METADATA: 150e-6}

@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog.broker import upkeep
-from tidelog.broker.upkeep import Upkeep
+from tidelog.broker.replicas import upkeep
+from tidelog.broker.replicas.upkeep import Upkeep
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
-from tidelog.storage.disk import OsDisk, is_exhaustion
+from tidelog.storage.files.disk import OsDisk, is_exhaustion
 
 
 class Directory:

@@ -11,10 +11,10 @@ import pytest
 
 from tests.unit.broker.test_connection import Owner, connect
 from tests.unit.replication.replicas import TOPIC_ID, Replicas
-from tidelog.broker.apis import fetch
-from tidelog.broker.connection import KafkaConnection
-from tidelog.broker.server import FOLLOWER_SEND_BYTES, Server, ServerLimits
-from tidelog.broker.wakes import Wakes
+from tidelog.broker.apis.records import fetch
+from tidelog.broker.network.connection import KafkaConnection
+from tidelog.broker.network.server import FOLLOWER_SEND_BYTES, Server, ServerLimits
+from tidelog.broker.scheduling.deferred_callbacks import Wakes
 from tidelog.protocol.hot_replication import RequestTemplate
 
 

@@ -21,7 +21,7 @@ from tidelog.protocol.messages.produce import PartitionProduceData, ProduceReque
 
 ROOT = Path(__file__).resolve().parents[3]
 # Only when the pages of a segment have left memory, which a test cannot bring about.
-NOT_EVERY_TIME = {("storage/reader.py", "ColdRead")}
+NOT_EVERY_TIME = {("storage/segments/reader.py", "ColdRead")}
 
 Called = set[tuple[str, str]]
 
@@ -100,6 +100,6 @@ async def test_the_walk_of_a_fetch(wire: Any, running: Any, make_batch: Any) -> 
 
 
 def test_a_step_that_is_not_taken_is_missed() -> None:
-    called = {("storage/log.py", "PartitionLog.read"), ("storage/flush.py", "FlushTask.run")}
-    named = {("storage/log.py", "PartitionLog.append"), ("storage/flush.py", "FlushTask")}
-    assert missing(named, called) == {("storage/log.py", "PartitionLog.append")}
+    called = {("storage/log/partition_log.py", "PartitionLog.read"), ("storage/log/flush.py", "FlushTask.run")}
+    named = {("storage/log/partition_log.py", "PartitionLog.append"), ("storage/log/flush.py", "FlushTask")}
+    assert missing(named, called) == {("storage/log/partition_log.py", "PartitionLog.append")}

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.unit.client.fake_group import FakeGroups
+from tidelog.protocol.batches.record_batch import iter_headers, read_header, stamp
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages import (
     api_versions,
@@ -34,8 +36,6 @@ from tidelog.protocol.messages import (
     sync_group,
 )
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
-from tidelog.protocol.record_batch import iter_headers, read_header, stamp
-from tidelog.protocol.schema import Message
 
 DROP = object()
 """As an answer: close the connection instead."""

@@ -13,14 +13,14 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode
 from tidelog.client import Admin, NewTopic, OffsetAndMetadata, TopicPartition, sync
-from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
-from tidelog.client.raw_fetch import RawBatches, fetch_raw
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.raw_fetch import RawBatches, fetch_raw
+from tidelog.protocol.batches.records import encode_batch, iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
-from tidelog.protocol.records import encode_batch, iter_records
 
 FAST = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 10, "reconnect_backoff_ms": 5, "reconnect_backoff_max_ms": 10}
 T0 = TopicPartition("t", 0)

@@ -13,8 +13,8 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster, FakeNode
 from tidelog import EmbeddedBroker
 from tidelog.client import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, TopicPartition, sync
-from tidelog.client.group_model import GroupListing, PartitionLag
-from tidelog.client.record_times import first_record_times
+from tidelog.client.groups.model import GroupListing, PartitionLag
+from tidelog.client.network.record_times import first_record_times
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client.assignors import Assignment, RangeAssignor, RoundRobinAssignor, assignor_named
-from tidelog.client.group_protocol import MemberSubscription, encode_sticky_user_data
+from tidelog.client.assignment.assignors import Assignment, RangeAssignor, RoundRobinAssignor, assignor_named
+from tidelog.client.assignment.protocol import MemberSubscription, encode_sticky_user_data
+from tidelog.client.assignment.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
 from tidelog.client.model import TopicPartition
-from tidelog.client.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
 
 
 def shown(assignment: Assignment) -> dict[str, str]:

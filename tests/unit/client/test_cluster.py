@@ -9,11 +9,11 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
-from tidelog.client.cluster import Cluster
 from tidelog.client.config import ClientConfig
-from tidelog.client.connection import Connection
 from tidelog.client.model import Node, TopicPartition
-from tidelog.client.offsets import list_offsets
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
+from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 

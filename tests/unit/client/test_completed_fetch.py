@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tidelog.client.completed_fetch import CompletedFetch
+from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.batches.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 
 TP = TopicPartition("t", 3)
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tidelog.client.cluster import Cluster
 from tidelog.client.config import AdminConfig
-from tidelog.client.connection import MAX_IN_FLIGHT, Connection, connect
 from tidelog.client.model import Node
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import MAX_IN_FLIGHT, Connection, connect
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData

@@ -11,6 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tidelog.client import Consumer, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener, TopicPartition
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -19,7 +20,6 @@ from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
-from tidelog.protocol.records import encode_batch
 
 FAST = {
     "retry_backoff_ms": 5,

@@ -12,8 +12,8 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.client import LogTruncation, OffsetAndMetadata
+from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.model import TopicPartition
-from tidelog.client.subscription import Subscription
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest

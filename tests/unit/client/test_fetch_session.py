@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.client.fetch_session import FetchSession, FetchTarget
+from tidelog.client.consuming.fetch_session import FetchSession, FetchTarget
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ErrorCode
 

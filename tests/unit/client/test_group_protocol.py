@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client.group_protocol import (
+from tidelog.client.assignment.protocol import (
     MemberSubscription,
     decode_assignment,
     decode_sticky_user_data,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidelog.client.metadata import EMPTY, merged
 from tidelog.client.model import TopicPartition
+from tidelog.client.network.metadata import EMPTY, merged
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.metadata import (
     MetadataResponse,

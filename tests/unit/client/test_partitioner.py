@@ -8,7 +8,13 @@ from random import Random
 
 import pytest
 
-from tidelog.client.partitioner import RoundRobinSpread, StickySpread, murmur2, partition_for_key, positive_hash
+from tidelog.client.assignment.partitioner import (
+    RoundRobinSpread,
+    StickySpread,
+    murmur2,
+    partition_for_key,
+    positive_hash,
+)
 
 # From Kafka's own UtilsTest, as signed 32-bit numbers.
 KAFKAS_VECTORS = {

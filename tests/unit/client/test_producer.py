@@ -12,11 +12,11 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode, refuse_produce, then
 from tidelog.client import Producer, TopicPartition
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.protocol.messages.produce import ProduceRequest
-from tidelog.protocol.records import iter_records
 
 FAST = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 10, "reconnect_backoff_ms": 5, "reconnect_backoff_max_ms": 10}
 

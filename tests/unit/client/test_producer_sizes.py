@@ -14,9 +14,9 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_producer import numbered, producer, values
 from tidelog.client import Producer
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.produce import ProduceRequest
-from tidelog.protocol.records import iter_records
 
 
 @pytest.mark.parametrize("idempotent", [True, False])

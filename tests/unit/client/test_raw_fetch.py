@@ -7,11 +7,11 @@ import struct
 import pytest
 
 from tidelog.client.model import TopicPartition
-from tidelog.client.raw_fetch import RawBatches, _chunk
+from tidelog.client.network.raw_fetch import RawBatches, _chunk
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, write_crc
+from tidelog.protocol.batches.records import encode_batch, iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import PartitionData
-from tidelog.protocol.record_batch import HEADER_SIZE, write_crc
-from tidelog.protocol.records import encode_batch, iter_records
 
 T0 = TopicPartition("t", 0)
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
-from tidelog.client.subscription import Subscription
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

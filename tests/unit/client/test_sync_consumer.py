@@ -14,7 +14,7 @@ from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST, T0, T1, fill
 from tidelog.client import ConsumerRecord, OffsetAndMetadata, RebalanceListener, TopicPartition, sync
-from tidelog.client.iteration_buffer import IterationBuffer
+from tidelog.client.consuming.iteration_buffer import IterationBuffer
 
 
 class Recorded(RebalanceListener):

@@ -14,10 +14,9 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_producer import FAST, numbered, values
-from tidelog.client import loop_thread
-from tidelog.client.loop_thread import LoopThread
 from tidelog.client.model import RecordMetadata
-from tidelog.client.sync import Producer
+from tidelog.client.sync import Producer, loop_thread
+from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.produce import ProduceRequest
 
@@ -82,8 +81,8 @@ def test_a_delivery_callback_that_would_wait_for_its_own_thread_is_refused(clust
 
 
 def test_the_queue_of_callbacks_has_an_end(cluster, monkeypatch):
-    monkeypatch.setattr("tidelog.client.sync_producer._MAX_QUEUED", 10)
-    monkeypatch.setattr("tidelog.client.sync_producer._MAX_QUEUED_BY_CALLBACKS", 50)
+    monkeypatch.setattr("tidelog.client.sync.producer._MAX_QUEUED", 10)
+    monkeypatch.setattr("tidelog.client.sync.producer._MAX_QUEUED_BY_CALLBACKS", 50)
     outcome: Future[int] = Future()
     with producer(cluster) as sending:
 

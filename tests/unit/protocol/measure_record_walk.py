@@ -6,11 +6,11 @@ import random
 import time
 from collections.abc import Callable
 
-from tidelog.protocol.batch_builder import encode_batch
-from tidelog.protocol.record_batch import HEADER_SIZE
-from tidelog.protocol.record_walk import check_records
-from tidelog.storage.append import AppendRules, admit
-from tidelog.storage.log_config import LogConfig
+from tidelog.protocol.batches.batch_builder import encode_batch
+from tidelog.protocol.batches.record_batch import HEADER_SIZE
+from tidelog.protocol.batches.record_walk import check_records
+from tidelog.storage.segments.append import AppendRules, admit
+from tidelog.storage.segments.log_config import LogConfig
 
 NOW_MS = 1_700_000_000_000
 ROUNDS, RECORDS_PER_ROUND = 7, 20_000

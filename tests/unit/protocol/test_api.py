@@ -9,10 +9,10 @@ import random
 import pytest
 
 from tidelog.protocol import api, messages, uuids
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
-from tidelog.protocol.schema import Message
 
 # key -> versions a Kafka 4.3 broker advertises, for what this broker serves
 SERVED = {

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tidelog.protocol import columnar
-from tidelog.protocol import compression as codecs
-from tidelog.protocol.columnar import COLUMNS, arrow_schema, decode_columns
+from tidelog.protocol.batches import columnar
+from tidelog.protocol.batches import compression as codecs
+from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema, decode_columns
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, LOG_APPEND_TIME, write_crc
+from tidelog.protocol.batches.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import HEADER_SIZE, LOG_APPEND_TIME, write_crc
-from tidelog.protocol.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 
 TIME = 1_700_000_000_123
 HEADERS = (("first", b"1"), ("none", None), ("hé", b""))
@@ -263,7 +263,8 @@ def test_a_large_batch_that_is_broken_is_refused_in_whichever_part(monkeypatch, 
 
 def test_importing_it_loads_no_heavy_library():
     script = (
-        "import sys, tidelog.protocol.columnar; print([m for m in ('numpy','numba','pyarrow') if m in sys.modules])"
+        "import sys, tidelog.protocol.batches.columnar; "
+        "print([m for m in ('numpy','numba','pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from tidelog.protocol import compression as codecs
+from tidelog.protocol.batches import compression as codecs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 COMPRESSED = [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.protocol import crc
+from tidelog.protocol.batches import crc
 
 KNOWN = [
     (b"", 0),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.protocol import hot_replication as hot
+from tidelog.protocol.codec.primitives import write_uvarint
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages.fetch import (
     EpochEndOffset,
@@ -22,7 +23,6 @@ from tidelog.protocol.messages.fetch import (
     PartitionData,
     ReplicaState,
 )
-from tidelog.protocol.primitives import write_uvarint
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)

@@ -10,6 +10,7 @@ import typing
 import pytest
 
 from tidelog.protocol import messages
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages import (
     api_versions,
@@ -20,7 +21,6 @@ from tidelog.protocol.messages import (
     offset_fetch,
 )
 from tidelog.protocol.messages.metadata_records import PartitionChangeRecord, TopicRecord, frame, unframe
-from tidelog.protocol.schema import Message
 
 TOPIC_ID = bytes(range(16))
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tidelog.protocol.fields import Field
+from tidelog.protocol.codec.fields import Field
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.messages import control_records, group_records, metadata_records
-from tidelog.protocol.schema import Message
 from tidelog.protocol.uuids import uuid_from_text
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "messages_by_kafka.jsonl"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.protocol import primitives
+from tidelog.protocol.codec import primitives
 from tidelog.protocol.errors import MalformedMessage
 
 

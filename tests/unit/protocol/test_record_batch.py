@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.protocol import record_batch as rb
+from tidelog.protocol.batches import record_batch as rb
+from tidelog.protocol.batches.records import Record, decode_batch, encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.records import Record, decode_batch, encode_batch
 
 # One batch written out by hand: base offset 0, one record of key "k" and value "v".
 GOLDEN = bytes.fromhex(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.protocol.batch_builder import encode_batch
+from tidelog.protocol.batches.batch_builder import encode_batch
+from tidelog.protocol.batches.record import encode_varint
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, read_header
+from tidelog.protocol.batches.record_walk import CHECKED_RECORDS, check_plausible, check_records, scan_records
+from tidelog.protocol.batches.records import Record, decode_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record import encode_varint
-from tidelog.protocol.record_batch import HEADER_SIZE, read_header
-from tidelog.protocol.record_walk import CHECKED_RECORDS, check_plausible, check_records, scan_records
-from tidelog.protocol.records import Record, decode_section
 
 NOW_MS = 1_700_000_000_000
 

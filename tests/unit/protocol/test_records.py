@@ -5,12 +5,17 @@ import struct
 
 import pytest
 
-from tidelog.protocol import compression as codecs
-from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.primitives import write_varint
-from tidelog.protocol.record_batch import HEADER_SIZE, LOG_APPEND_TIME, CorruptRecord, check_crc, read_header, write_crc
-from tidelog.protocol.record_walk import scan_records
-from tidelog.protocol.records import (
+from tidelog.protocol.batches import compression as codecs
+from tidelog.protocol.batches.record_batch import (
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    CorruptRecord,
+    check_crc,
+    read_header,
+    write_crc,
+)
+from tidelog.protocol.batches.record_walk import scan_records
+from tidelog.protocol.batches.records import (
     HEADERS_MAX,
     BatchBuilder,
     ControlRecordType,
@@ -25,6 +30,8 @@ from tidelog.protocol.records import (
     iter_data_batches,
     iter_records,
 )
+from tidelog.protocol.codec.primitives import write_varint
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"value"),

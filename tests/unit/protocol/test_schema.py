@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from tidelog.protocol.decoding import (
+from tidelog.protocol.codec.decoding import (
     BUDGET,
     ELEMENT_COST,
     ELEMENTS_MAX,
@@ -17,12 +17,10 @@ from tidelog.protocol.decoding import (
     DecoderSource,
     minimum_size,
 )
-from tidelog.protocol.encoding import EncoderSource
-from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.fields import NEVER, parse_versions
-from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from tidelog.protocol.primitives import write_uvarint
-from tidelog.protocol.schema import (
+from tidelog.protocol.codec.encoding import EncoderSource
+from tidelog.protocol.codec.fields import NEVER, parse_versions
+from tidelog.protocol.codec.primitives import write_uvarint
+from tidelog.protocol.codec.schema import (
     Bytes,
     Message,
     array,
@@ -36,6 +34,8 @@ from tidelog.protocol.schema import (
     struct,
     uuid,
 )
+from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 
 class Berth(Message):

@@ -12,10 +12,10 @@ from tidelog.protocol.messages.metadata_records import (
     BrokerRegistrationChangeRecord,
     RegisterBrokerRecord,
 )
-from tidelog.replication.controller.image import MetadataImage
-from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.state import ControllerSettings, ControllerState
-from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
+from tidelog.replication.controller.decisions.state import ControllerSettings, ControllerState
+from tidelog.replication.controller.decisions.supported_features import SUPPORTED_FEATURES
+from tidelog.replication.controller.metadata.image import MetadataImage
+from tidelog.replication.controller.metadata.records import ImageBuilder
 
 
 def broker_records(node_id: int, *, rack: str | None = None, fenced: bool = False, directories: int = 1) -> list[Any]:

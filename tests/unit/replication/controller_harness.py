@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from tests.unit.replication.clusters import directory_id
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest, Feature, Listener
-from tidelog.replication.controller.activation import ControllerIdentity
 from tidelog.replication.controller.controller import Controller
-from tidelog.replication.controller.image import EndpointImage, MetadataDelta, MetadataImage
-from tidelog.replication.controller.state import ControllerSettings
-from tidelog.replication.controller.supported_features import SUPPORTED_FEATURES
-from tidelog.replication.controller.tracker import MetadataTracker
+from tidelog.replication.controller.decisions.activation import ControllerIdentity
+from tidelog.replication.controller.decisions.state import ControllerSettings
+from tidelog.replication.controller.decisions.supported_features import SUPPORTED_FEATURES
+from tidelog.replication.controller.metadata.image import EndpointImage, MetadataDelta, MetadataImage
+from tidelog.replication.controller.metadata.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint, PortState
-from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 
 class NotLeader(Exception):

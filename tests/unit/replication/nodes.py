@@ -11,20 +11,20 @@ from typing import Any
 from tests.patience import PATIENCE_S
 from tests.unit.replication.controller_harness import Broker
 from tidelog.protocol.errors import KafkaError
-from tidelog.replication.controller.activation import ControllerIdentity
 from tidelog.replication.controller.controller import Controller
-from tidelog.replication.controller.image import MetadataDelta, MetadataImage
-from tidelog.replication.controller.state import ControllerSettings, CreatedTopic, NewTopic
-from tidelog.replication.controller.tracker import MetadataTracker
+from tidelog.replication.controller.decisions.activation import ControllerIdentity
+from tidelog.replication.controller.decisions.state import ControllerSettings, CreatedTopic, NewTopic
+from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
+from tidelog.replication.controller.metadata.tracker import MetadataTracker
 from tidelog.replication.ports import PortState
 from tidelog.replication.quorum.driver import RaftNode
-from tidelog.replication.quorum.metadata_log import log_start_in
-from tidelog.replication.quorum.metadata_retention import KAFKA_RETENTION, MetadataRetention
-from tidelog.replication.quorum.settings import QuorumSettings
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.flush import FlushTask
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.replication.quorum.files.metadata_log import log_start_in
+from tidelog.replication.quorum.raft.metadata_retention import KAFKA_RETENTION, MetadataRetention
+from tidelog.replication.quorum.raft.settings import QuorumSettings
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.flush import FlushTask
+from tidelog.storage.segments.log_config import LogConfig
 
 
 class Node:

@@ -16,16 +16,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.simulation.simulated_disk import SimulatedDisk
-from tidelog.broker.apis import fetch, list_offsets, produce
-from tidelog.broker.config import NodeConfig
-from tidelog.broker.dynamic_config import DynamicConfig
-from tidelog.broker.hosting import Hosting
-from tidelog.broker.log_directories import LogDirectories
-from tidelog.broker.metrics_counters import RequestCounters
-from tidelog.broker.partitions import Partitions
-from tidelog.broker.request import Deferred, RequestContext
-from tidelog.broker.upkeep import Upkeep
-from tidelog.protocol.batch_builder import encode_batch
+from tidelog.broker.apis.records import fetch, list_offsets, produce
+from tidelog.broker.config.dynamic_config import DynamicConfig
+from tidelog.broker.config.node_config import NodeConfig
+from tidelog.broker.network.counters import RequestCounters
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.replicas.hosting import Hosting
+from tidelog.broker.replicas.log_directories import LogDirectories
+from tidelog.broker.replicas.partitions import Partitions
+from tidelog.broker.replicas.upkeep import Upkeep
+from tidelog.protocol.batches.batch_builder import encode_batch
+from tidelog.protocol.batches.record import Record
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -39,9 +41,7 @@ from tidelog.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from tidelog.protocol.record import Record
-from tidelog.protocol.records import iter_records
-from tidelog.replication.controller.image import (
+from tidelog.replication.controller.metadata.image import (
     BrokerImage,
     EndpointImage,
     MetadataDelta,
@@ -53,7 +53,7 @@ from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
 from tidelog.replication.isr import Proposal
 from tidelog.replication.partition import Partition, ReplicaPorts
 from tidelog.replication.ports import Endpoint, Link, OnResponse
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.log.directory import LogDirectory
 
 TOPIC_ID = b"T" * 16
 LIST_OFFSETS = 2

@@ -13,7 +13,7 @@ from tests.unit.replication.test_isr_alterations import proposal
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
 
 
 async def new_topic(member, name="t", *assignments, **configs):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.replication.controller.balance import assess
+from tidelog.replication.controller.decisions.balance import assess
 
 
 def test_an_even_cluster_has_even_shares() -> None:

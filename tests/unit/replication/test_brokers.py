@@ -26,12 +26,12 @@ from tidelog.protocol.messages.metadata_records import (
     RegisterBrokerRecord,
 )
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
-from tidelog.replication.controller.brokers import heartbeat, register_broker
-from tidelog.replication.controller.directories import assign_replicas_to_dirs
-from tidelog.replication.controller.leaders import fence_brokers
-from tidelog.replication.controller.liveness import BrokerSessions
-from tidelog.replication.controller.partition_creation import create_partitions
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.brokers import heartbeat, register_broker
+from tidelog.replication.controller.decisions.directories import assign_replicas_to_dirs
+from tidelog.replication.controller.decisions.leaders import fence_brokers
+from tidelog.replication.controller.decisions.liveness import BrokerSessions
+from tidelog.replication.controller.decisions.partition_creation import create_partitions
+from tidelog.replication.controller.decisions.state import NewTopic
 
 
 @pytest.fixture

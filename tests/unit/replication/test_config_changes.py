@@ -7,13 +7,13 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import alter_configs as legacy
 from tidelog.protocol.messages import incremental_alter_configs as incremental
 from tidelog.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, FeatureLevelRecord
-from tidelog.replication.controller.config_changes import (
+from tidelog.replication.controller.decisions.config_changes import (
     alter_configs,
     incremental_alter_configs,
     min_insync_replicas_records,
 )
-from tidelog.replication.controller.leaders import fence_brokers
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.leaders import fence_brokers
+from tidelog.replication.controller.decisions.state import NewTopic
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)

@@ -10,13 +10,13 @@ from tests.patience import PATIENCE_S
 from tests.unit.replication.nodes import Node
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
-from tidelog.replication.controller.image_records import image_records
-from tidelog.replication.controller.record_codec import encode_record
-from tidelog.replication.controller.state import CreatedTopic, NewTopic
-from tidelog.replication.quorum.metadata_retention import MetadataRetention
-from tidelog.replication.quorum.snapshot import SnapshotId, snapshot_name
-from tidelog.replication.quorum.vote_store import QuorumState, VoteStore
-from tidelog.storage.disk import OsDisk
+from tidelog.replication.controller.decisions.state import CreatedTopic, NewTopic
+from tidelog.replication.controller.metadata.image_records import image_records
+from tidelog.replication.controller.metadata.record_codec import encode_record
+from tidelog.replication.quorum.files.vote_store import QuorumState, VoteStore
+from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
+from tidelog.replication.quorum.raft.snapshot import SnapshotId, snapshot_name
+from tidelog.storage.files.disk import OsDisk
 
 
 @pytest.fixture

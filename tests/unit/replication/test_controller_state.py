@@ -6,7 +6,7 @@ from tests.unit.replication.clusters import apply, cluster_state, directory_id
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import ConfigRecord, PartitionRecord, TopicRecord
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
-from tidelog.replication.controller.state import CreatedTopic, NewTopic
+from tidelog.replication.controller.decisions.state import CreatedTopic, NewTopic
 
 
 def create(state, *topics):

@@ -10,7 +10,7 @@ from tidelog.protocol.messages.metadata_records import (
     RegisterBrokerRecord,
 )
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from tidelog.replication.controller.features import update_features
+from tidelog.replication.controller.decisions.features import update_features
 
 ELR, METADATA = "eligible.leader.replicas.version", "metadata.version"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidelog.replication.backoff import Backoff
 from tidelog.replication.follower import Reset, out_of_range, truncation_offset
-from tidelog.storage.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
 
 
 @pytest.mark.parametrize(

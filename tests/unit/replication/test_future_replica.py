@@ -10,11 +10,11 @@ import pytest
 
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, batch
-from tidelog.protocol.record_batch import iter_headers
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.replication.future_replica import FutureReplica, MoveState
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.log_config import LogConfig
 
 SMALL = LogConfig(segment_bytes=600, index_interval_bytes=100)
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import random
 
 from tests.unit.replication.clusters import cluster_state
-from tidelog.replication.controller.image_delta import difference, everything, merge
-from tidelog.replication.controller.leaders import fence_brokers, unfence_broker
-from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.leaders import fence_brokers, unfence_broker
+from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.metadata.image_delta import difference, everything, merge
+from tidelog.replication.controller.metadata.records import ImageBuilder
 
 
 def step(state, rng):

@@ -15,11 +15,11 @@ from tidelog.protocol.messages.alter_partition import (
     BrokerState,
 )
 from tidelog.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, FeatureLevelRecord
-from tidelog.replication.controller.image import RECOVERING
-from tidelog.replication.controller.isr_alterations import alter_partition
-from tidelog.replication.controller.leaders import fence_brokers
-from tidelog.replication.controller.partition_changes import PartitionChange
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.isr_alterations import alter_partition
+from tidelog.replication.controller.decisions.leaders import fence_brokers
+from tidelog.replication.controller.decisions.partition_changes import PartitionChange
+from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.metadata.image import RECOVERING
 
 
 def proposal(image, broker_id, broker_epoch, topic_name, isr, **fields):

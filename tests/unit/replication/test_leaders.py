@@ -11,9 +11,7 @@ from tests.unit.replication.clusters import apply, broker_records, cluster_state
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidelog.protocol.messages.metadata_records import ConfigRecord, FeatureLevelRecord, PartitionChangeRecord
-from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE
-from tidelog.replication.controller.image_delta import everything
-from tidelog.replication.controller.leaders import (
+from tidelog.replication.controller.decisions.leaders import (
     elect_leaders,
     elect_preferred_leaders,
     elect_unclean_leaders,
@@ -21,9 +19,11 @@ from tidelog.replication.controller.leaders import (
     unfence_broker,
     update_leaders_and_isrs,
 )
-from tidelog.replication.controller.partition_index import PartitionIndex
-from tidelog.replication.controller.record_codec import encode_record
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from tidelog.replication.controller.metadata.image_delta import everything
+from tidelog.replication.controller.metadata.partition_index import PartitionIndex
+from tidelog.replication.controller.metadata.record_codec import encode_record
 
 
 @pytest.fixture

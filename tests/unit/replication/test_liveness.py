@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.replication.controller.liveness import BrokerSessions, BrokerState
+from tidelog.replication.controller.decisions.liveness import BrokerSessions, BrokerState
 
 F, U, C, N = BrokerState.FENCED, BrokerState.UNFENCED, BrokerState.CONTROLLED_SHUTDOWN, BrokerState.SHUTDOWN_NOW
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tidelog.protocol.messages import metadata_records as kafka
-from tidelog.replication.controller.loader import MetadataLoader
-from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
-from tidelog.replication.controller.records import MetadataError
+from tidelog.replication.controller.metadata.loader import MetadataLoader
+from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, encode_record
+from tidelog.replication.controller.metadata.records import MetadataError
 
 BEGIN = kafka.BeginTransactionRecord(name="big")
 END = kafka.EndTransactionRecord()

@@ -11,18 +11,18 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.unit.replication.clusters import broker_records
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages import metadata_records as kafka
-from tidelog.replication.controller.activation import bootstrap_records
-from tidelog.replication.controller.image import MetadataImage
-from tidelog.replication.controller.image_records import image_records
-from tidelog.replication.controller.leaders import (
+from tidelog.replication.controller.decisions.activation import bootstrap_records
+from tidelog.replication.controller.decisions.leaders import (
     fence_brokers,
     forget_incarnation,
     unfence_broker,
 )
-from tidelog.replication.controller.loader import MetadataLoader
-from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
-from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.state import ControllerSettings, ControllerState, CreatedTopic, NewTopic
+from tidelog.replication.controller.decisions.state import ControllerSettings, ControllerState, CreatedTopic, NewTopic
+from tidelog.replication.controller.metadata.image import MetadataImage
+from tidelog.replication.controller.metadata.image_records import image_records
+from tidelog.replication.controller.metadata.loader import MetadataLoader
+from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, encode_record
+from tidelog.replication.controller.metadata.records import ImageBuilder
 
 NAMES = st.sampled_from(["a", "b", "a.b", "a_b", "bad name", "__consumer_offsets", "x-1"])
 CONFIGS = st.lists(

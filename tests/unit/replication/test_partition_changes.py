@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from tidelog.replication.controller.image import RECOVERED, RECOVERING, PartitionImage
-from tidelog.replication.controller.partition_changes import Election, ElectionRules, PartitionChange, TopicRules
-from tidelog.replication.controller.records import merge_partition_change
+from tidelog.replication.controller.decisions.partition_changes import (
+    Election,
+    ElectionRules,
+    PartitionChange,
+    TopicRules,
+)
+from tidelog.replication.controller.metadata.image import RECOVERED, RECOVERING, PartitionImage
+from tidelog.replication.controller.metadata.records import merge_partition_change
 
 TOPIC_ID = b"t" * 16
 DIRECTORY = b"d" * 16

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.replication.clusters import cluster_state
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.replication.controller.placement import place_replicas
+from tidelog.replication.controller.decisions.placement import place_replicas
 
 
 def place(brokers, partitions, factor, *, fenced=(), racks=None, seed=3):

@@ -12,11 +12,11 @@ from tests.unit.replication.controller_harness import Broker, cluster
 from tests.unit.replication.test_isr_alterations import proposal
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
-from tidelog.replication.controller import isr_alterations
+from tidelog.replication.controller.decisions import isr_alterations
+from tidelog.replication.controller.decisions.isr_alterations import alter_partition
+from tidelog.replication.controller.decisions.leaders import fence_brokers, forget_incarnation, unfence_broker
+from tidelog.replication.controller.decisions.state import ControllerState, NewTopic
 from tidelog.replication.controller.failure_detection import FailureDetector
-from tidelog.replication.controller.isr_alterations import alter_partition
-from tidelog.replication.controller.leaders import fence_brokers, forget_incarnation, unfence_broker
-from tidelog.replication.controller.state import ControllerState, NewTopic
 from tidelog.replication.ports import PortState
 
 

@@ -17,9 +17,12 @@ from tidelog.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsTopics,
 )
 from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
-from tidelog.replication.controller.isr_alterations import alter_partition
-from tidelog.replication.controller.reassignment import alter_partition_reassignments, list_partition_reassignments
-from tidelog.replication.controller.state import NewTopic
+from tidelog.replication.controller.decisions.isr_alterations import alter_partition
+from tidelog.replication.controller.decisions.reassignment import (
+    alter_partition_reassignments,
+    list_partition_reassignments,
+)
+from tidelog.replication.controller.decisions.state import NewTopic
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages import metadata_records as kafka
-from tidelog.replication.controller.record_codec import (
+from tidelog.replication.controller.metadata.record_codec import (
     LATEST_METADATA_VERSION,
     UnknownRecord,
     decode_record,

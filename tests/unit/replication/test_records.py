@@ -5,9 +5,9 @@ import pytest
 from tests.unit.replication.clusters import broker_records, directory_id, replay
 from tidelog.protocol.messages import metadata_records as kafka
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY
-from tidelog.replication.controller.image import BROKER_RESOURCE, TOPIC_RESOURCE, MetadataDelta, MetadataImage
-from tidelog.replication.controller.record_codec import UnknownRecord
-from tidelog.replication.controller.records import ImageBuilder, MetadataError
+from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, MetadataDelta, MetadataImage
+from tidelog.replication.controller.metadata.record_codec import UnknownRecord
+from tidelog.replication.controller.metadata.records import ImageBuilder, MetadataError
 
 TOPIC_ID = b"t" * 16
 OTHER_ID = b"o" * 16

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.replication.replicas import Replicas, Sent
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.segment import Segment
+from tidelog.storage.segments.segment import Segment
 
 PID = 7
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import Replicas
-from tidelog.protocol.batch_builder import encode_batch
+from tidelog.protocol.batches.batch_builder import encode_batch
+from tidelog.protocol.batches.record import Record
 from tidelog.protocol.errors import ErrorCode
-from tidelog.protocol.record import Record
-from tidelog.replication.controller.image import MetadataDelta
+from tidelog.replication.controller.metadata.image import MetadataDelta
 
 
 def test_the_high_watermark_walks_in_two_fetch_rounds() -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.replication.quorum.snapshot import (
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.replication.quorum.raft.snapshot import (
     CorruptSnapshot,
     SnapshotId,
     decode_snapshot,

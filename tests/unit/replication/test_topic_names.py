@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.replication.controller.topic_names import may_collide, topic_name_problem, unified
+from tidelog.replication.controller.decisions.topic_names import may_collide, topic_name_problem, unified
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_c.d9", "x" * 249, "...", "-"])

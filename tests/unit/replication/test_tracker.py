@@ -17,9 +17,9 @@ from tidelog.protocol.messages.metadata_records import (
     TopicRecord,
 )
 from tidelog.protocol.messages.update_features import UpdateFeaturesRequest
-from tidelog.replication.controller.image_records import image_records
-from tidelog.replication.controller.record_codec import encode_record
-from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.replication.controller.metadata.image_records import image_records
+from tidelog.replication.controller.metadata.record_codec import encode_record
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 FEATURE = FeatureLevelRecord(name="metadata.version", feature_level=30)
 

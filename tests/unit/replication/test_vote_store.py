@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.replication.quorum.vote_store import (
+from tidelog.replication.quorum.files.vote_store import (
     CorruptQuorumState,
     QuorumState,
     VoteStore,
     decode_quorum_state,
     encode_quorum_state,
 )
-from tidelog.storage.disk import OsDisk
+from tidelog.storage.files.disk import OsDisk
 
 # What Kafka 4.3.1 writes with static voters, and with dynamic ones.
 STATIC = (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tidelog.broker.embedded import EmbeddedBroker
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
 from tidelog.spark_ingest.options import SourceOptions
+from tidelog.testing.embedded import EmbeddedBroker
 
 TIME = 1_700_000_000_000
 

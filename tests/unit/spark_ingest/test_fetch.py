@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client import offsets, raw_fetch
 from tidelog.client.model import EARLIEST_TIMESTAMP, OffsetAndTimestamp
+from tidelog.client.network import offsets, raw_fetch
 from tidelog.client.sync import Producer
-from tidelog.protocol.columnar import COLUMNS
+from tidelog.protocol.batches.columnar import COLUMNS
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest import fetch
 from tidelog.spark_ingest.fetch import read_range

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tidelog.client.config import ConfigError
-from tidelog.client.offsets import list_offsets
+from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest import offsets
 from tidelog.spark_ingest.offsets import DataLoss, resolve_ranges

@@ -34,7 +34,7 @@ def test_a_users_schema_is_the_projection_in_its_order():
 
 def test_every_type_is_the_one_arrow_columns_have():
     pyspark_arrow = pytest.importorskip("pyspark.sql.pandas.types")
-    from tidelog.protocol.columnar import arrow_schema
+    from tidelog.protocol.batches.columnar import arrow_schema
 
     for name in SPARK_TYPES:
         arrow = arrow_schema((name,)).field(name)

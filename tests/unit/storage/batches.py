@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tidelog.protocol.records import (
+from tidelog.protocol.batches.records import (
     ControlRecordType,
     Record,
     encode_batch,
@@ -15,12 +15,12 @@ from tidelog.protocol.records import (
     encode_end_txn_value,
     iter_records,
 )
-from tidelog.storage.disk import Buffer, Disk, File, OsDisk, OsFile
-from tidelog.storage.loader import Ending
-from tidelog.storage.log import AppendInfo, PartitionLog
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.reader import ColdRead, ReadResult
+from tidelog.storage.files.disk import Buffer, Disk, File, OsDisk, OsFile
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.log.partition_log import AppendInfo, PartitionLog
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.reader import ColdRead, ReadResult
 
 NOW = 1_700_000_000_000
 TOPIC_ID = bytes(range(16))

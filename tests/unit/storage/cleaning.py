@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.unit.storage.batches import NOW, records_of
-from tidelog.storage.cleaner_keys import PlainKeyTable
-from tidelog.storage.compaction import Compaction, find_cleanable
-from tidelog.storage.log import PartitionLog
+from tidelog.storage.cleaner.keys import PlainKeyTable
+from tidelog.storage.log.compaction import Compaction, find_cleanable
+from tidelog.storage.log.partition_log import PartitionLog
 
 MEGABYTE = 1024 * 1024
 

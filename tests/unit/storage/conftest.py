@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import Logs
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.segments.log_config import LogConfig
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from time import process_time
 from typing import Any
 
 from tests.unit.storage.batches import NOW, TOPIC_ID
-from tidelog.protocol.record_batch import write_crc
-from tidelog.protocol.records import encode_batch
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.protocol.batches.record_batch import write_crc
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.log_config import LogConfig
 
 ROUNDS = 5
 SEQUENCE_AT = 53

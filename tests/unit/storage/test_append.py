@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import NOW, batch, idempotent, marker
-from tidelog.protocol.compression import compress
+from tidelog.protocol.batches.compression import compress
+from tidelog.protocol.batches.record_batch import check_crc, read_header, write_crc
+from tidelog.protocol.batches.records import decode_batch, encode_batch, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import check_crc, read_header, write_crc
-from tidelog.protocol.records import decode_batch, encode_batch, record_section
-from tidelog.storage.append import AppendRules, admit, admit_replicated
-from tidelog.storage.inspection import (
+from tidelog.storage.segments.append import AppendRules, admit, admit_replicated
+from tidelog.storage.segments.inspection import (
     AT_ONCE_BYTES_MAX,
     AT_ONCE_RECORDS_MAX,
     BLAMED_MAX,
@@ -22,7 +22,7 @@ from tidelog.storage.inspection import (
     STEP_RECORDS,
     Unseen,
 )
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.segments.log_config import LogConfig
 
 
 def admitted(data: memoryview, *, next_offset: int = 100, from_client: bool = True, **settings: Any):
@@ -199,7 +199,9 @@ def test_a_topic_with_a_compression_of_its_own_recompresses(codec: str):
 
 def test_recompression_leaves_the_records_as_they_are(monkeypatch: pytest.MonkeyPatch):
     """Byte for byte, and none is decoded for it; only the header is put right, where it gave another latest time."""
-    monkeypatch.setattr("tidelog.storage.inspection.decode_section", lambda *_: pytest.fail("records are decoded"))
+    monkeypatch.setattr(
+        "tidelog.storage.segments.inspection.decode_section", lambda *_: pytest.fail("records are decoded")
+    )
     data = idempotent(4, 3, compression=4, key=b"k", transactional=True)
     section = record_section(data, 0, read_header(data), 1000)
     patched(data, 35, ">q", NOW + 700)
@@ -347,7 +349,7 @@ def test_what_was_looked_at_is_admitted_as_if_at_once(compression_type: str, mon
     data = keyed(AT_ONCE_RECORDS_MAX * 2, compression=1)
     settings = COMPACTED | {"compression_type": compression_type}
     later = admitted(memoryview(bytearray(data)), **settings)
-    monkeypatch.setattr("tidelog.storage.inspection.AT_ONCE_RECORDS_MAX", INSPECTED_RECORDS_MAX)
+    monkeypatch.setattr("tidelog.storage.segments.inspection.AT_ONCE_RECORDS_MAX", INSPECTED_RECORDS_MAX)
     at_once = admit(data, 100, 5, NOW, AppendRules(LogConfig(**settings)), True)
     assert later == at_once
     assert read_header(later[0]).compression == {"producer": 1, "zstd": 4}[compression_type]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, read
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.storage import reader
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.reader import read_from
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments import reader
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.reader import read_from
 
 MakeLogs = Callable[..., Logs]
 COUNT = 3 * reader._CHECKED_BATCHES_MAX + 7

@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, idempotent, marker, records_of
 from tests.unit.storage.cleaning import begin, clean, contents
-from tidelog.protocol.records import Headers, encode_batch, iter_records
-from tidelog.storage.compaction import CleaningFailed, find_cleanable
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.reader import headers
+from tidelog.protocol.batches.records import Headers, encode_batch, iter_records
+from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.reader import headers
 
 CONFIG = LogConfig(
     segment_bytes=1000, index_interval_bytes=100, message_timestamp_after_max_ms=INT64_MAX,

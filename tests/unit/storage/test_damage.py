@@ -9,15 +9,15 @@ from struct import pack_into
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, offsets_of, read, records_of
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.protocol.records import iter_records
-from tidelog.storage.append import UnexplainedGap
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.loader import Ending
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.repair import CopyRefused, NoRoom
-from tidelog.storage.scrub import Scrub
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.repair import CopyRefused, NoRoom
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.append import UnexplainedGap
+from tidelog.storage.segments.damage import DamagedRecords
 
 MakeLogs = Callable[..., Logs]
 COUNT = 60

@@ -12,15 +12,15 @@ from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, 
 from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, served
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.compaction import CleaningFailed
-from tidelog.storage.damage import CorruptIndex, DamagedRange, DamagedRecords
-from tidelog.storage.disk import File
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.repair import CopyRefused
-from tidelog.storage.scrub import Scrub
-from tidelog.storage.segment import Segment
-from tidelog.storage.sparse_index import offset_index
+from tidelog.storage.files.disk import File
+from tidelog.storage.log.compaction import CleaningFailed
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.repair import CopyRefused
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.sparse_index import offset_index
 
 MakeLogs = Callable[..., Logs]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.storage import disk as disk_module
-from tidelog.storage.disk import DirectoryEntry, OsDisk, is_exhaustion
+from tidelog.storage.files import disk as disk_module
+from tidelog.storage.files.disk import DirectoryEntry, OsDisk, is_exhaustion
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, read, records_of
 from tests.unit.storage.test_damage import copy_of, repair, served
-from tidelog.protocol.record_batch import HEADER_SIZE, iter_headers
-from tidelog.protocol.records import encode_batch, iter_records
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.repair import CopyRefused
-from tidelog.storage.scrub import Scrub
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, iter_headers
+from tidelog.protocol.batches.records import encode_batch, iter_records
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.repair import CopyRefused
+from tidelog.storage.log.scrub import Scrub
 
 MakeLogs = Callable[..., Logs]
 BEFORE, COUNT = 5, 6
@@ -71,7 +71,7 @@ def look(made: Logs, ending: str) -> PartitionLog:
 
 
 def repair_all(log: PartitionLog, copy: dict[int, bytes]) -> None:
-    """As `broker/repairs.py` does it: what is refused is asked for again, in the range that is then damaged."""
+    """As `broker/replicas/repairs.py` does it: what is refused is asked for again, in the range damaged then."""
     for _ in range(5):
         if not log.damaged_ranges():
             return

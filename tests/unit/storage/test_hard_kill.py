@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.unit.storage.batches import NOW, offsets_of, records_of
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.reader import headers
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.reader import headers
 
 WORK = """
 import sys
-from tidelog.protocol.records import encode_batch
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.log.directory import LogDirectory
 now = int(sys.argv[2])
 config = LogConfig(segment_bytes=20_000, index_interval_bytes=500, flush_messages=1)
 directory = LogDirectory.open(OsDisk(), sys.argv[1], node_id=1, cluster_id="c")

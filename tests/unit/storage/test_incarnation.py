@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.incarnation import INCARNATION_FILE, surviving_epoch, write_incarnation
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.files.incarnation import INCARNATION_FILE, surviving_epoch, write_incarnation
 
 
 def test_what_a_killed_process_wrote_is_there_until_the_machine_boots(tmp_path):

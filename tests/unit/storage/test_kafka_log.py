@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.storage.batches import records_of
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.protocol.records import Record
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.producer_snapshots import decode_snapshot, encode_snapshot
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import Record
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.producers.producer_snapshots import decode_snapshot, encode_snapshot
+from tidelog.storage.segments.log_config import LogConfig
 
 WRITTEN = Path(__file__).parent / "kafka_4_3"
 BASE = 1_700_000_000_000

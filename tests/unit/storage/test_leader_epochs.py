@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.storage.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
 
 
 def epochs(*entries: tuple[int, int]) -> LeaderEpochs:

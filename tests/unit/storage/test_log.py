@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, offsets_of, read, records_of
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.protocol.records import iter_records
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.log import ColdRead, CorruptLog, PartitionLog
-from tidelog.storage.log_config import LogConfig
+from tidelog.storage.log.partition_log import ColdRead, CorruptLog, PartitionLog
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
 
 MakeLogs = Callable[..., Logs]
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, records_of
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
-from tidelog.storage.disk import DirectoryInUse, OsDisk
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
-from tidelog.storage.meta_properties import ForeignDirectory
+from tidelog.storage.files.disk import DirectoryInUse, OsDisk
+from tidelog.storage.files.meta_properties import ForeignDirectory
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.segments.log_config import LogConfig
 
 MakeLogs = Callable[..., Logs]
 CONFIG = LogConfig()

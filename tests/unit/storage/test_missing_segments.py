@@ -9,9 +9,9 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, offsets_of, read, records_of
 from tests.unit.storage.test_damage import COUNT, copy_of, repair, served
 from tidelog.protocol.errors import KafkaError
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.scrub import Scrub
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
 
 MakeLogs = Callable[..., Logs]
 ENDINGS = ["after a clean stop", "after a kill", "after a loss of power"]
@@ -183,7 +183,7 @@ def test_a_crash_while_a_log_is_emptied_leaves_no_damage(made: Logs, monkeypatch
     def crash(*args: object) -> None:
         raise OSError(5, "the process is gone")
 
-    monkeypatch.setattr("tidelog.storage.shortening.Segment.create", crash)
+    monkeypatch.setattr("tidelog.storage.log.shortening.Segment.create", crash)
     with pytest.raises(OSError, match="gone"):
         made.log.truncate_fully_and_start_at(500)
     monkeypatch.undo()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.storage.batches import marker
+from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import read_header
-from tidelog.storage.producer_state import CompletedTransaction, EndMarker, ProducerEntry, ProducerState
-from tidelog.storage.recovery import read_marker
+from tidelog.storage.log.recovery import read_marker
+from tidelog.storage.producers.producer_state import CompletedTransaction, EndMarker, ProducerEntry, ProducerState
 
 LAST_SEQUENCE = 2**31 - 1
 PID = 7

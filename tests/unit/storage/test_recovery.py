@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, read, records_of
+from tidelog.protocol.batches.record_batch import BatchHeader
+from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import BatchHeader
-from tidelog.protocol.records import iter_records
-from tidelog.storage import recall
-from tidelog.storage.log import PartitionLog
-from tidelog.storage.producer_snapshots import encode_snapshot
-from tidelog.storage.producer_state import ProducerEntry
-from tidelog.storage.reader import headers
-from tidelog.storage.segment import Segment
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.producers import recall
+from tidelog.storage.producers.producer_snapshots import encode_snapshot
+from tidelog.storage.producers.producer_state import ProducerEntry
+from tidelog.storage.segments.reader import headers
+from tidelog.storage.segments.segment import Segment
 
 MakeLogs = Callable[..., Logs]
 FIRST, SECOND = "00000000000000000000", "00000000000000000010"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, batch, idempotent
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.refused_batches import AWAITED_MS_MAX, GAPS_REFUSED_MAX, RefusedBatches, sequenced_header
+from tidelog.storage.producers.refused_batches import AWAITED_MS_MAX, GAPS_REFUSED_MAX, RefusedBatches, sequenced_header
 
 HERE, ELSEWHERE = (b"T" * 16, 0), (b"T" * 16, 1)
 LAST_SEQUENCE = 2**31 - 1

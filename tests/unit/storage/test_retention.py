@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.retention import SegmentFacts, deletable_prefix, roll_limits, segment_jitter_ms
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.retention import SegmentFacts, deletable_prefix, roll_limits, segment_jitter_ms
 
 SEGMENTS = [
     SegmentFacts(0, 10, 100, 1000),

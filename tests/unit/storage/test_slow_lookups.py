@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch
+from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, BatchHeader, read_header, write_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.record_batch import HEADER, HEADER_SIZE, BatchHeader, read_header, write_crc
-from tidelog.storage.inspection import INSPECTED_RECORDS_MAX
-from tidelog.storage.log_config import INT64_MAX, LogConfig
-from tidelog.storage.lookup import RECORDS_AT_ONCE_MAX, UNTRUE_HEADERS_MAX, SlowLookup, TimestampOffset
+from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.lookup import RECORDS_AT_ONCE_MAX, UNTRUE_HEADERS_MAX, SlowLookup, TimestampOffset
 
 Ask = Callable[[], TimestampOffset | None]
 

@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.protocol.crc import crc32c
-from tidelog.storage import checkpoints
-from tidelog.storage.checkpoints import CorruptCheckpoint
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.producer_snapshots import CorruptSnapshot, ProducerSnapshots, decode_snapshot, encode_snapshot
-from tidelog.storage.producer_state import ProducerEntry, ProducerState
-from tidelog.storage.transaction_index import AbortedTransaction, CorruptTransactionIndex, TransactionIndex
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.storage.files import checkpoints
+from tidelog.storage.files.checkpoints import CorruptCheckpoint
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.producers.producer_snapshots import (
+    CorruptSnapshot,
+    ProducerSnapshots,
+    decode_snapshot,
+    encode_snapshot,
+)
+from tidelog.storage.producers.producer_state import ProducerEntry, ProducerState
+from tidelog.storage.segments.transaction_index import AbortedTransaction, CorruptTransactionIndex, TransactionIndex
 
 
 class TestOffsetCheckpoint:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.sparse_index import SparseIndex, offset_index, time_index
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.segments.sparse_index import SparseIndex, offset_index, time_index
 
 BASE = 5_000_000_000
 

@@ -11,7 +11,7 @@ from tidelog.bench.acks.sending import RECORD_BYTES, Sent, send
 from tidelog.bench.acks.settings import Setting
 from tidelog.bench.compare import FAILURES, contestants
 from tidelog.bench.scenarios.base import Contestant, topic
-from tidelog.bench.usage import warm_pages
+from tidelog.testing.usage import warm_pages
 
 BROKERS = 4
 # A batch of one record, its index entries and what a JVM allocates on the way.

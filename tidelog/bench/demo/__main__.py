@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tidelog.bench.demo import preflight, source
 from tidelog.bench.demo.events import ChildFailed, Stalled
-from tidelog.bench.processes import ServerFailed
 from tidelog.protocol.errors import KafkaError
+from tidelog.testing.processes import ServerFailed
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

@@ -26,8 +26,8 @@ from tidelog.bench.demo import chart, report, source
 from tidelog.bench.demo.display import Display
 from tidelog.bench.demo.events import Child, Stalled
 from tidelog.bench.demo.tally import Tallies, from_json
-from tidelog.bench.processes import TidelogCluster, TidelogProcess
 from tidelog.client import RecordMetadata
+from tidelog.testing.processes import TidelogCluster, TidelogProcess
 
 TOPIC = "flights"
 PARTITIONS = 6

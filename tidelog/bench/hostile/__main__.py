@@ -20,10 +20,10 @@ from pathlib import Path
 from tidelog.bench import frames, topics
 from tidelog.bench.hostile.attacks import ATTACKS, COMPACTED, TOPIC
 from tidelog.bench.hostile.groups import thousand_groups
-from tidelog.bench.ports import free_port
-from tidelog.bench.processes import ServerProcess, TidelogProcess
 from tidelog.bench.raw import RawConnection
-from tidelog.bench.usage import rss_bytes
+from tidelog.testing.ports import free_port
+from tidelog.testing.processes import ServerProcess, TidelogProcess
+from tidelog.testing.usage import rss_bytes
 
 VICTIMS_TOPIC = "victim"
 ALL = {**ATTACKS, "a thousand groups": thousand_groups}

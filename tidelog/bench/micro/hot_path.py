@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 
 from tidelog.bench import frames
-from tidelog.protocol.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
-from tidelog.protocol.crc import crc32c
+from tidelog.protocol.batches.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.protocol.batches.record_batch import read_header, stamp
+from tidelog.protocol.batches.records import decode_batch, encode_batch
 from tidelog.protocol.hot import ProducedPartition, decode_produce, encode_produce_response
 from tidelog.protocol.messages.fetch import FetchRequest
-from tidelog.protocol.record_batch import read_header, stamp
-from tidelog.protocol.records import decode_batch, encode_batch
 
 _ROUNDS = 7
 _ROUND_S = 0.05

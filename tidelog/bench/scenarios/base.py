@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from tidelog.bench.clusters import Cluster
 from tidelog.bench.metadata import await_leaders
-from tidelog.bench.processes import ServerProcess
 from tidelog.bench.topics import NewTopic, create, delete
-from tidelog.bench.usage import cpu_ns
+from tidelog.testing.processes import ServerProcess
+from tidelog.testing.usage import cpu_ns
 
 TOPIC_SETTINGS = {"retention.ms": "-1"}
 MEGABYTE, GIGABYTE = 1_000_000, 1_000_000_000

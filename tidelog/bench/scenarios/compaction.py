@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import GIGABYTE, MEGABYTE, Contestant, CpuMeter, Metric, Scenario, topic
-from tidelog.bench.usage import warm_pages
+from tidelog.testing.usage import warm_pages
 
 _SEGMENT_BYTES: Final = 32 * 1024 * 1024
 _SETTINGS: Final = {"segment.bytes": str(_SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.001"}

@@ -7,7 +7,7 @@ import time
 from tidelog.bench import frames
 from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.bench.scenarios.base import GIGABYTE, MEGABYTE, Contestant, CpuMeter, Metric, Scenario, topic
-from tidelog.bench.usage import warm_pages
+from tidelog.testing.usage import warm_pages
 
 _RECORDS = 64
 _VALUE = b"v" * 1000

@@ -11,7 +11,7 @@ from typing import Any
 
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import GIGABYTE, MEGABYTE, Contestant, CpuMeter, Metric, Scenario, topic
-from tidelog.bench.usage import warm_pages
+from tidelog.testing.usage import warm_pages
 
 _PARTITIONS = 12
 _FIRST_RECORDS = 6_000

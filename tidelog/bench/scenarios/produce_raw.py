@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tidelog.bench.frames import ProducePlan, record_batch
 from tidelog.bench.raw import RawConnection
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario, Topic, topic
-from tidelog.bench.usage import warm_pages
+from tidelog.testing.usage import warm_pages
 
 _FIRST_REQUESTS = 200
 

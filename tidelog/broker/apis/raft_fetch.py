@@ -5,9 +5,9 @@ Versions as for partitions of topics, though a member of the quorum needs 12, wh
 
 from __future__ import annotations
 
-from tidelog.broker.cluster_roles import quorum
-from tidelog.broker.request import RequestContext
-from tidelog.broker.services import Services
+from tidelog.broker.apis.cluster_roles import quorum
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidelog.broker.cluster_roles import quorum
-from tidelog.broker.request import RequestContext
-from tidelog.broker.services import Services
+from tidelog.broker.apis.cluster_roles import quorum
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
 

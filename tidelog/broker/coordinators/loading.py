@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tidelog.broker.coordinators.outcome import Coordinator
-from tidelog.protocol.record_batch import iter_headers
-from tidelog.protocol.records import ControlRecordType, control_record_type, decode_batch
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch
 
 RECORDS_PER_STEP = 500
 MORE_TO_COME = -1

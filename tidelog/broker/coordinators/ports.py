@@ -1,7 +1,7 @@
 """What the coordinators' runtime needs from the node around it: a log per partition, the time, and timers.
 
-Here lives the contract alone; the node's side of it is `broker/group_ports.py`, tests bring their own. The invariant:
-everything is called from the loop thread, and everything calls back there.
+Here lives the contract alone; the node's side of it is `broker/coordinators/group_ports.py`, tests bring their own.
+The invariant: everything is called from the loop thread, and everything calls back there.
 """
 
 from __future__ import annotations

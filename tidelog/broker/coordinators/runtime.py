@@ -19,10 +19,10 @@ from typing import Any, Generic, TypeVar
 from tidelog.broker.coordinators.loading import MORE_TO_COME, NOT_YET, replay_log
 from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
 from tidelog.broker.coordinators.ports import Ports, TimerHandle, told_to_members
-from tidelog.broker.repeated_warnings import RepeatedWarnings
-from tidelog.broker.request import Deferred
+from tidelog.broker.network.repeated_warnings import RepeatedWarnings
+from tidelog.broker.network.request import Deferred
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.records import encode_batch
 
 log = logging.getLogger("tidelog.coordinator")
 

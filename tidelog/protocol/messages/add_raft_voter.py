@@ -5,7 +5,7 @@ Version 1 chooses whether to wait until the new set of voters is committed.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, string, uint16, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, string, uint16, uuid
 
 
 class Listener(Message):

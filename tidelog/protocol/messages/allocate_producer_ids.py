@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, int16, int32, int64
+from tidelog.protocol.codec.schema import Message, int16, int32, int64
 
 
 class AllocateProducerIdsRequest(Message, key=67, versions="0", flexible="0+"):

@@ -5,7 +5,7 @@ Version 3 gives each member's broker epoch with it, so that a replica that resta
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int8, int16, int32, int64, uuid
+from tidelog.protocol.codec.schema import Message, array, int8, int16, int32, int64, uuid
 
 
 class BrokerState(Message):

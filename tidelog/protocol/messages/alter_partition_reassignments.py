@@ -5,7 +5,7 @@ Version 1 may forbid a change of the replication factor. Null replicas cancel (K
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, string
 
 
 class ReassignablePartition(Message):

@@ -7,7 +7,7 @@ refusal (`api.response_header_version`).
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, int64, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, int64, string
 
 
 class ApiVersionsRequest(Message, key=18, versions="0-4", flexible="3+"):

@@ -5,7 +5,7 @@ Version 1 is flexible, names voters by directory and tells where the leader list
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, string, uint16, uuid
+from tidelog.protocol.codec.schema import Message, array, int16, int32, string, uint16, uuid
 
 
 class BeginQuorumEpochRequestPartitionData(Message):

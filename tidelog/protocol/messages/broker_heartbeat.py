@@ -5,7 +5,7 @@ Version 1 lists log directories that went offline, 2 those that take no more rep
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, int64, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, int64, uuid
 
 
 class BrokerHeartbeatRequest(Message, key=63, versions="0-2", flexible="0+"):

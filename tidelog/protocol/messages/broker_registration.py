@@ -6,7 +6,7 @@ Version 1 tells of a migration from ZooKeeper, 2 the log directories (KIP-858), 
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, int64, string, uint16, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, int64, string, uint16, uuid
 
 
 class Listener(Message):

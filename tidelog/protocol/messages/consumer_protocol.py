@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from struct import Struct
 
+from tidelog.protocol.codec.schema import Bytes, Message, array, byte_string, int32, string
 from tidelog.protocol.errors import MalformedMessage
-from tidelog.protocol.schema import Bytes, Message, array, byte_string, int32, string
 
 _VERSION = Struct(">h")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import TypeVar
 
+from tidelog.protocol.codec.schema import Bytes, Message, array, int16, int32, int64, string, struct, uint16, uuid
 from tidelog.protocol.errors import KafkaError, MalformedMessage
-from tidelog.protocol.schema import Bytes, Message, array, int16, int32, int64, string, struct, uint16, uuid
 
 M = TypeVar("M", bound=Message)
 

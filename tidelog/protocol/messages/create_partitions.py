@@ -5,7 +5,7 @@ Version 2 is flexible, 3 may be throttled by a quota.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, string
 
 
 class CreatePartitionsAssignment(Message):

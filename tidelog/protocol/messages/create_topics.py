@@ -6,7 +6,7 @@ shape and configuration, 6 may be throttled by a quota, 7 returns the topic's id
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int8, int16, int32, string, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int8, int16, int32, string, uuid
 
 
 class CreatableReplicaAssignment(Message):

@@ -5,7 +5,7 @@ Version 4 is flexible, 5 returns an error message.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, string, uuid
+from tidelog.protocol.codec.schema import Message, array, int16, int32, string, uuid
 
 
 class DeleteTopicState(Message):

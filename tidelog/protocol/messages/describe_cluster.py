@@ -5,7 +5,7 @@ Version 1 chooses between brokers and controllers as endpoints, 2 includes fence
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int8, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int8, int16, int32, string
 
 
 class DescribeClusterRequest(Message, key=60, versions="0-2", flexible="0+"):

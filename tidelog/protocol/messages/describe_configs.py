@@ -5,7 +5,7 @@ Version 3 adds type and documentation, 4 is flexible.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int8, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int8, int16, int32, string
 
 
 class DescribeConfigsResource(Message):

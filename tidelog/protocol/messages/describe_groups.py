@@ -5,7 +5,7 @@ Version 3 adds authorized operations, 4 static members, 5 is flexible, 6 adds an
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, byte_string, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, byte_string, int16, int32, string
 
 
 class DescribeGroupsRequest(Message, key=15, versions="0-6", flexible="5+"):

@@ -6,7 +6,7 @@ is cordoned.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, int64, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, int64, string
 
 
 class DescribableLogDirTopic(Message):

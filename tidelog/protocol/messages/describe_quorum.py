@@ -6,7 +6,7 @@ error messages (KIP-853).
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, int64, string, uint16, uuid
+from tidelog.protocol.codec.schema import Message, array, int16, int32, int64, string, uint16, uuid
 
 
 class DescribeQuorumRequestPartitionData(Message):

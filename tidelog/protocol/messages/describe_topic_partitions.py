@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, string, struct, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, string, struct, uuid
 
 
 class DescribeTopicPartitionsRequestTopicRequest(Message):

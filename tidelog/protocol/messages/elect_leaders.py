@@ -5,7 +5,7 @@ Version 2 is flexible. A null list of partitions means all.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int8, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, int8, int16, int32, string
 
 
 class TopicPartitions(Message):

@@ -5,7 +5,7 @@ Version 1 is flexible and names the preferred candidates by directory too (KIP-8
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, string, uint16, uuid
+from tidelog.protocol.codec.schema import Message, array, int16, int32, string, uint16, uuid
 
 
 class ReplicaInfo(Message):

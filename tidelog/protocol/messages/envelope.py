@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, byte_string, int16
+from tidelog.protocol.codec.schema import Message, byte_string, int16
 
 
 class EnvelopeRequest(Message, key=58, versions="0", flexible="0+"):

@@ -8,7 +8,7 @@ these declarations serve clients and hold the hand-written codec to the truth in
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import (
+from tidelog.protocol.codec.schema import (
     Bytes,
     Message,
     array,

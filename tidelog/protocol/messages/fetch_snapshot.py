@@ -5,7 +5,7 @@ Version 1 tells the fetching replica's directory and where the leader listens (K
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import (
+from tidelog.protocol.codec.schema import (
     Bytes,
     Message,
     array,

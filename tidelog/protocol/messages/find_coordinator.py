@@ -6,7 +6,7 @@ be answered and asked.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int8, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, int8, int16, int32, string
 
 
 class FindCoordinatorRequest(Message, key=10, versions="0-6", flexible="3+"):

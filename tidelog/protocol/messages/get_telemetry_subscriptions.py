@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int8, int16, int32, string, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int8, int16, int32, string, uuid
 
 
 class GetTelemetrySubscriptionsRequest(Message, key=71, versions="0", flexible="0+"):

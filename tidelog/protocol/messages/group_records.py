@@ -10,8 +10,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import TypeVar
 
+from tidelog.protocol.codec.schema import Bytes, Message, array, byte_string, int32, int64, string, uuid
 from tidelog.protocol.errors import KafkaError, MalformedMessage
-from tidelog.protocol.schema import Bytes, Message, array, byte_string, int32, int64, string, uuid
 
 M = TypeVar("M", bound=Message)
 

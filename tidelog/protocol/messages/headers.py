@@ -6,7 +6,7 @@ of an ApiVersions request newer than itself). Version 0 of the request header we
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, int16, int32, string
+from tidelog.protocol.codec.schema import Message, int16, int32, string
 
 
 class RequestHeader(Message, in_place=True, versions="1-2", flexible="2+"):

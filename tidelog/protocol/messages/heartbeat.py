@@ -5,7 +5,7 @@ Version 3 brings static members, 4 is flexible.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, int16, int32, string
+from tidelog.protocol.codec.schema import Message, int16, int32, string
 
 
 class HeartbeatRequest(Message, key=12, versions="0-4", flexible="4+"):

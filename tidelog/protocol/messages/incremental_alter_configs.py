@@ -5,7 +5,7 @@ Version 1 is flexible.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int8, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int8, int16, int32, string
 
 
 class AlterableConfig(Message):

@@ -6,7 +6,7 @@ Version 6 (two-phase commit, KIP-939) is unstable in Kafka 4.3 and not declared.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, int16, int32, int64, string
+from tidelog.protocol.codec.schema import Message, int16, int32, int64, string
 
 
 class InitProducerIdRequest(Message, key=22, versions="0-5", flexible="2+"):

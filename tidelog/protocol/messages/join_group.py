@@ -6,7 +6,7 @@ flexible, 7 names the protocol type, 8 the reason for joining, 9 lets the coordi
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, byte_string, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, byte_string, int16, int32, string
 
 
 class JoinGroupRequestProtocol(Message):

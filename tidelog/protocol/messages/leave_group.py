@@ -5,7 +5,7 @@ Version 4 is flexible, 5 gives a reason.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, int16, int32, string
 
 
 class MemberIdentity(Message):

@@ -5,7 +5,7 @@ Version 0 knows metrics subscriptions only; version 1 asks by type, and for ever
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int8, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, int8, int16, int32, string
 
 
 class ListConfigResourcesRequest(Message, key=74, versions="0-1", flexible="0+"):

@@ -5,7 +5,7 @@ Version 3 is flexible, 4 filters by state, 5 by type.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, int16, int32, string
 
 
 class ListGroupsRequest(Message, key=16, versions="0-5", flexible="3+"):

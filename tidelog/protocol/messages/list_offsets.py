@@ -6,7 +6,7 @@ local log's start (-4), 9 for the tiered end (-5), 10 carries a timeout, 11 asks
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int8, int16, int32, int64, string
+from tidelog.protocol.codec.schema import Message, array, int8, int16, int32, int64, string
 
 
 class ListOffsetsPartition(Message):

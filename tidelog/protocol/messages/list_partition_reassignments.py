@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, int16, int32, string
 
 
 class ListPartitionReassignmentsTopics(Message):

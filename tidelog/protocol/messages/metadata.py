@@ -7,7 +7,7 @@ the leader epoch, 8-10 authorized operations (those of the cluster moved to Desc
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, string, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, string, uuid
 
 
 class MetadataRequestTopic(Message):

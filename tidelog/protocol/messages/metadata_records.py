@@ -6,9 +6,8 @@ A record's value is: frame version 1, record type, message version (unsigned var
 
 from __future__ import annotations
 
-from tidelog.protocol.errors import KafkaError, MalformedMessage
-from tidelog.protocol.primitives import read_uvarint, write_uvarint
-from tidelog.protocol.schema import (
+from tidelog.protocol.codec.primitives import read_uvarint, write_uvarint
+from tidelog.protocol.codec.schema import (
     Bytes,
     Message,
     array,
@@ -23,6 +22,7 @@ from tidelog.protocol.schema import (
     uint16,
     uuid,
 )
+from tidelog.protocol.errors import KafkaError, MalformedMessage
 
 
 class BrokerEndpoint(Message):

@@ -6,7 +6,7 @@ Version 5 drops the retention time, 6 adds the leader epoch, 7 static members, 8
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, int64, string, uuid
+from tidelog.protocol.codec.schema import Message, array, int16, int32, int64, string, uuid
 
 
 class OffsetCommitRequestPartition(Message):

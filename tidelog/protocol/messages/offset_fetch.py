@@ -6,7 +6,7 @@ transactions, 8 asks for many groups, 9 serves the newer groups (KIP-848), 10 sp
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, int64, string, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, int64, string, uuid
 
 
 class OffsetFetchRequestTopic(Message):

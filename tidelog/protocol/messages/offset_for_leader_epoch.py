@@ -5,7 +5,7 @@ Version 3 tells followers (replica id) from consumers (-2), 4 is flexible.
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, int16, int32, int64, string
+from tidelog.protocol.codec.schema import Message, array, int16, int32, int64, string
 
 
 class OffsetForLeaderPartition(Message):

@@ -7,7 +7,18 @@ declarations serve clients and hold the hand-written codec to the truth in tests
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Bytes, Message, array, int16, int32, int64, record_batches, string, struct, uuid
+from tidelog.protocol.codec.schema import (
+    Bytes,
+    Message,
+    array,
+    int16,
+    int32,
+    int64,
+    record_batches,
+    string,
+    struct,
+    uuid,
+)
 
 
 class PartitionProduceData(Message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, boolean, byte_string, int8, int16, int32, uuid
+from tidelog.protocol.codec.schema import Message, boolean, byte_string, int8, int16, int32, uuid
 
 
 class PushTelemetryRequest(Message, key=72, versions="0", flexible="0+"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, int16, int32, string, uuid
+from tidelog.protocol.codec.schema import Message, int16, int32, string, uuid
 
 
 class RemoveRaftVoterRequest(Message, key=81, versions="0", flexible="0+"):

@@ -5,7 +5,7 @@ Version 3 brings static members, 4 is flexible, 5 names protocol type and protoc
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, byte_string, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, byte_string, int16, int32, string
 
 
 class SyncGroupRequestAssignment(Message):

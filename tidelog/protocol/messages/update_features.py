@@ -5,7 +5,7 @@ Version 1 adds a dry run and the kinds of downgrade, 2 answers with one error in
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int8, int16, int32, string
+from tidelog.protocol.codec.schema import Message, array, boolean, int8, int16, int32, string
 
 
 class FeatureUpdateKey(Message):

@@ -6,7 +6,7 @@ Candidates put their last epoch and log end into the request; a refusal carries 
 
 from __future__ import annotations
 
-from tidelog.protocol.schema import Message, array, boolean, int16, int32, int64, string, uint16, uuid
+from tidelog.protocol.codec.schema import Message, array, boolean, int16, int32, int64, string, uint16, uuid
 
 
 class VoteRequestPartitionData(Message):

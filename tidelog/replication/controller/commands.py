@@ -39,7 +39,7 @@ from tidelog.protocol.messages.list_partition_reassignments import (
 )
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from tidelog.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
-from tidelog.replication.controller import (
+from tidelog.replication.controller.decisions import (
     brokers,
     config_changes,
     directories,
@@ -49,9 +49,9 @@ from tidelog.replication.controller import (
     partition_creation,
     reassignment,
 )
-from tidelog.replication.controller.liveness import BrokerSessions, BrokerState
+from tidelog.replication.controller.decisions.liveness import BrokerSessions, BrokerState
+from tidelog.replication.controller.decisions.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
 from tidelog.replication.controller.raft_port import RaftLog
-from tidelog.replication.controller.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
 
 T = TypeVar("T")
 

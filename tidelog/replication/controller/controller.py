@@ -15,18 +15,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata_records import AbortTransactionRecord
-from tidelog.replication.controller.activation import ControllerIdentity, activation_records
 from tidelog.replication.controller.commands import ControllerCommands
+from tidelog.replication.controller.decisions.activation import ControllerIdentity, activation_records
+from tidelog.replication.controller.decisions.leaders import (
+    elect_preferred_leaders,
+    elect_unclean_leaders,
+    fence_brokers,
+)
+from tidelog.replication.controller.decisions.liveness import BrokerSessions
+from tidelog.replication.controller.decisions.state import ControllerSettings, ControllerState
 from tidelog.replication.controller.failure_detection import FailureDetector, Probe
-from tidelog.replication.controller.image import METADATA_VERSION, BrokerImage, MetadataImage
-from tidelog.replication.controller.image_delta import everything
-from tidelog.replication.controller.leaders import elect_preferred_leaders, elect_unclean_leaders, fence_brokers
-from tidelog.replication.controller.liveness import BrokerSessions
+from tidelog.replication.controller.metadata.image import METADATA_VERSION, BrokerImage, MetadataImage
+from tidelog.replication.controller.metadata.image_delta import everything
+from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, encode_record
+from tidelog.replication.controller.metadata.records import ImageBuilder
+from tidelog.replication.controller.metadata.tracker import BuiltImage, MetadataTracker
 from tidelog.replication.controller.raft_port import RaftLog
-from tidelog.replication.controller.record_codec import LATEST_METADATA_VERSION, encode_record
-from tidelog.replication.controller.records import ImageBuilder
-from tidelog.replication.controller.state import ControllerSettings, ControllerState
-from tidelog.replication.controller.tracker import BuiltImage, MetadataTracker
 from tidelog.replication.ports import Endpoint
 
 if TYPE_CHECKING:

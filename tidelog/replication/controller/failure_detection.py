@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from tidelog.replication.controller.decisions.state import ControllerSettings
 from tidelog.replication.controller.proven_addresses import ProvenAddresses
-from tidelog.replication.controller.state import ControllerSettings
 from tidelog.replication.ports import Endpoint, PortState
 
 logger = logging.getLogger("tidelog.controller")

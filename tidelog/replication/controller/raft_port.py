@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 T = TypeVar("T")
 

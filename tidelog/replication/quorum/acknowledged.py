@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from tidelog.protocol.crc import crc32c
-from tidelog.replication.quorum.messages import OffsetAndEpoch
-from tidelog.storage.disk import Disk, File
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.replication.quorum.raft.messages import OffsetAndEpoch
+from tidelog.storage.files.disk import Disk, File
 
 FILE_NAME: Final = "acknowledged-end"
 _BODY: Final = struct.Struct(">hiq")  # version, epoch of the last record, offset after it

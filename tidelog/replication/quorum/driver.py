@@ -16,10 +16,17 @@ from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
-from tidelog.replication.quorum import following, wire
+from tidelog.replication.quorum import wire
 from tidelog.replication.quorum.acknowledged import FILE_NAME as ACKNOWLEDGED_FILE
+from tidelog.replication.quorum.files.metadata_cleaner import MetadataCleaner
+from tidelog.replication.quorum.files.metadata_log import LACKING_FILE, MetadataLog, ReplayedBatch
+from tidelog.replication.quorum.files.metadata_sync import MetadataSync
+from tidelog.replication.quorum.files.vote_store import InconsistentVoters, VoteStore, election_in
+from tidelog.replication.quorum.files.vote_writer import VoteWriter
 from tidelog.replication.quorum.listener import MetadataListener, News
-from tidelog.replication.quorum.messages import (
+from tidelog.replication.quorum.metadata_scrubber import MetadataScrubber
+from tidelog.replication.quorum.raft import following
+from tidelog.replication.quorum.raft.messages import (
     AppendLeaderChange,
     AppendRecords,
     AppendVoters,
@@ -35,22 +42,16 @@ from tidelog.replication.quorum.messages import (
     Truncate,
     WakeFetches,
 )
-from tidelog.replication.quorum.metadata_cleaner import MetadataCleaner
-from tidelog.replication.quorum.metadata_log import LACKING_FILE, MetadataLog, ReplayedBatch
-from tidelog.replication.quorum.metadata_scrubber import MetadataScrubber
-from tidelog.replication.quorum.metadata_sync import MetadataSync
-from tidelog.replication.quorum.raft import NEVER, Raft, lane_of
+from tidelog.replication.quorum.raft.raft import NEVER, Raft, lane_of
+from tidelog.replication.quorum.raft.settings import QuorumSettings
+from tidelog.replication.quorum.raft.snapshot import Snapshot, SnapshotId
+from tidelog.replication.quorum.raft.state import Follower, Leader
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
 from tidelog.replication.quorum.service import QuorumService
-from tidelog.replication.quorum.settings import QuorumSettings
-from tidelog.replication.quorum.snapshot import Snapshot, SnapshotId
 from tidelog.replication.quorum.snapshot_loading import keep_part
-from tidelog.replication.quorum.state import Follower, Leader
-from tidelog.replication.quorum.vote_store import InconsistentVoters, VoteStore, election_in
-from tidelog.replication.quorum.vote_writer import VoteWriter
-from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.disk import Disk
-from tidelog.storage.log import CorruptLog, PartitionLog
+from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
+from tidelog.storage.segments.damage import DamagedRecords
 
 __all__ = ["InconsistentVoters", "MetadataListener", "NotLeader", "QuorumSettings", "RaftNode", "ReplayedBatch"]
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 
 class MetadataListener(Protocol):

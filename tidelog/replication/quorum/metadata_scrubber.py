@@ -1,7 +1,7 @@
 """Reads the metadata log and its snapshots again from time to time, so that damage is found while the node runs.
 
-A segment is read in pieces on a thread, at a bounded rate; what it is checked for is `storage/scrub.py`'s. A file that
-became shorter is noticed within half a minute. What follows from damage is `driver.py`'s.
+A segment is read in pieces on a thread, at a bounded rate; what it is checked for is `storage/log/scrub.py`'s. A file
+that became shorter is noticed within half a minute. What follows from damage is `driver.py`'s.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from tidelog.replication.quorum.metadata_log import MetadataLog
-from tidelog.replication.quorum.settings import QuorumSettings
-from tidelog.storage.log import CorruptLog, PartitionLog
-from tidelog.storage.scrub import Scrub
-from tidelog.storage.segment import Segment
+from tidelog.replication.quorum.files.metadata_log import MetadataLog
+from tidelog.replication.quorum.raft.settings import QuorumSettings
+from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.segment import Segment
 
 LOOK_S: Final = 30.0
 PIECE_S: Final = 0.25

@@ -19,14 +19,15 @@ from tidelog.protocol.messages.fetch_snapshot import FetchSnapshotRequest, Fetch
 from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
 from tidelog.protocol.uuids import ZERO_UUID
 from tidelog.replication.ports import Endpoint, PeerUnreachable
-from tidelog.replication.quorum import leading, reconfiguration, wire
-from tidelog.replication.quorum.commit import ReplicaProgress
-from tidelog.replication.quorum.messages import FetchAnswer, FetchAsk, SnapshotAnswer
-from tidelog.replication.quorum.state import Leader
-from tidelog.replication.quorum.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey, Voter
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.log import CorruptLog
-from tidelog.storage.reader import ColdRead
+from tidelog.replication.quorum import wire
+from tidelog.replication.quorum.raft import leading, reconfiguration
+from tidelog.replication.quorum.raft.commit import ReplicaProgress
+from tidelog.replication.quorum.raft.messages import FetchAnswer, FetchAsk, SnapshotAnswer
+from tidelog.replication.quorum.raft.state import Leader
+from tidelog.replication.quorum.raft.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey, Voter
+from tidelog.storage.log.partition_log import CorruptLog
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
     from tidelog.replication.quorum.driver import RaftNode

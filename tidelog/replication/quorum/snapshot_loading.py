@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import KafkaError
-from tidelog.replication.quorum import following
-from tidelog.replication.quorum.messages import KeepSnapshotPart
-from tidelog.replication.quorum.snapshot import CorruptSnapshot, SnapshotId
-from tidelog.replication.quorum.state import Follower
-from tidelog.storage.damage import DamagedRecords
-from tidelog.storage.log import CorruptLog
+from tidelog.replication.quorum.raft import following
+from tidelog.replication.quorum.raft.messages import KeepSnapshotPart
+from tidelog.replication.quorum.raft.snapshot import CorruptSnapshot, SnapshotId
+from tidelog.replication.quorum.raft.state import Follower
+from tidelog.storage.log.partition_log import CorruptLog
+from tidelog.storage.segments.damage import DamagedRecords
 
 if TYPE_CHECKING:
     from tidelog.replication.quorum.driver import RaftNode

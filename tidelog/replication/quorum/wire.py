@@ -15,7 +15,7 @@ from tidelog.protocol.messages import end_quorum_epoch as end
 from tidelog.protocol.messages import fetch, fetch_snapshot, update_raft_voter, vote
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.messages import (
+from tidelog.replication.quorum.raft.messages import (
     Answer,
     Ask,
     BeginAnswer,
@@ -32,8 +32,8 @@ from tidelog.replication.quorum.messages import (
     VoteAnswer,
     VoteAsk,
 )
-from tidelog.replication.quorum.snapshot import SnapshotId
-from tidelog.replication.quorum.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey
 
 TOPIC: Final = "__cluster_metadata"
 FETCH_VERSION: Final = 18

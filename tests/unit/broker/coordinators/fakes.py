@@ -10,7 +10,8 @@ from typing import Any
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
-from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.batches.record_batch import read_header, stamp
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
@@ -22,7 +23,6 @@ from tidelog.protocol.messages.offset_commit import (
     OffsetCommitResponse,
 )
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
-from tidelog.protocol.record_batch import read_header, stamp
 
 Committed = Callable[[Exception | None], None]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.coordinators.fakes import Reply, World, context
-from tidelog.broker.apis import heartbeat, join_group, leave_group, offset_commit, offset_fetch, sync_group
+from tidelog.broker.apis.groups import heartbeat, join_group, leave_group, offset_commit, offset_fetch, sync_group
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol

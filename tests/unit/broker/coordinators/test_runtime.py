@@ -8,14 +8,14 @@ from tidelog.broker.coordinators.group.service import GroupCoordinatorService, a
 from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
 from tidelog.broker.coordinators.outcome import Now, Outcome
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
-from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.records import (
+from tidelog.protocol.batches.records import (
     ControlRecordType,
     decode_batch,
     encode_batch,
     encode_control_batch,
     encode_end_txn_value,
 )
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 E = ErrorCode
 

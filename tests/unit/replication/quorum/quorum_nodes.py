@@ -15,14 +15,14 @@ from tests.patience import PATIENCE_S
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
-from tidelog.replication.quorum.initial_voters import write_initial_voters
-from tidelog.replication.quorum.metadata_log import log_start_in, note_loss_of
-from tidelog.replication.quorum.snapshot import SnapshotId
-from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterSet
-from tidelog.storage.disk import Buffer, DirectoryEntry, File, OsDisk
-from tidelog.storage.loader import Ending
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.replication.quorum.files.initial_voters import write_initial_voters
+from tidelog.replication.quorum.files.metadata_log import log_start_in, note_loss_of
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterSet
+from tidelog.storage.files.disk import Buffer, DirectoryEntry, File, OsDisk
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.segments.log_config import LogConfig
 
 HANDLERS = {
     "VoteRequest": "vote",

@@ -13,8 +13,8 @@ from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum import following, leading, reconfiguration
-from tidelog.replication.quorum.messages import (
+from tidelog.replication.quorum.raft import following, leading, reconfiguration
+from tidelog.replication.quorum.raft.messages import (
     AppendLeaderChange,
     AppendRecords,
     AppendVoters,
@@ -37,11 +37,11 @@ from tidelog.replication.quorum.messages import (
     UpdateVoterAsk,
     VoteAsk,
 )
-from tidelog.replication.quorum.raft import Raft
-from tidelog.replication.quorum.settings import QuorumSettings
-from tidelog.replication.quorum.snapshot import SnapshotId
-from tidelog.replication.quorum.state import Leader
-from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
+from tidelog.replication.quorum.raft.raft import Raft
+from tidelog.replication.quorum.raft.settings import QuorumSettings
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.state import Leader
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 
 SETTINGS = QuorumSettings(
     election_timeout_ms=100,

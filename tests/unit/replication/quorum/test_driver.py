@@ -28,10 +28,10 @@ from tidelog.protocol.messages.fetch_snapshot import (
 )
 from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from tidelog.replication.quorum.driver import InconsistentVoters, NotLeader
-from tidelog.replication.quorum.metadata_retention import MetadataRetention
-from tidelog.replication.quorum.snapshot import SnapshotId
-from tidelog.storage.flush import FlushTask
-from tidelog.storage.segment import Segment
+from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.storage.log.flush import FlushTask
+from tidelog.storage.segments.segment import Segment
 
 THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
 

@@ -12,10 +12,10 @@ import pytest
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
 from tests.unit.replication.quorum.test_driver import add, same_mark, until_done
 from tidelog.replication.quorum.acknowledged import FILE_NAME, AcknowledgedEnd
-from tidelog.replication.quorum.metadata_log import LACKING_FILE
-from tidelog.storage.disk import OsDisk
-from tidelog.storage.loader import Ending
-from tidelog.storage.log import CorruptLog
+from tidelog.replication.quorum.files.metadata_log import LACKING_FILE
+from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.log.partition_log import CorruptLog
 
 THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
 from tests.unit.replication.quorum.test_metadata_damage import THREE, committed, flip, logs_of, stop_all
-from tidelog.replication.quorum.metadata_log import LACKING_FILE
-from tidelog.replication.quorum.snapshot import SnapshotId
+from tidelog.replication.quorum.files.metadata_log import LACKING_FILE
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 SCRUB: dict[str, Any] = {"scrub_interval_ms": 50, "scrub_bytes_per_s": 1 << 30}
 

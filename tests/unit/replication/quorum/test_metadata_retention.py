@@ -10,14 +10,14 @@ import pytest
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.replication.quorum.quorum_nodes import RefusingDisk
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.leading import check_position
-from tidelog.replication.quorum.messages import AppendLeaderChange, FetchAnswer
-from tidelog.replication.quorum.metadata_log import MetadataLog, log_start_in
-from tidelog.replication.quorum.metadata_retention import MetadataRetention, SnapshotFacts
-from tidelog.replication.quorum.snapshot import SnapshotId, encode_snapshot, snapshot_name
-from tidelog.replication.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
-from tidelog.storage.log_config import LogConfig
-from tidelog.storage.log_directory import LogDirectory
+from tidelog.replication.quorum.files.metadata_log import MetadataLog, log_start_in
+from tidelog.replication.quorum.raft.leading import check_position
+from tidelog.replication.quorum.raft.messages import AppendLeaderChange, FetchAnswer
+from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention, SnapshotFacts
+from tidelog.replication.quorum.raft.snapshot import SnapshotId, encode_snapshot, snapshot_name
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.segments.log_config import LogConfig
 
 CONFIG = LogConfig(max_message_bytes=1 << 23, segment_bytes=1 << 12, retention_ms=-1, file_delete_delay_ms=0)
 NOTHING_KEPT = MetadataRetention(bytes_max=0, age_ms_max=-1)

@@ -9,10 +9,10 @@ import pytest
 from tests.doses import seeds
 from tests.unit.replication.quorum.raft_simulation import Log, Node, Violation, World
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.replication.quorum import candidacy, following, leading, raft, reconfiguration
-from tidelog.replication.quorum.commit import Progress
-from tidelog.replication.quorum.messages import ElectionState
-from tidelog.replication.quorum.state import Follower, Leader
+from tidelog.replication.quorum.raft import candidacy, following, leading, raft, reconfiguration
+from tidelog.replication.quorum.raft.commit import Progress
+from tidelog.replication.quorum.raft.messages import ElectionState
+from tidelog.replication.quorum.raft.state import Follower, Leader
 
 PLANTED_SEEDS = 1000
 

@@ -1,7 +1,7 @@
 """The settings of the group coordinator: Kafka's names with underscores, Kafka's defaults.
 
-Here lives only the value; `broker/config.py` knows the keys and where they come from. The last bounds have no key in
-Kafka: they keep the memory of a node bounded whatever clients do.
+Here lives only the value; `broker/config/node_config.py` knows the keys and where they come from. The last bounds have
+no key in Kafka: they keep the memory of a node bounded whatever clients do.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedTopics
 from tidelog.broker.coordinators.outcome import Caller, RandomBits
 from tidelog.broker.coordinators.ports import Ports
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
-from tidelog.broker.request import Deferred, RequestContext
+from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult
 from tidelog.protocol.messages.describe_groups import DescribedGroup

@@ -1,0 +1,70 @@
+"""ApiVersions (key 18, versions 0-4): what this listener serves, and the features the cluster has settled on.
+
+An unknown version is answered in the form of version 0 with UNSUPPORTED_VERSION and the versions of this API
+(KIP-511); `dispatch` calls `refuse` for it. Below version 4 features that may be at level 0 are left out, as old
+clients cannot read them. Features whose protocols are not served here are not listed, whatever the log of a former
+Kafka node says.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tidelog.broker.apis.cluster_roles import at_controller, quorum
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, ApiKey
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
+from tidelog.replication.controller.decisions.supported_features import SUPPORTED_FEATURES
+
+REQUEST = ApiVersionsRequest
+
+NAMED_SOFTWARE_FROM = 3
+LEVEL_ZERO_FROM = 4
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+
+def handle(services: Services, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    if context.api_version >= NAMED_SOFTWARE_FROM and not (
+        _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
+    ):
+        raise KafkaError(ErrorCode.INVALID_REQUEST)
+    image = services.image()
+    finalized = {**image.features, "kraft.version": quorum(services).kraft_version}
+    return ApiVersionsResponse(
+        api_keys=_served(CONTROLLER_SERVED if at_controller(services, context) else SERVED),
+        supported_features=[
+            SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
+            for name, (lowest, highest) in SUPPORTED_FEATURES.items()
+            if highest > 0 and (lowest > 0 or context.api_version >= LEVEL_ZERO_FROM)
+        ],
+        finalized_features_epoch=image.offset,
+        finalized_features=[
+            FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in finalized.items()
+            if 0 < level <= SUPPORTED_FEATURES.get(name, (0, 0))[1]
+        ],
+    )
+
+
+def _served(table: dict[int, range]) -> list[ApiVersion]:
+    return [
+        ApiVersion(api_key=key, min_version=versions.start, max_version=versions.stop - 1)
+        for key, versions in sorted(table.items())
+    ]
+
+
+def refuse(request: ApiVersionsRequest | None, error: KafkaError, version: int) -> ApiVersionsResponse:
+    versions = SERVED[ApiKey.API_VERSIONS]
+    own = ApiVersion(api_key=ApiKey.API_VERSIONS, min_version=versions.start, max_version=versions.stop - 1)
+    return ApiVersionsResponse(
+        error_code=error.code, api_keys=[own] if error.code is ErrorCode.UNSUPPORTED_VERSION else []
+    )

@@ -1,0 +1,88 @@
+"""DescribeLogDirs (key 35, versions 1-5): this broker's log directories, and the size of each replica in them.
+
+An offline directory is told with its error alone. A replica that is being moved is told twice: where it is, and where
+it will be (`is_future_key`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
+from tidelog.broker.replicas.log_directories import CORDONED
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from tidelog.replication.controller.metadata.image import METADATA_VERSION
+from tidelog.replication.controller.metadata.record_codec import CORDONED_VERSION
+
+if TYPE_CHECKING:
+    from tidelog.storage.log.directory import LogDirectory
+    from tidelog.storage.log.partition_log import PartitionLog
+
+REQUEST = DescribeLogDirsRequest
+
+LAG_UNKNOWN = -1
+
+_Wanted = dict[str, set[int]]
+
+
+async def handle(
+    services: Services, context: RequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    wanted: _Wanted | None = None
+    if request.topics is not None:
+        wanted = {}
+        for topic in request.topics:
+            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+    knows = services.image().feature_level(METADATA_VERSION) >= CORDONED_VERSION
+    cordoned = services.settings.items(CORDONED) if knows else []
+    results = []
+    for path, absolute in services.directories.home_paths.items():
+        is_cordoned = services.directories.is_cordoned(path, cordoned)
+        result = DescribeLogDirsResult(log_dir=absolute, is_cordoned=is_cordoned)
+        results.append(result)
+        directory = services.directories.home_at(path)
+        if directory is None:
+            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            continue
+        result.total_bytes, result.usable_bytes = await services.directories.volume_bytes(directory)
+        result.topics = _topics(services, directory, wanted)
+    return DescribeLogDirsResponse(results=results)
+
+
+def _topics(services: Services, directory: LogDirectory, wanted: _Wanted | None) -> list[DescribeLogDirsTopic]:
+    topics: dict[str, DescribeLogDirsTopic] = {}
+    for logs, are_future in ((directory.logs, False), (directory.futures, True)):
+        for (name, index), log in logs.items():
+            if wanted is None or index in wanted.get(name, ()):
+                topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
+                topic.partitions.append(
+                    DescribeLogDirsPartition(
+                        partition_index=index,
+                        partition_size=log.size_bytes,
+                        offset_lag=_lag(services, name, index, log, are_future),
+                        is_future_key=are_future,
+                    )
+                )
+    return list(topics.values())
+
+
+def _lag(services: Services, name: str, index: int, log: PartitionLog, is_future: bool) -> int:
+    """Of a future replica behind the present one; of a replica behind the high watermark it knows of."""
+    partition = services.partitions.find(name, index)
+    if partition is None or partition.offline:
+        return LAG_UNKNOWN
+    if is_future:
+        return partition.log.log_end_offset - log.log_end_offset
+    return max(0, log.high_watermark - log.log_end_offset)
+
+
+def refuse(request: DescribeLogDirsRequest, error: KafkaError, version: int) -> DescribeLogDirsResponse:
+    return DescribeLogDirsResponse(error_code=error.code)

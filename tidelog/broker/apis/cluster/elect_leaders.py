@@ -1,0 +1,43 @@
+"""ElectLeaders (key 43, versions 0-2): the preferred replica, or any that is alive, becomes leader.
+
+Version 0 has no error for the whole request; there each partition tells it.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.apis.cluster_roles import check_time, controller
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+
+REQUEST = ElectLeadersRequest
+
+TOP_LEVEL_ERROR_FROM = 1
+
+
+async def handle(services: Services, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    check_time(request.timeout_ms)
+    response: ElectLeadersResponse = await controller(services).elect_leaders(request, context.api_version)
+    return response
+
+
+def refuse(request: ElectLeadersRequest, error: KafkaError, version: int) -> ElectLeadersResponse:
+    partitions = [
+        ReplicaElectionResult(
+            topic=topic.topic,
+            partition_result=[
+                PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
+                for index in topic.partitions
+            ],
+        )
+        for topic in request.topic_partitions or ()
+    ]
+    return ElectLeadersResponse(
+        error_code=error.code if version >= TOP_LEVEL_ERROR_FROM else 0, replica_election_results=partitions
+    )

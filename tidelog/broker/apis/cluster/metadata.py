@@ -1,0 +1,265 @@
+"""Metadata (key 3, versions 0-13): brokers, topics, who leads each partition; creates unknown topics when allowed.
+
+A topic just created is answered UNKNOWN_TOPIC_OR_PARTITION, as Kafka does: clients ask again at once. Topics asked by
+id (versions 12 on) are never created. Order: as asked, or by name for all topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from tidelog.broker.apis import authorized_operations
+from tidelog.broker.apis.services import Services
+from tidelog.broker.cluster.cluster_view import broker_endpoint, cluster_controller, offline_replicas, reachable_brokers
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tidelog.protocol.uuids import ZERO_UUID
+from tidelog.replication.controller.decisions.topic_names import topic_name_problem
+from tidelog.replication.controller.metadata.image import (
+    INTERNAL_TOPICS,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+
+REQUEST = MetadataRequest
+
+# Asked for by name, between two pauses: some milliseconds.
+TOPICS_AT_ONCE_MAX = 1000
+TOPIC_IDS_FROM = 12
+LISTENER_NOT_FOUND_FROM = 6
+OPERATIONS_FROM = 8
+CLUSTER_OPERATIONS_TO = 10
+
+_Ids = tuple[int, ...]
+_Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
+"""Error, leader, replicas, in-sync replicas, offline replicas."""
+
+
+def handle(
+    services: Services, context: RequestContext, request: MetadataRequest
+) -> MetadataResponse | Deferred | Coroutine[Any, Any, MetadataResponse]:
+    if services.lost_brokers and services.lost_brokers.any_of(_leaders(services.image(), request)):
+        return _when_settled(services, context, request)
+    if request.topics is not None and len(request.topics) > TOPICS_AT_ONCE_MAX:
+        return _answer_in_pieces(services, context, request)
+    if request.topics:
+        doubtful = services.lost_brokers.doubtful(_leaders(services.image(), request))
+        if doubtful:
+            return _after_trying(services, context, request, doubtful)
+    return _answer(services, context, request)
+
+
+async def _answer_in_pieces(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    """The same with pauses, in which others are served."""
+    loop = asyncio.get_running_loop()
+    for response in _answering(services, context, request):
+        await services.turns.pause(loop)
+        if response is not None:
+            return response
+    raise AssertionError("the last step is the response")
+
+
+def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
+    """Who leads what is asked for."""
+    topics: Iterable[TopicImage | None] = image.topics_by_name.values()
+    if request.topics is not None:
+        topics = (
+            image.topics_by_id.get(one.topic_id) if one.name is None else image.topics_by_name.get(one.name)
+            for one in request.topics
+        )
+    for topic in topics:
+        if topic is not None:
+            yield from (partition.leader for partition in topic.partitions.values())
+
+
+def _when_settled(services: Services, context: RequestContext, request: MetadataRequest) -> Deferred:
+    answer = Deferred()
+    services.lost_brokers.when_settled(partial(_complete, answer, services, context, request))
+    return answer
+
+
+def _after_trying(
+    services: Services, context: RequestContext, request: MetadataRequest, leaders: list[int]
+) -> Deferred:
+    """Once these leaders were connected to; when one of them refused, once it is settled what became of it."""
+    answer = Deferred()
+    lost_brokers = services.lost_brokers
+
+    def tried() -> None:
+        complete = partial(_complete, answer, services, context, request)
+        if lost_brokers.any_of(_leaders(services.image(), request)):
+            lost_brokers.when_settled(complete)
+        else:
+            complete()
+
+    lost_brokers.try_all(leaders, tried)
+    return answer
+
+
+def _complete(answer: Deferred, services: Services, context: RequestContext, request: MetadataRequest) -> None:
+    try:
+        response: MetadataResponse | KafkaError = _answer(services, context, request)
+    except KafkaError as error:
+        response = error
+    except Exception as error:
+        answer.failed(error)
+        return
+    answer.complete(response)
+
+
+def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    *_, response = _answering(services, context, request)
+    assert response is not None
+    return response
+
+
+def _answering(
+    services: Services, context: RequestContext, request: MetadataRequest
+) -> Iterator[MetadataResponse | None]:
+    """A step for each TOPICS_AT_ONCE_MAX topics asked for, None, then the response: of the image at the first step."""
+    version = context.api_version
+    image = services.image()
+    if request.topics is None or (version == 0 and not request.topics):
+        view = _View(image, context)
+        topics = [view.known(topic) for _, topic in sorted(image.topics_by_name.items())]
+    else:
+        topics = yield from _requested(services, context, request, image)
+    if version >= OPERATIONS_FROM and request.include_topic_authorized_operations:
+        for topic in topics:
+            topic.topic_authorized_operations = authorized_operations.TOPIC
+    response = MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
+            for broker, endpoint in reachable_brokers(
+                image, context.listener_name, fenced=services.lost_brokers.lately_fenced()
+            )
+        ],
+        cluster_id=services.cluster_id,
+        controller_id=cluster_controller(image, services.node_id, services.quorum_leader_id()),
+        topics=topics,
+    )
+    if OPERATIONS_FROM <= version <= CLUSTER_OPERATIONS_TO and request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = authorized_operations.CLUSTER
+    yield response
+
+
+def _requested(
+    services: Services, context: RequestContext, request: MetadataRequest, image: MetadataImage
+) -> Generator[None, None, list[MetadataResponseTopic]]:
+    assert request.topics is not None
+    if context.api_version < TOPIC_IDS_FROM:
+        for asked in request.topics:
+            if asked.name is None:
+                message = f"Topic name can not be null for version {context.api_version}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+            if asked.topic_id != ZERO_UUID:
+                message = f"Topic IDs are not supported in requests for version {context.api_version}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    view = _View(image, context)
+    ids = dict.fromkeys(asked.topic_id for asked in request.topics if asked.topic_id != ZERO_UUID)
+    topics: list[MetadataResponseTopic] = []
+    if ids:
+        for number, topic_id in enumerate(ids, 1):
+            if number % TOPICS_AT_ONCE_MAX == 0:
+                yield
+            topics.append(view.by_id(topic_id))
+        return topics
+    missing: list[str] = []
+    for number, name in enumerate(dict.fromkeys(asked.name for asked in request.topics if asked.name is not None), 1):
+        if number % TOPICS_AT_ONCE_MAX == 0:
+            yield
+        topic = image.topics_by_name.get(name)
+        if topic is not None:
+            topics.append(view.known(topic))
+            continue
+        if topic_name_problem(name) is None:
+            missing.append(name)
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION
+        topics.append(MetadataResponseTopic(error_code=error, name=name, is_internal=name in INTERNAL_TOPICS))
+    if missing and request.allow_auto_topic_creation and services.config.flag("auto.create.topics.enable"):
+        services.topic_creation.start(missing)
+    return topics
+
+
+class _View:
+    """The image as one answer tells it. Most partitions look like others: each look is worked out once."""
+
+    def __init__(self, image: MetadataImage, context: RequestContext) -> None:
+        self._image = image
+        self._version, self._listener = context.api_version, context.listener_name
+        self._looks: dict[tuple[int, _Ids, _Ids, tuple[bytes, ...]], _Look] = {}
+
+    def by_id(self, topic_id: bytes) -> MetadataResponseTopic:
+        topic = self._image.topics_by_id.get(topic_id)
+        if topic is None:
+            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id)
+        return self.known(topic)
+
+    def known(self, topic: TopicImage) -> MetadataResponseTopic:
+        return MetadataResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.is_internal,
+            partitions=[self._partition(index, partition) for index, partition in sorted(topic.partitions.items())],
+        )
+
+    def _partition(self, index: int, partition: PartitionImage) -> MetadataResponsePartition:
+        key = (partition.leader, partition.replicas, partition.isr, partition.directories)
+        look = self._looks.get(key)
+        if look is None:
+            look = self._looks[key] = self._look(partition)
+        error, leader, replicas, isr, offline = look
+        return MetadataResponsePartition(
+            error_code=error,
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=partition.leader_epoch,
+            replica_nodes=replicas,
+            isr_nodes=isr,
+            offline_replicas=offline,
+        )
+
+    def _look(self, partition: PartitionImage) -> _Look:
+        image, version = self._image, self._version
+        offline = offline_replicas(image, partition, self._listener)
+        leader = partition.leader
+        error = ErrorCode.NONE
+        if broker_endpoint(image, leader, self._listener) is None:
+            leader_is_up = leader in image.brokers and not image.brokers[leader].fenced
+            leader = -1
+            error = ErrorCode.LEADER_NOT_AVAILABLE
+            if leader_is_up and version >= LISTENER_NOT_FOUND_FROM:
+                error = ErrorCode.LISTENER_NOT_FOUND
+        elif version == 0 and offline:
+            # Version 0 has no place for offline replicas: they are left out, and their lack is an error.
+            error = ErrorCode.REPLICA_NOT_AVAILABLE
+        replicas, isr = list(partition.replicas), list(partition.isr)
+        if version == 0:
+            replicas = [replica for replica in replicas if replica not in offline]
+            isr = [replica for replica in isr if replica not in offline]
+        return error, leader, replicas, isr, offline
+
+
+def refuse(request: MetadataRequest, error: KafkaError, version: int) -> MetadataResponse:
+    topics = [
+        MetadataResponseTopic(
+            error_code=error.code,
+            name=topic.name if topic.name is not None or version >= TOPIC_IDS_FROM else "",
+            topic_id=topic.topic_id,
+        )
+        for topic in request.topics or ()
+    ]
+    return MetadataResponse(topics=topics, error_code=error.code)

@@ -1,0 +1,157 @@
+"""What AlterConfigs and IncrementalAlterConfigs have in common: who decides what, and what is refused at once.
+
+A client asks any broker. That broker looks at what concerns itself alone, its own configs and its loggers, and at the
+form of the rest; then the active controller decides and writes (Kafka's `ConfigAdminManager`). What comes to a
+controller, on its listener or in an envelope, is the controller's to judge, but for loggers, which every node has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tidelog.broker.apis.cluster_roles import at_controller, controller
+from tidelog.broker.apis.services import Services
+from tidelog.broker.config import logger_levels
+from tidelog.broker.config.definition_types import LIST
+from tidelog.broker.config.definitions import BROKER
+from tidelog.broker.config.validation import broker_change_problem
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.api import ApiKey
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer
+from tidelog.replication.controller.decisions.config_changes import Operation, list_after
+from tidelog.replication.controller.metadata.image import (
+    BROKER_LOGGER_RESOURCE,
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+)
+
+_FOR_THE_CONTROLLER: Final = (TOPIC_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
+
+Key = tuple[int, str]
+
+
+async def alter(services: Services, context: RequestContext, request: Any, answer: type[Any]) -> list[Any]:
+    """One `answer` message per resource, in the request's order. `request`: of either API."""
+    from_client = bool(context.listener_name) and not at_controller(services, context)
+    times = Counter((each.resource_type, each.resource_name) for each in request.resources)
+    settled: dict[Key, KafkaError | None] = {}
+    for resource in request.resources:
+        key = resource.resource_type, resource.resource_name
+        try:
+            if from_client:
+                _check(services, request, resource, times[key])
+            if resource.resource_type == BROKER_LOGGER_RESOURCE:
+                logger_levels.alter(services.node_id, resource, validate_only=request.validate_only)
+                settled[key] = None
+        except KafkaError as error:
+            settled[key] = error
+    wanted = [each for each in request.resources if (each.resource_type, each.resource_name) not in settled]
+    answers = await _decided(services, context, request, wanted) if wanted else []
+    by_key = {(each.resource_type, each.resource_name): each for each in answers}
+    return [
+        _answer(resource, settled[key], answer) if key in settled else by_key[key]
+        for resource in request.resources
+        for key in [(resource.resource_type, resource.resource_name)]
+    ]
+
+
+async def _decided(services: Services, context: RequestContext, request: Any, wanted: Sequence[Any]) -> Sequence[Any]:
+    rest = type(request)(resources=wanted, validate_only=request.validate_only)
+    channel = services.controller_channel
+    if not context.listener_name or channel.is_local():
+        active = controller(services)
+        incremental = request.API_KEY == ApiKey.INCREMENTAL_ALTER_CONFIGS
+        response = await (active.incremental_alter_configs(rest) if incremental else active.alter_configs(rest))
+    else:
+        response = await channel.forward_message(rest, context.api_version, context.client_host)
+    return response.responses  # type: ignore[no-any-return]
+
+
+def _check(services: Services, request: Any, resource: Any, times: int) -> None:
+    """Raises KafkaError for what need not be asked of the controller."""
+    if times > 1:
+        raise _invalid("Each resource must appear at most once.")
+    names = [config.name for config in resource.configs]
+    if len(set(names)) < len(names):
+        raise _invalid("Error due to duplicate config keys")
+    without_value = [
+        each.name for each in resource.configs if each.value is None and _operation(each) != Operation.DELETE
+    ]
+    if without_value:
+        raise _invalid(f"Null value not supported for : {', '.join(without_value)}")
+    kind, name = resource.resource_type, resource.resource_name
+    if kind == BROKER_RESOURCE:
+        if name:
+            _check_own_id(services, name)
+        after = _applied(services, request, resource)
+        problem = broker_change_problem(services.settings, not name, after)
+        if problem is not None:
+            raise _invalid(problem)
+    elif kind == BROKER_LOGGER_RESOURCE and request.API_KEY == ApiKey.INCREMENTAL_ALTER_CONFIGS:
+        return
+    elif kind not in _FOR_THE_CONTROLLER:
+        raise _invalid(f"Unknown resource type {kind}")
+
+
+def _check_own_id(services: Services, name: str) -> None:
+    try:
+        is_own = parse_integer(name) == services.node_id
+    except ValueError:
+        raise _invalid(f"Node id must be an integer, but it is: {name}") from None
+    if not is_own:
+        raise _invalid(f"Unexpected broker id, expected {services.node_id}, but received {name}")
+
+
+def _applied(services: Services, request: Any, resource: Any) -> Mapping[str, str]:
+    """What would be set at run time for this broker, or for all of them."""
+    if request.API_KEY == ApiKey.ALTER_CONFIGS:
+        return {each.name: each.value for each in resource.configs}
+    own, cluster = services.settings.layers
+    after = dict(own if resource.resource_name else cluster)
+    for each in resource.configs:
+        operation = _operation(each)
+        if operation == Operation.SET:
+            after[each.name] = each.value
+        elif operation == Operation.DELETE:
+            after.pop(each.name, None)
+        elif operation in (Operation.APPEND, Operation.SUBTRACT):
+            after[each.name] = _list_after(each.name, operation, each.value, after.get(each.name))
+        else:
+            raise _invalid(f"Unknown operations type {operation}")
+    return after
+
+
+def _list_after(name: str, operation: int, value: str, present: str | None) -> str:
+    definition = BROKER.get(name)
+    if definition is None:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown config name: {name}")
+    if definition.type != LIST:
+        verb = "append" if operation == Operation.APPEND else "subtract"
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Config value {verb} is not allowed for config key: {name}")
+    return list_after(operation, value, definition.default if present is None else present)
+
+
+def _operation(config: Any) -> int:
+    return int(getattr(config, "config_operation", Operation.SET))
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _answer(resource: Any, error: KafkaError | None, answer: type[Any]) -> Any:
+    return answer(
+        error_code=error.code if error is not None else ErrorCode.NONE,
+        error_message=error.message if error is not None else None,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
+
+
+def refusal(resource: Any, error: KafkaError, answer: type[Any]) -> Any:
+    return _answer(resource, error, answer)

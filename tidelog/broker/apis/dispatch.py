@@ -1,0 +1,402 @@
+"""One frame in, one answer out: parse the request header, find the API, run it, turn failures into responses.
+
+The only place where a `KafkaError` becomes a response and an unknown exception becomes UNKNOWN_SERVER_ERROR with a
+log line. Produce and Fetch decode and encode themselves; every other API goes through its compiled messages here.
+A frame that cannot be understood raises MalformedMessage, and the connection is closed, as Kafka does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from struct import Struct
+from struct import error as StructError
+from types import ModuleType
+from typing import Any
+
+from tidelog.broker.apis.error_counts import count_errors
+from tidelog.broker.apis.records import fetch, produce
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCounters
+from tidelog.broker.network.request import Answer, Deferred, Peer, RequestContext
+from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX, Arrays, join, split
+from tidelog.protocol.api import request_header_version, response_header_version
+from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM
+
+log = logging.getLogger("tidelog.dispatch")
+
+_HEADER = Struct(">hhih")
+_FRAME_HEAD = Struct(">ii")
+_NO_HEADER = "request shorter than its header"
+
+API_VERSIONS = 18
+# Tasks of cold APIs under way at once, over all connections; further ones are refused with THROTTLING_QUOTA_EXCEEDED.
+COLD_TASKS_MAX = 4096
+# Where a request says how long its client waits.
+_PATIENCE_FIELDS = ("timeout_ms", "rebalance_timeout_ms", "session_timeout_ms", "max_wait_ms")
+
+
+class Dispatcher:
+    """`apis`: handler modules (see `services`); each says its REQUEST class, handle() and refuse().
+
+    `forwarded`: keys of those that only the active controller answers; elsewhere they are sent on to it.
+    """
+
+    def __init__(self, services: Services, apis: Iterable[ModuleType], forwarded: Collection[int] = ()) -> None:
+        self._services = services
+        self._produces = services.requests.produce
+        self._turns = services.turns
+        self._stopwatch = services.requests.stopwatch
+        self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
+        self._forwarded = frozenset(forwarded)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def served(self) -> dict[int, range]:
+        """API key -> versions that have a handler."""
+        hot = {
+            produce.API_KEY: range(produce.VERSIONS.start, produce.VERSIONS.stop),
+            fetch.API_KEY: range(fetch.VERSIONS.start, fetch.VERSIONS.stop),
+        }
+        return hot | {key: api.versions for key, api in self._apis.items()}
+
+    def dispatch(self, frame: memoryview, connection: Peer) -> Answer:
+        began = self._stopwatch()
+        try:
+            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
+        except StructError:
+            raise MalformedMessage(_NO_HEADER) from None
+        position = 10 + client_id_bytes if client_id_bytes > 0 else 10
+        if key == produce.API_KEY and version in produce.VERSIONS:
+            if version >= PRODUCE_FLEXIBLE_FROM:
+                position = _skip_header_tags(frame, position)
+            answer = produce.serve(self._services, frame[position:], version, correlation_id, connection)
+            counters = self._produces
+            counters.versions[version] += 1
+        elif key == fetch.API_KEY and version in fetch.VERSIONS:
+            if version >= FETCH_FLEXIBLE_FROM:
+                position = _skip_header_tags(frame, position)
+            answer, counters = fetch.serve(self._services, frame[position:], version, correlation_id, connection)
+            counters.versions[version] += 1
+        else:
+            return self._serve(frame, connection, key, version, correlation_id, client_id_bytes)
+        if isinstance(answer, Deferred) and answer.response is None:
+            answer.timing = (counters, began)
+            return answer
+        elapsed = self._stopwatch() - began
+        if elapsed <= SHORTEST_S:  # what most are, and then this is all
+            durations = counters.durations
+            durations.counts[0] += 1
+            durations.total += elapsed
+        else:
+            counters.durations.observe(elapsed)
+            self._turns.took(elapsed)
+        return answer
+
+    def dispatch_cold(self, frame: memoryview, connection: Peer) -> Answer:
+        """A request for one of `apis`: any but Produce and Fetch of records."""
+        return self._serve(frame, connection, *_head(frame))
+
+    def _serve(
+        self, frame: memoryview, connection: Peer, key: int, version: int, correlation_id: int, client_id_bytes: int
+    ) -> Answer:
+        api = self._apis.get(key)
+        if api is None:
+            raise MalformedMessage(f"API key {key} is not served")
+        if version not in api.versions:
+            if key != API_VERSIONS:
+                raise MalformedMessage(f"version {version} of {api.name} is not served")
+            # An unknown ApiVersions version is answered in the form of version 0 (KIP-511).
+            error = KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+            return _frame(api.refuse(None, error, 0), key, 0, correlation_id)
+        began = api.counters.begun(version)
+        client_id, request = api.parse(frame, version, client_id_bytes)
+        context = RequestContext(
+            key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
+        )
+        answer = self._answer(frame, api, context, request)
+        self._turns.took(self._stopwatch() - began)
+        return _timed(answer, api.counters, began)
+
+    def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
+        if api.is_forwarded:
+            return self._run(self._by_controller(bytes(frame), api, context, request), api, context, request)
+        try:
+            if api.in_pieces is not None and len(frame) > WHOLE_BYTES_MAX:
+                return self._run(self._piece_by_piece(api.in_pieces, api, context, request), api, context, request)
+            result = api.handle(self._services, context, request)
+            if inspect.iscoroutine(result):
+                return self._run(result, api, context, request)
+        except Exception as error:
+            result = _as_kafka_error(error, api.name)
+        if isinstance(result, Deferred):
+            if result.response is None:
+                return _Encoded(result, context, request, api)
+            result = result.response
+        return api.framed(result, context, request)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any) -> Deferred:
+        """A cold handler as a task; the connection's next request waits for it, as in Kafka."""
+        answer = _Waiting(request, exclusive=True)
+        if len(self._tasks) >= COLD_TASKS_MAX:
+            coroutine.close()
+            error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
+            answer.response = api.framed(error, context, request)
+            return answer
+
+        async def run() -> None:
+            try:
+                response = await coroutine
+                if isinstance(response, Deferred):
+                    response = await _completed(response)
+            except Exception as error:
+                response = _as_kafka_error(error, api.name)
+            answer.complete(response if type(response) is bytes else api.framed(response, context, request))
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.pop(done, None)
+            coroutine.close()  # cancelled before its first step, it would complain that nobody awaited it
+            if answer.response is not None:
+                return
+            error = None if done.cancelled() else done.exception()
+            if error is None:
+                answer.complete(None)  # as the node stops, say
+            else:
+                answer.failed(error)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks[task] = None
+        task.add_done_callback(ended)
+        return answer
+
+    async def _piece_by_piece(self, arrays: Arrays, api: _Api, context: RequestContext, request: Any) -> Any:
+        """The same as `handle`, with pauses in which others are served."""
+        api.check(request)
+        loop = asyncio.get_running_loop()
+        answered = []
+        for piece in split(request, arrays):
+            await self._turns.pause(loop)
+            result = api.handle(self._services, context, piece)
+            if inspect.iscoroutine(result):
+                result = await result
+            answered.append(await _completed(result) if isinstance(result, Deferred) else result)
+        return join(answered, arrays)
+
+    async def _by_controller(self, frame: bytes, api: _Api, context: RequestContext, request: Any) -> Any:
+        """The active controller's answer: this node's message, unless it loses the lead over it, or another's frame."""
+        channel = self._services.controller_channel
+        if channel.is_local():
+            here = await self._outcome(api, context, request)
+            if not _lost_the_lead(here):
+                return here
+        response = await channel.forward(frame, context.client_host)
+        return len(response).to_bytes(4, "big") + response
+
+    # -------------------------------------------------------------------------------------- requests from within
+
+    async def call(self, request: Any, version: int) -> Any:
+        """The response message to a request of this node's own; never forwarded."""
+        api = self._apis[request.API_KEY]
+        return await self._outcome(api, RequestContext(request.API_KEY, version, 0, None, "127.0.0.1", ""), request)
+
+    async def embedded(self, frame: bytes, client_host: str) -> bytes:
+        """The response, header included, to a request that came in an envelope. Raises KafkaError, MalformedMessage.
+
+        NOT_CONTROLLER, too, where it was under way when this node lost the lead: whoever forwarded it asks the next
+        one, as in Kafka. Inside the response it would be the client's, and few clients try again then.
+        """
+        view = memoryview(frame)
+        key, version, correlation_id, client_id_bytes = _head(view)
+        api = self._apis.get(key)
+        if api is None or key not in self._forwarded or version not in api.versions:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"version {version} of API key {key} cannot be forwarded")
+        began = api.counters.begun(version)
+        client_id, request = api.parse(view, version, client_id_bytes)
+        context = RequestContext(key, version, correlation_id, client_id, client_host, "")
+        response = await self._outcome(api, context, request)
+        if _lost_the_lead(response):
+            raise KafkaError(ErrorCode.NOT_CONTROLLER)
+        framed = api.framed(response, context, request)
+        api.counters.answered(began)
+        return bytes(memoryview(framed)[4:])
+
+    async def _outcome(self, api: _Api, context: RequestContext, request: Any) -> Any:
+        try:
+            result = api.handle(self._services, context, request)
+            if inspect.iscoroutine(result):
+                result = await result
+            return await _completed(result) if isinstance(result, Deferred) else result
+        except Exception as error:
+            return api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
+
+    @property
+    def tasks_under_way(self) -> int:
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        """Cancel cold handlers that are still under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _completed(answer: Deferred) -> Any:
+    waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def completed(response: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(response)
+
+    answer.on_complete(completed)
+    response = await waiter
+    if isinstance(response, KafkaError):
+        raise response
+    return response
+
+
+def _lost_the_lead(response: Any) -> bool:
+    errors: dict[int, int] = {}
+    count_errors(response, errors)
+    return ErrorCode.NOT_CONTROLLER in errors
+
+
+class _Api:
+    __slots__ = (
+        "check",
+        "counters",
+        "handle",
+        "in_pieces",
+        "is_forwarded",
+        "key",
+        "name",
+        "read",
+        "refuse",
+        "versions",
+    )
+
+    def __init__(self, module: ModuleType, requests: RequestCounters, forwarded: Collection[int]) -> None:
+        request = module.REQUEST
+        self.key: int = request.API_KEY
+        # As it came; some look at it first, and send on themselves what is left.
+        self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
+        self.name: str = request.__name__.removesuffix("Request")
+        self.counters = requests.of(self.name, request.VERSIONS)
+        self.versions: range = request.VERSIONS
+        self.read: Callable[[memoryview, int, int], tuple[Any, int]] = request.read
+        self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
+        self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
+        self.in_pieces: Arrays | None = getattr(module, "IN_PIECES", None)
+        self.check: Callable[[Any], None] = getattr(module, "check", lambda request: None)
+
+    def parse(self, frame: memoryview, version: int, client_id_bytes: int) -> tuple[str | None, Any]:
+        """The client id and the request of a frame whose first fields are known. Raises MalformedMessage."""
+        end = 10 + max(client_id_bytes, 0)
+        if end > len(frame):
+            raise MalformedMessage("client id runs past the request")
+        # A client id in another encoding is no reason to refuse anybody, to Kafka either.
+        client_id = str(frame[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
+        position = _skip_header_tags(frame, end) if request_header_version(self.key, version) == 2 else end
+        # Bytes behind the request are ignored, as Kafka does: librdkafka sends some.
+        request, _ = self.read(frame, position, version)
+        return client_id, request
+
+    def framed(self, response: Any, context: RequestContext, request: Any) -> bytearray:
+        """The frame of a response or KafkaError; of an error, too, where this version cannot hold the response."""
+        key, version, correlation_id = context.api_key, context.api_version, context.correlation_id
+        if isinstance(response, KafkaError):
+            response = self.refuse(request, response, version)
+        count_errors(response, self.counters.errors)
+        try:
+            return _frame(response, key, version, correlation_id)
+        except Exception as error:
+            refused = KafkaError(_as_kafka_error(error, self.name).code)  # its message may be what does not fit
+            return _frame(self.refuse(request, refused, version), key, version, correlation_id)
+
+
+class _Waiting(Deferred):
+    """An answer that comes later, to a request that may say how long its client waits."""
+
+    __slots__ = ("_patience_s",)
+
+    def __init__(self, request: Any, exclusive: bool = False) -> None:
+        super().__init__(exclusive)
+        self._patience_s: float = max(getattr(request, name, 0) for name in _PATIENCE_FIELDS) / 1000
+
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        return waited_s - self._patience_s
+
+
+class _Encoded(_Waiting):
+    """A handler's Deferred message, seen by the connection as a Deferred frame."""
+
+    __slots__ = ()
+
+    def __init__(self, inner: Deferred, context: RequestContext, request: Any, api: _Api) -> None:
+        super().__init__(request, inner.exclusive)
+
+        def encode(response: Any) -> None:
+            if response is None:
+                self.complete(None)
+                return
+            try:
+                frame = api.framed(response, context, request)
+            except Exception as error:
+                self.failed(error)
+            else:
+                self.complete(frame)
+
+        inner.on_complete(encode)
+        self.on_abandon = inner.on_abandon
+
+
+def _head(frame: memoryview) -> tuple[int, int, int, int]:
+    """API key, version, correlation id, bytes of the client id (-1 for none)."""
+    try:
+        return _HEADER.unpack_from(frame)
+    except StructError:
+        raise MalformedMessage(_NO_HEADER) from None
+
+
+def _timed(answer: Answer, counters: ApiCounters, began: float) -> Answer:
+    """Count how long it took, now or when it is answered."""
+    if isinstance(answer, Deferred) and answer.response is None:
+        answer.timing = (counters, began)
+    else:
+        counters.answered(began)
+    return answer
+
+
+def _frame(response: Any, key: int, version: int, correlation_id: int) -> bytearray:
+    flexible_header = response_header_version(key, version) == 1
+    out = bytearray(9 if flexible_header else 8)
+    response.write(out, version)
+    _FRAME_HEAD.pack_into(out, 0, len(out) - 4, correlation_id)
+    return out
+
+
+def _skip_header_tags(frame: memoryview, position: int) -> int:
+    try:
+        if frame[position] == 0:
+            return position + 1
+        count = frame[position]
+        position += 1
+        if count >= 0x80:
+            raise MalformedMessage("too many tagged fields in the request header")
+        for _ in range(count):
+            if frame[position] >= 0x80 or frame[position + 1] >= 0x80:
+                raise MalformedMessage("tagged field of the request header is too large")
+            position += 2 + frame[position + 1]
+        return position
+    except IndexError:
+        raise MalformedMessage("request shorter than its header") from None
+
+
+def _as_kafka_error(error: Exception, name: str) -> KafkaError:
+    if isinstance(error, KafkaError):
+        return error
+    log.error("%s failed", name, exc_info=error)
+    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says why")

@@ -1,0 +1,39 @@
+"""The error codes in a response, wherever in it they stand: what Kafka's `errorCounts` of each response gives.
+
+Pure. Which fields of a message can hold one is found once for each class.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from tidelog.protocol.codec.schema import Message
+
+
+def count_errors(response: Message, into: dict[int, int]) -> None:
+    """Add every error code of the response but 0 to `into`: of the whole, of its topics, partitions, groups."""
+    has_code, nested = _plan(type(response))
+    if has_code:
+        code: int = response.error_code  # type: ignore[attr-defined]
+        if code:
+            into[code] = into.get(code, 0) + 1
+    for name in nested:
+        value: Any = getattr(response, name)
+        if type(value) is list:
+            for each in value:
+                count_errors(each, into)
+        elif value is not None:
+            count_errors(value, into)
+
+
+@cache
+def _plan(message: type[Message]) -> tuple[bool, tuple[str, ...]]:
+    """Whether it has an error code of its own, and its fields that hold messages with error codes."""
+    names = {name for name, _ in message.FIELDS}
+    nested = tuple(
+        name
+        for name, field in message.FIELDS
+        if isinstance(field.element, type) and issubclass(field.element, Message) and any(_plan(field.element))
+    )
+    return "error_code" in names, nested

@@ -1,0 +1,37 @@
+"""DescribeGroups (key 15, versions 0-6): state, protocol and members of groups.
+
+Each group is answered for itself: one whose partition is elsewhere or loads carries that error, the others their
+members. A group nobody knows is Dead; version 6 says GROUP_ID_NOT_FOUND too.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.apis import authorized_operations
+from tidelog.broker.apis.repeats import check_repeats
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.pieces import Arrays
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
+
+REQUEST = DescribeGroupsRequest
+IN_PIECES = Arrays("groups", "groups")
+
+
+def check(request: DescribeGroupsRequest) -> None:
+    check_repeats(request.groups)
+
+
+def handle(services: Services, context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    check_repeats(request.groups)
+    groups = services.groups.describe_groups(request.groups, context.api_version)
+    if request.include_authorized_operations:
+        for group in groups:
+            if group.error_code == ErrorCode.NONE:
+                group.authorized_operations = authorized_operations.GROUP
+    return DescribeGroupsResponse(groups=groups)
+
+
+def refuse(request: DescribeGroupsRequest, error: KafkaError, version: int) -> DescribeGroupsResponse:
+    groups = [DescribedGroup(group_id=group_id, error_code=error.code) for group_id in request.groups]
+    return DescribeGroupsResponse(groups=groups)

@@ -1,0 +1,18 @@
+"""Heartbeat (key 12, versions 0-4): a member is alive, and learns whether it has to join again."""
+
+from __future__ import annotations
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+
+REQUEST = HeartbeatRequest
+
+
+def handle(services: Services, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse | Deferred:
+    return services.groups.heartbeat(context, request)
+
+
+def refuse(request: HeartbeatRequest, error: KafkaError, version: int) -> HeartbeatResponse:
+    return HeartbeatResponse(error_code=error.code)

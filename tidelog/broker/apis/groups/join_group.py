@@ -1,0 +1,27 @@
+"""JoinGroup (key 11, versions 0-9): become a member of a classic group, or stay one through a rebalance (KIP-62,
+KIP-394).
+
+The answer waits until the join phase is over. Errors travel in `error_code` with the member id that was sent.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+
+REQUEST = JoinGroupRequest
+NULL_PROTOCOL_FROM = 7
+
+
+def handle(services: Services, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse | Deferred:
+    return services.groups.join(context, request)
+
+
+def refuse(request: JoinGroupRequest, error: KafkaError, version: int) -> JoinGroupResponse:
+    return JoinGroupResponse(
+        error_code=error.code,
+        member_id=request.member_id,
+        protocol_name=None if version >= NULL_PROTOCOL_FROM else "",
+    )

@@ -1,0 +1,102 @@
+"""OffsetCommit (key 8, versions 2-10): where a group has read to.
+
+Topics come by name, from version 10 by id. Partitions that do not exist are refused one by one
+(UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID); the rest goes to the coordinator and is answered once it is committed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+REQUEST = OffsetCommitRequest
+TOPIC_IDS_FROM = 10
+
+
+def handle(services: Services, context: RequestContext, request: OffsetCommitRequest) -> Any:
+    image = services.image()
+    by_id = context.api_version >= TOPIC_IDS_FROM
+    known: list[OffsetCommitRequestTopic] = []
+    refused: list[OffsetCommitResponseTopic] = []
+    for topic in request.topics:
+        found = image.topics_by_id.get(topic.topic_id) if by_id else image.topics_by_name.get(topic.name)
+        if found is None:
+            error = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            refused.append(_refused(topic, [each.partition_index for each in topic.partitions], error))
+            continue
+        existing = [each for each in topic.partitions if each.partition_index in found.partitions]
+        if len(existing) < len(topic.partitions):
+            missing = [
+                each.partition_index for each in topic.partitions if each.partition_index not in found.partitions
+            ]
+            refused.append(_refused(topic, missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        if existing:
+            known.append(OffsetCommitRequestTopic(name=found.name, topic_id=found.topic_id, partitions=existing))
+    if refused and not known:
+        return OffsetCommitResponse(topics=refused)
+    commit = OffsetCommitRequest(
+        group_id=request.group_id,
+        generation_id_or_member_epoch=request.generation_id_or_member_epoch,
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
+        retention_time_ms=request.retention_time_ms,
+        topics=known,
+    )
+    if not refused:
+        return services.groups.commit_offsets(context, commit)
+    # What does not exist is said of its partitions also when the coordinator refuses all the others.
+    try:
+        answer = services.groups.commit_offsets(context, commit)
+    except KafkaError as error:
+        return _merged(refuse(commit, error, context.api_version), refused, by_id)
+    merged = Deferred()
+
+    def answered(response: OffsetCommitResponse | KafkaError) -> None:
+        if isinstance(response, KafkaError):
+            response = refuse(commit, response, context.api_version)
+        merged.complete(_merged(response, refused, by_id))
+
+    if not isinstance(answer, Deferred):
+        return _merged(answer, refused, by_id)
+    answer.on_complete(answered)
+    return merged
+
+
+def refuse(request: OffsetCommitRequest, error: KafkaError, version: int) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        topics=[
+            _refused(topic, [each.partition_index for each in topic.partitions], error.code)
+            for topic in request.topics
+            if topic.partitions
+        ]
+    )
+
+
+def _refused(topic: OffsetCommitRequestTopic, indexes: list[int], error: ErrorCode) -> OffsetCommitResponseTopic:
+    return OffsetCommitResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[OffsetCommitResponsePartition(partition_index=index, error_code=error) for index in indexes],
+    )
+
+
+def _merged(
+    response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic], by_id: bool
+) -> OffsetCommitResponse:
+    """One entry a topic, whoever answered for its partitions."""
+    topics: dict[str | bytes, OffsetCommitResponseTopic] = {}
+    for topic in refused + response.topics:
+        earlier = topics.setdefault(topic.topic_id if by_id else topic.name, topic)
+        if earlier is not topic:
+            earlier.partitions.extend(topic.partitions)
+    return OffsetCommitResponse(topics=list(topics.values()))

@@ -1,0 +1,60 @@
+"""OffsetDelete (key 47, version 0): a group forgets where it has read to in some partitions.
+
+Partitions that do not exist are refused one by one (UNKNOWN_TOPIC_OR_PARTITION), those of topics that the group's
+members subscribe to with GROUP_SUBSCRIBED_TO_TOPIC; what is wrong with the group is said of the whole.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+
+REQUEST = OffsetDeleteRequest
+
+Errors = dict[tuple[str, int], ErrorCode]
+
+
+def handle(
+    services: Services, context: RequestContext, request: OffsetDeleteRequest
+) -> OffsetDeleteResponse | Deferred:
+    topics_by_name = services.image().topics_by_name
+    known: list[tuple[str, list[int]]] = []
+    for topic in request.topics:
+        found = topics_by_name.get(topic.name)
+        indexes = [partition.partition_index for partition in topic.partitions]
+        existing = [index for index in indexes if found is not None and index in found.partitions]
+        if existing:
+            known.append((topic.name, existing))
+    answer = services.groups.delete_offsets(context, request.group_id, known)
+    if not isinstance(answer, Deferred):
+        return _response(request, answer)
+    deferred = Deferred()
+
+    def answered(result: Errors | KafkaError) -> None:
+        deferred.complete(result if isinstance(result, KafkaError) else _response(request, result))
+
+    answer.on_complete(answered)
+    return deferred
+
+
+def refuse(request: OffsetDeleteRequest, error: KafkaError, version: int) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(error_code=error.code)
+
+
+def _response(request: OffsetDeleteRequest, errors: Errors) -> OffsetDeleteResponse:
+    """Every partition as often as it was asked for; what the coordinator was not asked about does not exist."""
+    topics: dict[str, OffsetDeleteResponseTopic] = {}
+    for asked in request.topics:
+        for partition in asked.partitions:
+            index = partition.partition_index
+            error = errors.get((asked.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            topic = topics.setdefault(asked.name, OffsetDeleteResponseTopic(name=asked.name))
+            topic.partitions.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
+    return OffsetDeleteResponse(topics=list(topics.values()))

@@ -1,0 +1,176 @@
+"""OffsetFetch (key 9, versions 1-10): where groups have read to.
+
+Up to version 7 one group, from 8 many, each answered by the coordinator of its partition; from version 10 topics come
+by id. No topics (null) means all there are. A partition without a committed offset is answered with offset -1 and no
+error.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tidelog.broker.apis.repeats import check_repeats
+from tidelog.broker.apis.services import Services
+from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedOffset, FetchedTopics
+from tidelog.broker.network.request import Deferred, RequestContext, gather
+from tidelog.broker.scheduling.pieces import Arrays
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from tidelog.replication.controller.metadata.image import MetadataImage
+
+REQUEST = OffsetFetchRequest
+IN_PIECES = Arrays("groups", "groups")
+GROUP_ERROR_FROM = 2
+MANY_GROUPS_FROM = 8
+TOPIC_IDS_FROM = 10
+NO_TOPIC_ID = bytes(16)
+
+Found = FetchedTopics | KafkaError
+
+
+def check(request: OffsetFetchRequest) -> None:
+    check_repeats(group.group_id for group in request.groups)
+
+
+def handle(services: Services, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse | Deferred:
+    answer = _Answer(services.image(), context.api_version, request)
+    check_repeats(group.group_id for group in answer.groups)
+    fetch = services.groups.fetch_offsets
+    return gather(
+        [partial(fetch, group.group_id, answer.known_topics(group), request.require_stable) for group in answer.groups],
+        answer.response,
+    )
+
+
+def refuse(request: OffsetFetchRequest, error: KafkaError, version: int) -> OffsetFetchResponse:
+    groups = _groups(request, version)
+    if version >= MANY_GROUPS_FROM:
+        return OffsetFetchResponse(
+            groups=[OffsetFetchResponseGroup(group_id=group.group_id, error_code=error.code) for group in groups]
+        )
+    return _refused_single(groups[0], error.code, version)
+
+
+class _Answer:
+    """What is asked of each group, and how what their coordinators say is told."""
+
+    def __init__(self, image: MetadataImage, version: int, request: OffsetFetchRequest) -> None:
+        self.groups = _groups(request, version)
+        self._image = image
+        self._version = version
+
+    def known_topics(self, group: OffsetFetchRequestGroup) -> AskedTopics | None:
+        if group.topics is None:
+            return None
+        if self._version < TOPIC_IDS_FROM:
+            return [(topic.name, NO_TOPIC_ID, topic.partition_indexes) for topic in group.topics]
+        by_id = self._image.topics_by_id
+        return [
+            (by_id[topic.topic_id].name, topic.topic_id, topic.partition_indexes)
+            for topic in group.topics
+            if topic.topic_id in by_id
+        ]
+
+    def response(self, answers: list[Found]) -> OffsetFetchResponse:
+        if self._version >= MANY_GROUPS_FROM:
+            return OffsetFetchResponse(groups=[self._group(group, found) for group, found in zip(self.groups, answers)])
+        found = answers[0]
+        if isinstance(found, KafkaError):
+            return _refused_single(self.groups[0], found.code, self._version)
+        return OffsetFetchResponse(
+            topics=[
+                OffsetFetchResponseTopic(
+                    name=name,
+                    partitions=[
+                        OffsetFetchResponsePartition(
+                            partition_index=entry.partition,
+                            committed_offset=entry.offset,
+                            committed_leader_epoch=entry.leader_epoch,
+                            metadata=entry.metadata,
+                            error_code=entry.error,
+                        )
+                        for entry in entries
+                    ],
+                )
+                for name, entries in found
+            ]
+        )
+
+    def _group(self, group: OffsetFetchRequestGroup, found: Found) -> OffsetFetchResponseGroup:
+        if isinstance(found, KafkaError):
+            return OffsetFetchResponseGroup(group_id=group.group_id, error_code=found.code)
+        by_name = self._image.topics_by_name
+        topics: list[OffsetFetchResponseTopics] = []
+        for name, entries in found:
+            topic = by_name.get(name)
+            if topic is None and self._version >= TOPIC_IDS_FROM:
+                continue  # its topic is gone, and with it the only name this version knows
+            topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
+            topics.append(_topic(name, topic_id, entries))
+        if self._version >= TOPIC_IDS_FROM:
+            for asked in group.topics or ():
+                if asked.topic_id not in self._image.topics_by_id:
+                    unknown = [
+                        FetchedOffset(index, error=ErrorCode.UNKNOWN_TOPIC_ID) for index in asked.partition_indexes
+                    ]
+                    topics.append(_topic("", asked.topic_id, unknown))
+        return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
+
+
+def _groups(request: OffsetFetchRequest, version: int) -> list[OffsetFetchRequestGroup]:
+    """What is asked for, in the form of the newer versions."""
+    if version >= MANY_GROUPS_FROM:
+        return request.groups
+    topics = request.topics
+    asked = None
+    if topics is not None:
+        asked = [
+            OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes) for topic in topics
+        ]
+    return [OffsetFetchRequestGroup(group_id=request.group_id, topics=asked)]
+
+
+def _topic(name: str, topic_id: bytes, entries: list[FetchedOffset]) -> OffsetFetchResponseTopics:
+    return OffsetFetchResponseTopics(
+        name=name,
+        topic_id=topic_id,
+        partitions=[
+            OffsetFetchResponsePartitions(
+                partition_index=entry.partition,
+                committed_offset=entry.offset,
+                committed_leader_epoch=entry.leader_epoch,
+                metadata=entry.metadata,
+                error_code=entry.error,
+            )
+            for entry in entries
+        ],
+    )
+
+
+def _refused_single(group: OffsetFetchRequestGroup, error: ErrorCode, version: int) -> OffsetFetchResponse:
+    if version >= GROUP_ERROR_FROM:
+        return OffsetFetchResponse(error_code=error)
+    return OffsetFetchResponse(
+        topics=[
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponsePartition(
+                        partition_index=index, committed_offset=-1, metadata="", error_code=error
+                    )
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in group.topics or ()
+        ]
+    )

@@ -1,0 +1,131 @@
+"""DeleteRecords (key 21, versions 0-2): move where logs start, and wait until it holds on every living replica.
+
+The segments below go with the next retention check. Offset -1 means the high watermark. Records of internal topics and
+of topics that are only compacted are not deleted this way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from tidelog.replication.controller.metadata.image import INTERNAL_TOPICS
+
+if TYPE_CHECKING:
+    from tidelog.broker.replicas.deletions import Deleted
+    from tidelog.broker.replicas.partitions import Partitions
+    from tidelog.replication.partition import Partition
+
+REQUEST = DeleteRecordsRequest
+
+
+def handle(
+    services: Services, context: RequestContext, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse | Deferred:
+    wanted: dict[str, dict[int, int]] = {}
+    for topic in request.topics:
+        for asked in topic.partitions:
+            wanted.setdefault(topic.name, {})[asked.partition_index] = asked.offset
+    partitions = services.partitions
+    response = DeleteRecordsResponse()
+    parked = _Parked(partitions, response)
+    for name, offsets in wanted.items():
+        answered = DeleteRecordsTopicResult(name=name)
+        for index, offset in offsets.items():
+            result = DeleteRecordsPartitionResult(partition_index=index, low_watermark=-1)
+            answered.partitions.append(result)
+            try:
+                if name in INTERNAL_TOPICS:
+                    known = partitions.is_known(name, index)
+                    raise KafkaError(
+                        ErrorCode.INVALID_TOPIC_EXCEPTION if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    )
+                partition = partitions.leader(name, index)
+                required_offset = partitions.delete_records(partition, offset)
+            except KafkaError as error:
+                result.error_code = error.code
+                continue
+            result.low_watermark = partition.low_watermark
+            if result.low_watermark >= required_offset:
+                continue
+            if partitions.deletions.is_full:
+                result.error_code = ErrorCode.REQUEST_TIMED_OUT
+            else:
+                parked.await_deletion(partition, required_offset, result)
+        response.topics.append(answered)
+    if not parked.is_waiting:
+        return response
+    parked.set_deadline(request.timeout_ms)
+    return parked
+
+
+class _Parked(Deferred):
+    """Until followers have moved their log starts, or the time is up: then REQUEST_TIMED_OUT for those who have not."""
+
+    __slots__ = ("_answer", "_bucket", "_partitions", "_waiting")
+
+    def __init__(self, partitions: Partitions, answer: DeleteRecordsResponse) -> None:
+        super().__init__()
+        self._partitions = partitions
+        self._answer = answer
+        self._bucket = -1
+        self._waiting: dict[Deleted, tuple[Partition, DeleteRecordsPartitionResult]] = {}
+        self.on_abandon = self._stop_waiting
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def await_deletion(self, partition: Partition, required_offset: int, result: DeleteRecordsPartitionResult) -> None:
+        def deleted(low_watermark: int, code: ErrorCode) -> None:
+            del self._waiting[deleted]
+            result.low_watermark, result.error_code = low_watermark, code
+            if not self._waiting:
+                self._partitions.deadlines.discard(self._bucket, self._time_is_up)
+                self.complete(self._answer)
+
+        self._waiting[deleted] = (partition, result)
+        self._partitions.deletions.wait(partition, required_offset, deleted)
+
+    def set_deadline(self, timeout_ms: int) -> None:
+        self._bucket = self._partitions.deadlines.add(max(timeout_ms, 0), self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        for _, result in self._waiting.values():
+            result.error_code = ErrorCode.REQUEST_TIMED_OUT
+        self._forget()
+        self.complete(self._answer)
+
+    def _stop_waiting(self) -> None:
+        self._partitions.deadlines.discard(self._bucket, self._time_is_up)
+        self._forget()
+
+    def _forget(self) -> None:
+        for callback, (partition, _) in self._waiting.items():
+            self._partitions.deletions.forget(partition, callback)
+        self._waiting.clear()
+
+
+def refuse(request: DeleteRecordsRequest, error: KafkaError, version: int) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[
+                    DeleteRecordsPartitionResult(
+                        partition_index=asked.partition_index, low_watermark=-1, error_code=error.code
+                    )
+                    for asked in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,77 @@
+"""DescribeProducers (key 61, version 0, KIP-664): the producers that a replica knows, leader or not."""
+
+from __future__ import annotations
+
+from tidelog.broker.apis.repeats import check_repeats
+from tidelog.broker.apis.services import Services
+from tidelog.broker.cluster.cluster_view import NO_SUCH_TOPIC
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponsePartitionResponse,
+    DescribeProducersResponseProducerState,
+    DescribeProducersResponseTopicResponse,
+)
+from tidelog.replication.controller.decisions.topic_names import topic_name_problem
+
+REQUEST = DescribeProducersRequest
+
+
+def handle(services: Services, context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    check_repeats((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
+    image = services.image()
+    topics = []
+    for topic in request.topics:
+        problem = topic_name_problem(topic.name)
+        if problem is not None:
+            error: KafkaError | None = KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        elif topic.name not in image.topics_by_name:
+            error = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)
+        else:
+            error = None
+        partitions = [
+            _partition(services, topic.name, index) if error is None else _refused(index, error)
+            for index in topic.partition_indexes
+        ]
+        topics.append(DescribeProducersResponseTopicResponse(name=topic.name, partitions=partitions))
+    return DescribeProducersResponse(topics=topics)
+
+
+def _refused(index: int, error: KafkaError) -> DescribeProducersResponsePartitionResponse:
+    return DescribeProducersResponsePartitionResponse(
+        partition_index=index, error_code=error.code, error_message=error.message or None
+    )
+
+
+def _partition(services: Services, topic: str, index: int) -> DescribeProducersResponsePartitionResponse:
+    try:
+        partition = services.partitions.readable(topic, index)
+    except KafkaError as error:
+        return DescribeProducersResponsePartitionResponse(partition_index=index, error_code=error.code)
+    return DescribeProducersResponsePartitionResponse(
+        partition_index=index,
+        active_producers=[
+            DescribeProducersResponseProducerState(
+                producer_id=entry.producer_id,
+                producer_epoch=entry.epoch,
+                last_sequence=entry.last_sequence,
+                last_timestamp=entry.last_timestamp,
+                coordinator_epoch=entry.coordinator_epoch,
+                current_txn_start_offset=entry.transaction_first_offset,
+            )
+            for entry in partition.log.producers.entries.values()
+        ],
+    )
+
+
+def refuse(request: DescribeProducersRequest, error: KafkaError, version: int) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=[
+            DescribeProducersResponseTopicResponse(
+                name=topic.name, partitions=[_refused(index, error) for index in topic.partition_indexes]
+            )
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,313 @@
+"""Fetch (key 1, versions 4-18): sessions (KIP-227), long polling, read_committed, epoch checks (KIP-320, KIP-595).
+
+Encoded by `protocol/hot.py`; batches leave as file regions, never decoded. Deviations: one response carries
+at most RESPONSE_BYTES_MAX, whatever the client allows (its first batch is returned whole even above that), and a wait
+is cut to WAIT_MS_MAX so that a vanished client is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
+from tidelog.broker.apis.read_replicas import preferred_read_replica
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.counters import ApiCounters
+from tidelog.broker.network.request import Answer, Deferred, Peer
+from tidelog.broker.replicas.fetching.fetch_sessions import FetchSession, SessionPartition
+from tidelog.broker.replicas.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot import (
+    FETCH_ADDRESSES_FROM,
+    TOPIC_ID_FROM,
+    Buffer,
+    FetchedPartition,
+    encode_fetch_response,
+    neighbours,
+)
+from tidelog.protocol.hot_replication import ONE_REQUEST_BYTES
+from tidelog.protocol.hot_replication import VERSION as FOLLOWER_VERSION
+from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.replication.partition import Isolation
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.reader import ColdRead
+
+API_KEY = 1
+VERSIONS = range(4, 19)
+STORAGE_ERROR_FROM = 6
+REPLICA_STATE_FROM = 15
+ANY_REPLICA_FROM = 11  # clients of that age may read from followers (KIP-392)
+
+_NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+RESPONSE_BYTES_MAX = 2 * 1024 * 1024
+WAIT_MS_MAX = 300_000
+# A waiting fetch of more partitions than this, outside of a session, is tried again after so many to the millisecond.
+PARTITIONS_AT_ONCE = 1000
+PARTITIONS_PER_MS = 50
+
+
+def serve(
+    services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer
+) -> tuple[Answer, ApiCounters]:
+    """Answer at once if there is enough, else when there is or the wait is over; and whose fetches this one is counted
+    with, consumers' or followers'. Raises MalformedMessage."""
+    followers = services.partitions.follower_fetches
+    counters = services.requests.fetch_follower
+    if version == FOLLOWER_VERSION and followers.sessions:
+        # Nearly all fetches of a busy cluster are one of these.
+        answer = followers.serve_one(body, correlation_id) if len(body) == ONE_REQUEST_BYTES else None
+        answer = answer or followers.serve_many(body, correlation_id)
+        if answer is not None:
+            return answer, counters
+    request, _ = FetchRequest.read(body, 0, version)
+    replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
+    if replica_id >= 0:
+        return followers.serve(request, version, correlation_id, connection), counters
+    counters = services.requests.fetch_consumer
+    try:
+        session, answer_all = services.partitions.fetch_sessions.resolve(
+            request, version >= TOPIC_ID_FROM, services.clock_ms()
+        )
+    except KafkaError as error:
+        counters.failed(error.code)
+        return encode_fetch_response(correlation_id, version, error.code, 0, []), counters
+    fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection.listener_name)
+    return fetch.start(), counters
+
+
+class _Fetch:
+    """One fetch request from its arrival to its answer."""
+
+    __slots__ = (
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_is_repair", "_isolation",
+        "_listener_name", "_parked", "_rack", "_request", "_retry_due", "_services", "_session", "_version", "_warming",
+    )  # fmt: skip
+
+    def __init__(
+        self, services: Services, request: FetchRequest, session: FetchSession, answer_all: bool, version: int,
+        correlation_id: int, listener_name: str,
+    ) -> None:  # fmt: skip
+        self._services = services
+        self._listener_name = listener_name
+        self._rack = request.rack_id if services.partitions.follower_fetches.tells_high_watermark else ""
+        self._request = request
+        self._session = session
+        self._answer_all = answer_all
+        self._version = version
+        self._correlation_id = correlation_id
+        self._isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+        repair_ids = (REPAIR_REPLICA_ID, REPAIR_COMMITTED_REPLICA_ID)
+        self._is_repair = version < REPLICA_STATE_FROM and request.replica_id in repair_ids
+        if self._is_repair and request.replica_id == REPAIR_REPLICA_ID:
+            self._isolation = Isolation.LOG_END  # a replica that repairs its log checks what it takes
+        self._deferred: Deferred | None = None
+        self._bucket = self._parked = 0
+        self._expired = request.max_wait_ms <= 0 or not session.partitions
+        self._warming = self._retry_due = self._has_more = False
+
+    def start(self) -> Answer:
+        session = self._session
+        if session.id:
+            self._watch(session.dirty.values())
+        frames = self._attempt()
+        if frames is not None:
+            return frames
+        self._parked = self._services.partitions.fetch_sessions.park(session)
+        if not self._parked and not self._warming:
+            self._expired = True
+            frames = self._attempt()
+            if frames is not None:
+                return frames
+        if not session.id:
+            self._watch(session.partitions.values())
+        self._deferred = Deferred()
+        self._deferred.on_abandon = self._abandoned
+        session.waiters[self._touched] = None
+        if not self._expired:
+            wait_ms = min(self._request.max_wait_ms, WAIT_MS_MAX)
+            self._bucket = self._services.partitions.deadlines.add(wait_ms, self._wait_is_over)
+        return self._deferred
+
+    def _watch(self, entries: Iterable[SessionPartition]) -> None:
+        watch = self._services.partitions.watch
+        for entry in entries:
+            if entry.watched is None:
+                watch(entry)
+
+    # ------------------------------------------------------------------------------------------------------ waiting
+
+    def _touched(self) -> None:
+        partitions = self._services.partitions
+        if self._session.id or len(self._session.partitions) <= PARTITIONS_AT_ONCE:
+            partitions.wakes.soon(self._retry)
+        elif not self._retry_due:
+            # Each try reads them all, whichever of them moved: a few such fetches must not be all that is done.
+            self._retry_due = True
+            partitions.deadlines.add(int(len(self._session.partitions) / PARTITIONS_PER_MS), self._retry_later)
+
+    def _retry_later(self) -> None:
+        self._retry_due = False
+        self._retry()
+
+    def _wait_is_over(self) -> None:
+        self._expired = True
+        self._retry()
+
+    def _retry(self) -> None:
+        if self._warming or self._deferred is None or self._deferred.response is not None:
+            return
+        try:
+            frames = self._attempt()
+        except Exception as error:
+            self._waits_no_longer()
+            self._deferred.failed(error)
+            return
+        if frames is not None:
+            self._waits_no_longer()
+            self._deferred.complete(frames)
+
+    def _waits_no_longer(self) -> None:
+        self._session.waiters.pop(self._touched, None)
+        self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
+        self._services.partitions.fetch_sessions.unpark(self._parked)
+        self._parked = 0
+
+    def _abandoned(self) -> None:
+        """The client is gone: wait no longer for it."""
+        self._deferred = None
+        self._waits_no_longer()
+        if not self._session.id:
+            self._session.close()
+
+    def _warm(self, cold: ColdRead) -> None:
+        """Pages of this read are not in memory: fault them in on a thread, then try again."""
+        self._warming = True
+
+        def warmed() -> None:
+            self._warming = False
+            self._retry()
+
+        self._services.partitions.run_cold(cold, warmed)
+
+    # ------------------------------------------------------------------------------------------------------- answer
+
+    def _attempt(self) -> list[Buffer] | None:
+        """The response frames, or None when it must wait."""
+        request, session = self._request, self._session
+        budget_bytes = min(request.max_bytes, self._services.partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
+        total_bytes = 0
+        must_answer = self._expired
+        self._has_more = False
+        first = True
+        answered: list[tuple[SessionPartition, FetchedPartition]] = []
+        for entry in list(session.partitions.values() if self._answer_all else session.dirty.values()):
+            left_bytes = budget_bytes - total_bytes
+            if left_bytes <= 0 and not first and not self._answer_all:
+                must_answer = True
+                break
+            try:
+                fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.partition_max_bytes), first)
+            except ColdRead as cold:
+                if 0 < total_bytes >= request.min_bytes and not self._answer_all:
+                    break
+                self._warm(cold)
+                return None
+            size_bytes = fetched.size_bytes
+            if size_bytes:
+                first = False
+                total_bytes += size_bytes
+            elif fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0:
+                must_answer = True
+            answered.append((entry, fetched))
+        if total_bytes < min(request.min_bytes, budget_bytes) and not must_answer and not self._has_more:
+            return None
+        return self._encode(answered)
+
+    def _encode(self, answered: list[tuple[SessionPartition, FetchedPartition]]) -> list[Buffer]:
+        session, dirty = self._session, self._session.dirty
+        told: list[FetchedPartition] = []
+        for entry, fetched in answered:
+            news = fetched.size_bytes or fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0
+            if fetched.size_bytes:
+                partition = self._services.partitions.find(*entry.key)
+                if partition is not None:
+                    partition.watch.traffic.bytes_out += fetched.size_bytes
+            elif fetched.error_code:
+                self._services.requests.fetch_consumer.failed(fetched.error_code)
+            if (
+                news
+                or self._answer_all
+                or fetched.high_watermark != entry.sent_high_watermark
+                or fetched.log_start_offset != entry.sent_log_start_offset
+            ):
+                told.append(fetched)
+                entry.sent_high_watermark = fetched.high_watermark
+                entry.sent_log_start_offset = fetched.log_start_offset
+            if not news and entry.asked.fetch_offset >= fetched.high_watermark:
+                dirty.pop(entry.key, None)
+        if not session.id:
+            session.close()
+        hints = []
+        if self._version >= FETCH_ADDRESSES_FROM:
+            for fetched in told:
+                if fetched.error_code in STALE_LEADER:
+                    fetched.current_leader = leader_of(self._services, fetched.topic, fetched.index)
+                    hints.append(fetched.current_leader)
+        found = addresses(self._services, self._listener_name, hints) if hints else ()
+        return encode_fetch_response(
+            self._correlation_id, self._version, 0, session.id, neighbours(told), addresses=found
+        )
+
+    def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
+        asked = entry.asked
+        topic, index = entry.key
+        partitions = self._services.partitions
+        partition = None
+        try:
+            if self._version >= ANY_REPLICA_FROM:
+                partition = partitions.readable(topic, index)
+                partition.require_epoch(asked.current_leader_epoch)
+            else:
+                partition = partitions.leader(topic, index)
+                partition.require_leader(asked.current_leader_epoch)
+            log = partition.log
+            offset = asked.fetch_offset
+            aborted = None
+            if asked.last_fetched_epoch >= 0:
+                diverging = partition.divergence(asked.last_fetched_epoch, offset)
+                if diverging is not None:
+                    return FetchedPartition(
+                        topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                        diverging=diverging,
+                    )  # fmt: skip
+            if self._rack and partition.leads and self._version >= ANY_REPLICA_FROM:
+                nearby = preferred_read_replica(self._services, partition, self._rack, offset, self._listener_name)
+                if nearby >= 0:
+                    return FetchedPartition(
+                        topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                        preferred_read_replica=nearby,
+                    )  # fmt: skip
+            result = partition.read(offset, max_bytes, self._isolation, min_one_batch)
+            if result.size_bytes < self._request.min_bytes and (result.size_bytes or not min_one_batch):
+                # Whole batches are nearly always a little less than what may come: no waiting for what cannot be sent.
+                self._has_more = self._has_more or result.next_offset < partition.read_bound(self._isolation)
+            if self._isolation == Isolation.READ_COMMITTED:
+                aborted = log.aborted_transactions(offset, result.next_offset) if result.size_bytes else []
+            return FetchedPartition(
+                topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,
+                result.regions, result.size_bytes, aborted,
+            )  # fmt: skip
+        except ColdRead:
+            raise
+        except Exception as error:
+            code = partitions.refusal(partition, error).code
+            if self._is_repair and isinstance(error, DamagedRecords):
+                code = ErrorCode.CORRUPT_MESSAGE  # no whole copy here: else two replicas would wait for each other
+            if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # which clients of that age know and try again
+            return _failed(topic, index, code)
+
+
+def _failed(topic: str | bytes, index: int, code: ErrorCode) -> FetchedPartition:
+    # Kafka's answer has no list of aborted transactions where reading failed, but an empty one where there is nothing.
+    return FetchedPartition(topic, index, code, aborted=() if code in _NOT_THERE else None)

@@ -1,0 +1,174 @@
+"""ListOffsets (key 2, versions 1-11): offsets by timestamp, and the named ones -1 to -6 as Kafka 4.3 without tiers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from tidelog.replication.partition import Isolation
+from tidelog.storage.segments.lookup import UNTRUE_HEADERS_MAX, SlowLookup
+from tidelog.storage.segments.reader import ColdRead
+
+if TYPE_CHECKING:
+    from tidelog.replication.partition import Partition
+
+REQUEST = ListOffsetsRequest
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+# The first version in which each may be asked for; before it Kafka answers UNSUPPORTED_VERSION for the partition.
+_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+_OFFSET_NOT_AVAILABLE_FROM = 5  # KIP-207
+# Batches looked at on a thread for one partition of a request. Only where headers are untrue is there more than one;
+# what was found in them is forgotten when too many ask at once, and then there would be no end of it.
+_SLOW_LOOKUPS_MAX = 2 * UNTRUE_HEADERS_MAX
+
+_Found = tuple[int, int, int]  # timestamp, offset, leader epoch
+_NOTHING: _Found = (-1, -1, -1)
+
+
+def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse | Deferred:
+    listing = _Listing(services, context.api_version, request)
+    if not listing.goes_on():
+        listing.deferred = Deferred()
+        return listing.deferred
+    return listing.response()
+
+
+class _Listing:
+    """One request: partition after partition, and where records are not in memory, when a thread has brought them."""
+
+    def __init__(self, services: Services, version: int, request: ListOffsetsRequest) -> None:
+        self._services, self._version, self._request = services, version, request
+        asked = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
+        times = Counter((name, partition.partition_index) for name, partition in asked)
+        self._duplicates = {key for key, count in times.items() if count > 1}
+        self._left = iter(asked)
+        self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in asked}
+        self.deferred: Deferred | None = None
+        self._slow_lookups: Counter[tuple[str, int]] = Counter()
+
+    def goes_on(self) -> bool:
+        """Whether it has come to the end; else it goes on by itself."""
+        return all(self._answer(name, partition) for name, partition in self._left)
+
+    def _answer(self, name: str, partition: ListOffsetsPartition) -> bool:
+        index = partition.partition_index
+        try:
+            if (name, index) in self._duplicates:
+                raise KafkaError(ErrorCode.INVALID_REQUEST)
+            timestamp, offset, epoch = _find(self._services, self._version, self._request, name, partition)
+            self._topics[name][index] = ListOffsetsPartitionResponse(
+                partition_index=index,
+                timestamp=timestamp,
+                offset=offset,
+                leader_epoch=epoch if self._version >= 4 else -1,
+            )
+        except ColdRead as cold:
+            self._slow_lookups[name, index] += isinstance(cold, SlowLookup)
+            if self._slow_lookups[name, index] > _SLOW_LOOKUPS_MAX:
+                return self._failed(name, index, ErrorCode.INVALID_RECORD)
+            self._services.partitions.run_cold(cold, lambda: self._warmed(name, partition))
+            return False
+        except KafkaError as error:
+            return self._failed(name, index, error.code)
+        return True
+
+    def _failed(self, name: str, index: int, code: ErrorCode) -> bool:
+        self._topics[name][index] = ListOffsetsPartitionResponse(partition_index=index, error_code=code)
+        return True
+
+    def _warmed(self, name: str, partition: ListOffsetsPartition) -> None:
+        assert self.deferred is not None
+        try:
+            response = self.response() if self._answer(name, partition) and self.goes_on() else None
+        except Exception as error:
+            self.deferred.failed(error)
+            return
+        if response is not None:
+            self.deferred.complete(response)
+
+    def response(self) -> ListOffsetsResponse:
+        return ListOffsetsResponse(
+            topics=[
+                ListOffsetsTopicResponse(name=name, partitions=list(answered.values()))
+                for name, answered in self._topics.items()
+            ]
+        )
+
+
+def refuse(request: ListOffsetsRequest, error: KafkaError, version: int) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[
+                    ListOffsetsPartitionResponse(partition_index=partition.partition_index, error_code=error.code)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _find(
+    services: Services, version: int, request: ListOffsetsRequest, topic: str, asked: ListOffsetsPartition
+) -> _Found:
+    timestamp = asked.timestamp
+    if timestamp < EARLIEST_PENDING_UPLOAD or version < _SINCE.get(timestamp, 0):
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+    partitions = services.partitions
+    partition = partitions.leader(topic, asked.partition_index)
+    partition.require_leader(asked.current_leader_epoch, -1)
+    if request.replica_id >= 0 or request.replica_id == -2:
+        isolation = Isolation.LOG_END
+    else:
+        isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+    bound = partition.read_bound(isolation)
+    try:
+        found = (-1, bound, partition.leader_epoch) if timestamp == LATEST else _lookup(partition, timestamp, bound)
+    except ColdRead:
+        raise
+    except Exception as error:
+        raise partitions.refusal(partition, error) from None
+    by_time = timestamp >= 0 or timestamp == MAX_TIMESTAMP
+    if (timestamp == LATEST or (by_time and found == _NOTHING)) and isolation != Isolation.LOG_END:
+        _refuse_what_may_go_back(partition, version)
+    return found
+
+
+def _refuse_what_may_go_back(partition: Partition, version: int) -> None:
+    """A new leader's mark may be behind what the one before it has shown: no end is told until it has caught up."""
+    if partition.in_sync.epoch_start_offset > partition.high_watermark:
+        known = version >= _OFFSET_NOT_AVAILABLE_FROM
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
+
+
+def _lookup(partition: Partition, timestamp: int, bound: int) -> _Found:
+    """`bound`: the offset before which the reader may read; nothing at or above it is found."""
+    log = partition.log
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return -1, log.log_start_offset, log.leader_epochs.epoch_for_offset(log.log_start_offset)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _NOTHING  # nothing is ever tiered here
+    if timestamp == MAX_TIMESTAMP:
+        found = log.max_timestamp_offset(wait=False)
+    else:
+        found = log.offset_for_timestamp(timestamp, wait=False)
+    return found if found is not None and found[1] < bound else _NOTHING

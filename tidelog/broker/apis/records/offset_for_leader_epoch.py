@@ -1,0 +1,47 @@
+"""OffsetForLeaderEpoch (key 23, versions 2-4): where an epoch ends in the leader's log (KIP-101, KIP-320)."""
+
+from __future__ import annotations
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+
+REQUEST = OffsetForLeaderEpochRequest
+
+
+def handle(
+    services: Services, context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    results = []
+    for topic in request.topics:
+        ends = []
+        for asked in topic.partitions:
+            try:
+                partition = services.partitions.leader(topic.topic, asked.partition)
+                partition.require_leader(asked.current_leader_epoch, -1)
+                epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+                ends.append(EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
+            except KafkaError as error:
+                ends.append(EpochEndOffset(partition=asked.partition, error_code=error.code))
+        results.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=ends))
+    return OffsetForLeaderEpochResponse(topics=results)
+
+
+def refuse(request: OffsetForLeaderEpochRequest, error: KafkaError, version: int) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=[
+                    EpochEndOffset(partition=asked.partition, error_code=error.code) for asked in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

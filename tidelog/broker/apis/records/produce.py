@@ -1,0 +1,425 @@
+"""Produce (key 0, versions 3-13; 0-2 are advertised but refused, as Kafka 4 does, or old librdkafka drops compression).
+
+Decoded and encoded by `protocol/hot.py`. acks=all is answered when the high watermark has passed the batch, acks=1 when
+it is appended (and synced, where `flush.messages` asks for it), acks=0 never: an error then closes the connection.
+Deviation: requests pipelined behind one that waits are appended meanwhile (Kafka stops reading the connection); answers
+still leave in order.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import Answer, Deferred, Peer
+from tidelog.broker.scheduling.inspections import Inspection
+from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS
+from tidelog.protocol.batches.compression import ZSTD
+from tidelog.protocol.batches.record_batch import ATTRIBUTES_LOW_OFFSET, HEADER_SIZE, TRANSACTIONAL_FLAG, read_header
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot import (
+    PRODUCE_ADDRESSES_FROM,
+    OneProduce,
+    ProducedPartition,
+    ProduceRequest,
+    decode_one_produce,
+    decode_produce,
+    encode_one_produced,
+    encode_produce_response,
+)
+from tidelog.replication.partition import ACKS_ALL
+from tidelog.storage.segments.inspection import Unseen
+
+if TYPE_CHECKING:
+    from tidelog.broker.replicas.partitions import Committed, Partitions
+    from tidelog.replication.partition import Partition
+    from tidelog.storage.log.partition_log import AppendInfo
+
+log = logging.getLogger("tidelog.produce")
+
+API_KEY = 0
+VERSIONS = range(3, 14)
+ZSTD_FROM = 7
+ACKS = (ACKS_ALL, 0, 1)
+# A batch that is in the log already waits so long for an ISR that is too small. All answers behind it wait, too.
+REPEATED_WAIT_MS_MAX = 1000
+
+# From these versions on a client may be told of the errors on the left; older ones get the one on the right.
+_SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
+
+_Wanted = dict[str | bytes, dict[int, memoryview | None]]
+_Topics = list[tuple[str | bytes, list[ProducedPartition]]]
+# The partition, where the batch was appended, and where its answer stands.
+_Waiting = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
+# Topic, partition, the batch to be looked at, and where its answer stands.
+_Looking = tuple[str | bytes, int, Unseen, list[ProducedPartition], int]
+
+
+def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
+    """Append all batches of a request. Raises MalformedMessage."""
+    one = decode_one_produce(body, version)
+    if one is not None:
+        return _serve_one(services, one, version, correlation_id, connection)
+    request = decode_produce(body, version)
+    acks = request.acks
+    partitions = services.partitions
+    wanted = _by_topic(request)
+    if any(_is_transactional(records) for batches in wanted.values() for records in batches.values()):
+        return _refuse_transaction(services, wanted, acks, version, correlation_id, connection)
+    if acks not in ACKS:
+        return _refuse_acks(services, wanted, version, correlation_id)
+    now_ms = services.clock_ms()
+    topics: _Topics = []
+    waiting: list[_Waiting] = []
+    unseen_ones: list[_Looking] = []
+    failed = False
+    for topic, batches in wanted.items():
+        answered: list[ProducedPartition] = []
+        for index, records in batches.items():
+            try:
+                partition = partitions.leader(topic, index)
+                if records is None or partition.is_internal or version < ZSTD_FROM:
+                    _refuse_what_the_log_would_take(partition, records, version)
+                assert records is not None
+                info = partitions.append(partition, records, now_ms, acks)
+            except Unseen as unseen:
+                unseen_ones.append((topic, index, unseen, answered, len(answered)))
+                answered.append(ProducedPartition(index))
+                continue
+            except KafkaError as error:
+                failed = True
+                partitions.note_refused(topic, index, records, error.code)
+                answered.append(_refused(services, index, error, version))
+                continue
+            if acks != 0 and not partition.may_answer(info.last_offset, acks):
+                waiting.append((partition, info, answered, len(answered)))
+            answered.append(_appended(index, info))
+        topics.append((topic, answered))
+    so_far = _SoFar(connection, acks, request.timeout_ms, topics, waiting, failed)
+    to = _Asker(services, connection.listener_name, version, correlation_id)
+    return _Looked(to, so_far, unseen_ones) if unseen_ones else _concluded(to, so_far)
+
+
+def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
+    """The answer to a request of which everything that may be appended is."""
+    connection, acks, timeout_ms, topics, waiting, failed = so_far
+    if acks == 0:
+        if failed:
+            log.info("closing connection from %s: a produce with acks=0 failed", connection.host)
+            connection.close()
+        return None
+    if not waiting:
+        return to.encode(topics)
+    wakes = to.services.partitions.wakes
+    if wakes.is_last:
+        wakes.run()
+    return _Parked(to, topics, waiting, timeout_ms, acks)
+
+
+class _SoFar(NamedTuple):
+    """A request whose batches have been appended, refused, or left to be looked at."""
+
+    connection: Peer
+    acks: int
+    timeout_ms: int
+    topics: _Topics
+    waiting: list[_Waiting]
+    failed: bool
+
+
+class _Asker(NamedTuple):
+    """To whom the answer goes, and in which form."""
+
+    services: Services
+    listener_name: str
+    version: int
+    correlation_id: int
+
+    def encode(self, topics: _Topics) -> bytearray:
+        hints = []
+        if self.version >= PRODUCE_ADDRESSES_FROM:
+            for topic, answered in topics:
+                for position, each in enumerate(answered):
+                    if each.error_code in STALE_LEADER:
+                        leader = leader_of(self.services, topic, each.partition_index)
+                        answered[position] = each._replace(current_leader=leader)
+                        hints.append(leader)
+        found = addresses(self.services, self.listener_name, hints) if hints else ()
+        return encode_produce_response(self.correlation_id, self.version, topics, addresses=found)
+
+
+def _serve_one(services: Services, request: OneProduce, version: int, correlation_id: int, connection: Peer) -> Answer:
+    """What librdkafka sends: the same as `serve` without its loops."""
+    topic, index, records, acks, timeout_ms = request
+    partitions = services.partitions
+    try:
+        partition = partitions.leader(topic, index)
+        if partition.is_internal:
+            _refuse_what_the_log_would_take(partition, records, version)
+        info = partitions.append(partition, records, services.clock_ms(), acks)
+    except Unseen as unseen:
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        answered = [ProducedPartition(index)]
+        so_far = _SoFar(connection, acks, timeout_ms, [(topic, answered)], [], failed=False)
+        return _Looked(to, so_far, [(topic, index, unseen, answered, 0)])
+    except KafkaError as error:
+        partitions.note_refused(topic, index, records, error.code)
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        return to.encode([(topic, [_refused(services, index, error, version)])])
+    if not partition.may_answer(info.last_offset, acks):
+        if partitions.wakes.is_last:
+            partitions.wakes.run()  # followers are told before this request's place is made: they are waited for
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
+    return encode_one_produced(
+        correlation_id, topic, index, info.first_offset, info.log_append_time_ms, info.log_start_offset
+    )
+
+
+class _ParkedOne(Deferred):
+    """The same as `_Parked` for one partition, as most produces of a busy cluster are."""
+
+    __slots__ = ("_bucket", "_index", "_info", "_to", "_topic")
+
+    def __init__(
+        self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
+    ) -> None:
+        self.exclusive = False
+        self.response = self.on_abandon = self.timing = self._on_complete = None
+        self._to = to
+        self._topic = topic
+        self._index = partition.index
+        self._info = info
+        partitions = to.services.partitions
+        self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
+        partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
+        if info.duplicate:
+            _limit_wait(partitions, partition, self._settled)
+
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
+
+    def _settled(self, error: Exception | None) -> None:
+        if self.response is not None:
+            return  # it had timed out
+        to, info = self._to, self._info
+        if error is not None:
+            self._refuse(error)
+        else:
+            try:
+                frame = encode_one_produced(
+                    to.correlation_id, self._topic, self._index, info.first_offset, info.log_append_time_ms,
+                    info.log_start_offset,
+                )  # fmt: skip
+            except Exception as failure:
+                self.failed(failure)
+            else:
+                self.complete(frame)
+        to.services.partitions.deadlines.discard(self._bucket, self._expired)
+
+    def _expired(self) -> None:
+        self._refuse(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
+
+    def _refuse(self, error: Exception) -> None:
+        assert isinstance(error, KafkaError)
+        to = self._to
+        try:
+            frame = to.encode([(self._topic, [_refused(to.services, self._index, error, to.version)])])
+        except Exception as failure:
+            self.failed(failure)
+        else:
+            self.complete(frame)
+
+
+class _Looked(Deferred):
+    """A request with batches that take long to look at; what else it has is appended, and what is behind it waits."""
+
+    __slots__ = ("_inspection", "_is_abandoned", "_left", "_so_far", "_to")
+
+    def __init__(self, to: _Asker, so_far: _SoFar, unseen: list[_Looking]) -> None:
+        super().__init__(exclusive=True)
+        self._to = to
+        self._so_far = so_far
+        self._left = unseen
+        self._is_abandoned = False
+        self._begin()
+        self.on_abandon = self._abandoned
+
+    def _begin(self) -> None:
+        held_bytes = sum(len(unseen.batches) for _, _, unseen, _, _ in self._left)
+        self._inspection = Inspection(self._left[-1][2], self._seen, held_bytes)
+        inspections = self._to.services.inspections
+        inspections.begin(self._inspection)
+        if self._is_abandoned:
+            inspections.abandon(self._inspection)
+
+    def _abandoned(self) -> None:
+        self._is_abandoned = True
+        self._to.services.inspections.abandon(self._inspection)
+
+    def _seen(self, outcome: memoryview | KafkaError) -> None:
+        topic, index, unseen, answered, position = self._left.pop()
+        to, so_far = self._to, self._so_far
+        acks = so_far.acks
+        partitions = to.services.partitions
+        try:
+            partition = partitions.leader(topic, index)
+            if isinstance(outcome, KafkaError):
+                partition.watch.traffic.refused(outcome.code, len(unseen.batches))
+                # Raised itself, it would hold this frame, which holds it and the batch, until a collection.
+                raise KafkaError(outcome.code, outcome.message, outcome.record_errors)
+            unseen.rules.seen = outcome
+            info = partitions.append(partition, outcome, to.services.clock_ms(), acks)
+        except Unseen as again:  # under other rules than before
+            self._left.append((topic, index, again, answered, position))
+        except Exception as error:
+            self._so_far = so_far._replace(failed=True)
+            refusal = partitions.refusal(None, error)
+            partitions.note_refused(topic, index, unseen.batches, refusal.code)
+            answered[position] = _refused(to.services, index, refusal, to.version)
+        else:
+            answered[position] = _appended(index, info)
+            if acks != 0 and not partition.may_answer(info.last_offset, acks):
+                so_far.waiting.append((partition, info, answered, position))
+        finally:
+            unseen.rules.seen = None
+        if self._left:
+            self._begin()
+            return
+        try:
+            answer = _concluded(to, self._so_far)
+        except Exception as failure:
+            self.failed(failure)
+            return
+        if isinstance(answer, Deferred):
+            answer.on_complete(self.complete)
+        else:
+            self.complete([] if answer is None else answer)
+
+
+class _Parked(Deferred):
+    """A request until every partition's high watermark has passed it, or its time is up."""
+
+    __slots__ = ("_bucket", "_open", "_to", "_topics", "_waiting")
+
+    def __init__(self, to: _Asker, topics: _Topics, waiting: list[_Waiting], timeout_ms: int, acks: int) -> None:
+        super().__init__()
+        self._to = to
+        self._topics = topics
+        self._waiting = waiting
+        self._open = set(range(len(waiting)))
+        partitions = to.services.partitions
+        self._bucket = partitions.deadlines.add(max(timeout_ms, 0), self._expired)
+        for number, (partition, info, _, _) in enumerate(waiting):
+            settled = partial(self._settled, number)
+            partitions.when_acknowledged(partition, info.last_offset + 1, acks, settled)
+            if info.duplicate:
+                _limit_wait(partitions, partition, settled)
+
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
+
+    def _settled(self, number: int, error: Exception | None) -> None:
+        if number not in self._open:
+            return  # it had timed out
+        self._open.discard(number)
+        if error is not None:
+            self._fail(number, error)
+        if not self._open:
+            self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
+            self._finish()
+
+    def _expired(self) -> None:
+        for number in self._open:
+            self._fail(number, KafkaError(ErrorCode.REQUEST_TIMED_OUT))
+        self._open.clear()
+        self._finish()
+
+    def _fail(self, number: int, error: Exception) -> None:
+        assert isinstance(error, KafkaError)
+        _, _, answered, position = self._waiting[number]
+        answered[position] = _refused(self._to.services, answered[position].partition_index, error, self._to.version)
+
+    def _finish(self) -> None:
+        try:
+            frame = self._to.encode(self._topics)
+        except Exception as failure:
+            self.failed(failure)
+        else:
+            self.complete(frame)
+
+
+def _limit_wait(partitions: Partitions, partition: Partition, settled: Committed) -> None:
+    """A batch that is sent again waits for a while only, where the ISR is too small for any acknowledgement."""
+    if partition.is_under_min_isr:
+        error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        partitions.deadlines.add(REPEATED_WAIT_MS_MAX, partial(settled, error))
+
+
+def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int) -> None:
+    if records is None:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"no records for {partition.topic}-{partition.index}")
+    if partition.is_internal:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by its coordinator alone")
+    if version < ZSTD_FROM and len(records) >= HEADER_SIZE and read_header(records).compression == ZSTD:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
+
+
+def _appended(index: int, info: AppendInfo) -> ProducedPartition:
+    return ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)
+
+
+def _refused(services: Services, index: int, error: KafkaError, version: int) -> ProducedPartition:
+    code = error.code
+    since, instead = _SINCE.get(code, (0, code))
+    code = instead if version < since else code
+    services.requests.produce.failed(code)
+    return ProducedPartition(index, code, error_message=error.message, record_errors=error.record_errors)
+
+
+def _by_topic(request: ProduceRequest) -> _Wanted:
+    """Each partition once: of those named twice the last counts, and topics without partitions are passed over."""
+    wanted: _Wanted = {}
+    for topic, batches in request.topics:
+        if batches:
+            wanted.setdefault(topic, {}).update(batches)
+    return wanted
+
+
+def _is_transactional(records: memoryview | None) -> bool:
+    if records is None or len(records) < HEADER_SIZE:
+        return False
+    return bool(records[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG)
+
+
+def _refuse_transaction(
+    services: Services, wanted: _Wanted, acks: int, version: int, correlation_id: int, connection: Peer
+) -> Answer:
+    """Without a coordinator a transaction would never end, and read_committed never pass it."""
+    if acks == 0:
+        connection.close()
+        return None
+    error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
+    topics = [
+        (topic, [_refused(services, index, error, version) for index in batches]) for topic, batches in wanted.items()
+    ]
+    return encode_produce_response(correlation_id, version, topics)
+
+
+def _refuse_acks(services: Services, wanted: _Wanted, version: int, correlation_id: int) -> Answer:
+    """The acks are none that there are; but what does not exist is said first, as Kafka does."""
+    topics: _Topics = []
+    for topic, batches in wanted.items():
+        answered = []
+        for index in batches:
+            error = KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+            try:
+                services.partitions.leader(topic, index)
+            except KafkaError as unknown:
+                error = unknown
+            answered.append(_refused(services, index, error, version))
+        topics.append((topic, answered))
+    return encode_produce_response(correlation_id, version, topics)

@@ -1,0 +1,91 @@
+"""The parts of a node that request handlers may use.
+
+A handler in `broker/apis/` is called as `handle(services, context, request)` and returns the response message, a
+`request.Deferred` that is completed later from the loop thread, or (cold APIs only) is a coroutine function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from tidelog.broker.apis.telemetry import ClientTelemetry
+from tidelog.broker.cluster.heartbeats import Heartbeats
+from tidelog.broker.cluster.lost_brokers import LostBrokers
+from tidelog.broker.cluster.producer_ids import ProducerIds
+from tidelog.broker.cluster.topic_creation import TopicCreation
+from tidelog.broker.network.counters import RequestCounters
+from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
+from tidelog.replication.controller.decisions.state import ProducerIdBlock
+
+if TYPE_CHECKING:
+    import random
+
+    from tidelog.broker.cluster.controller_channel import ControllerChannel
+    from tidelog.broker.config.dynamic_config import DynamicConfig
+    from tidelog.broker.config.node_config import NodeConfig
+    from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+    from tidelog.broker.replicas.log_directories import LogDirectories
+    from tidelog.broker.replicas.partitions import Partitions
+    from tidelog.broker.replicas.replica_moves import ReplicaMoves
+    from tidelog.broker.scheduling.inspections import Inspections
+    from tidelog.replication.controller.controller import Controller
+    from tidelog.replication.controller.metadata.image import MetadataImage
+    from tidelog.replication.quorum.driver import RaftNode
+
+
+@dataclass(slots=True)
+class Services:
+    """The parts of a node that handlers may use; put together by `node.py`, the one composition root."""
+
+    config: NodeConfig  # as it was at start
+    settings: DynamicConfig  # as it is now
+    node_id: int
+    cluster_id: str
+    clock_ms: Callable[[], int]
+    image: Callable[[], MetadataImage]
+    partitions: Partitions
+    controller: Controller | None
+    groups: GroupCoordinatorService
+    rng: random.Random
+    controller_channel: ControllerChannel
+    raft: RaftNode
+    broker_epoch: Callable[[], int]
+    # Of nodes with the broker role; what a controller alone serves asks for none of them.
+    directories: LogDirectories = field(default=cast(Any, None))
+    moves: ReplicaMoves = field(default=cast(Any, None))
+    lost_brokers: LostBrokers = field(default_factory=LostBrokers)
+    requests: RequestCounters = field(default_factory=RequestCounters)
+    inspections: Inspections = field(default=cast(Any, None))
+    turns: Turns = field(default_factory=lambda: Turns(asyncio.get_running_loop().call_soon))
+    embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
+    producer_ids: ProducerIds = field(init=False)
+    topic_creation: TopicCreation = field(init=False)
+    heartbeats: Heartbeats = field(init=False)
+    telemetry: ClientTelemetry = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.producer_ids = ProducerIds(self._allocate_producer_ids)
+        self.topic_creation = TopicCreation(self.config, self.controller_channel)
+        self.heartbeats = Heartbeats(self._broker_connection_lost)
+        pushed_bytes_max = self.config.integer("telemetry.max.bytes")
+        self.telemetry = ClientTelemetry(self.image, self.clock_ms, self.rng, pushed_bytes_max)
+
+    def quorum_leader_id(self) -> int:
+        """Whom this node's quorum follows now, -1 nobody."""
+        return self.raft.leader_id
+
+    def _broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
+        if self.controller is not None:
+            self.controller.broker_connection_lost(broker_id, broker_epoch)
+
+    async def _allocate_producer_ids(self) -> ProducerIdBlock:
+        request = AllocateProducerIdsRequest(broker_id=self.node_id, broker_epoch=self.broker_epoch())
+        response = await self.controller_channel.call(request, 0)
+        if response.error_code:
+            raise KafkaError(ErrorCode(response.error_code))
+        return ProducerIdBlock(response.producer_id_start, response.producer_id_len)

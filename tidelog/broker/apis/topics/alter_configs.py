@@ -1,0 +1,30 @@
+"""AlterConfigs (key 33, versions 0-2): everything that is set for a topic or broker is replaced.
+
+Who decides what is in `config_changes`.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.apis import config_changes
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+)
+
+REQUEST = AlterConfigsRequest
+FORWARDS_ITSELF = True
+
+
+async def handle(services: Services, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    answers = await config_changes.alter(services, context, request, AlterConfigsResourceResponse)
+    return AlterConfigsResponse(responses=answers)
+
+
+def refuse(request: AlterConfigsRequest, error: KafkaError, version: int) -> AlterConfigsResponse:
+    return AlterConfigsResponse(
+        responses=[config_changes.refusal(each, error, AlterConfigsResourceResponse) for each in request.resources]
+    )

@@ -1,0 +1,45 @@
+"""CreatePartitions (key 37, versions 0-3): more partitions for topics that exist, one result per topic.
+
+Names given twice are refused here, the rest is the controller's to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tidelog.broker.apis.cluster_roles import check_time, controller
+from tidelog.broker.apis.services import Services
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+)
+
+REQUEST = CreatePartitionsRequest
+
+
+async def handle(
+    services: Services, context: RequestContext, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    check_time(request.timeout_ms)
+    times = Counter(topic.name for topic in request.topics)
+    duplicate = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+    refused = [_refused(name, duplicate) for name, count in times.items() if count > 1]
+    wanted = CreatePartitionsRequest(
+        topics=[topic for topic in request.topics if times[topic.name] == 1],
+        timeout_ms=request.timeout_ms,
+        validate_only=request.validate_only,
+    )
+    response: CreatePartitionsResponse = await controller(services).create_partitions(wanted, context.api_version)
+    response.results[:0] = refused
+    return response
+
+
+def _refused(name: str, error: KafkaError) -> CreatePartitionsTopicResult:
+    return CreatePartitionsTopicResult(name=name, error_code=error.code, error_message=error.message)
+
+
+def refuse(request: CreatePartitionsRequest, error: KafkaError, version: int) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(results=[_refused(topic.name, error) for topic in request.topics])

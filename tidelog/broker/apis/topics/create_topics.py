@@ -1,0 +1,101 @@
+"""CreateTopics (key 19, versions 2-7): topics by counts or by explicit assignment, with configs; or only validated.
+
+What is allowed is the controller's to say; here names given twice are refused, and each created topic's configs are
+shown as they are in effect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tidelog.broker.apis.cluster_roles import check_time, controller
+from tidelog.broker.apis.services import Services
+from tidelog.broker.config.definition_types import INTERNAL
+from tidelog.broker.config.definitions import TOPIC
+from tidelog.broker.config.entries import (
+    DYNAMIC_BROKER_SOURCE,
+    DYNAMIC_DEFAULT_BROKER_SOURCE,
+    TOPIC_SOURCE,
+    canonical_text,
+    effective_topic_source,
+)
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tidelog.replication.controller.decisions.state import MAX_PARTITIONS_PER_REQUEST, CreatedTopic, NewTopic
+
+REQUEST = CreateTopicsRequest
+
+
+async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    check_time(request.timeout_ms)
+    if len(request.topics) > MAX_PARTITIONS_PER_REQUEST:  # each has one at least
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    names = [topic.name for topic in request.topics]
+    twice = {name for name, times in Counter(names).items() if times > 1}
+    wanted = [topic for topic in request.topics if topic.name not in twice]
+    outcomes = await controller(services).create_topics(
+        [_new_topic(topic) for topic in wanted],
+        validate_only=request.validate_only,
+        timeout_ms=request.timeout_ms,
+    )
+    results: list[CreatableTopicResult] = []
+    for name in dict.fromkeys(names):
+        if name in twice:
+            results.append(_refused(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")))
+        else:
+            outcome = outcomes[name]
+            if isinstance(outcome, KafkaError):
+                results.append(_refused(name, outcome))
+            else:
+                results.append(_created(services, outcome))
+    return CreateTopicsResponse(topics=results)
+
+
+def _new_topic(topic: CreatableTopic) -> NewTopic:
+    return NewTopic(
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
+        [(config.name, config.value) for config in topic.configs],
+    )
+
+
+def _created(services: Services, topic: CreatedTopic) -> CreatableTopicResult:
+    config = services.config
+    layers = services.image().broker_config_layers(services.node_id)
+    configs: list[CreatableTopicConfigs] = []
+    for name, definition in TOPIC.items():
+        text = topic.configs.get(name)
+        if text is None and definition.update_mode == INTERNAL:
+            continue
+        if text is None:
+            value, source = config.topic_default(name, layers), effective_topic_source(config, layers, name)
+            if source not in (DYNAMIC_BROKER_SOURCE, DYNAMIC_DEFAULT_BROKER_SOURCE):
+                value = canonical_text(definition, value)
+        else:
+            value, source = text, TOPIC_SOURCE  # what is set at run time is told as it was given, as Kafka does
+        configs.append(CreatableTopicConfigs(name=name, value=value, config_source=source))
+    return CreatableTopicResult(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        error_message=None,
+        num_partitions=topic.partition_count,
+        replication_factor=topic.replication_factor,
+        configs=configs,
+    )
+
+
+def _refused(name: str, error: KafkaError) -> CreatableTopicResult:
+    return CreatableTopicResult(name=name, error_code=error.code, error_message=error.message)
+
+
+def refuse(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:
+    return CreateTopicsResponse(topics=[_refused(topic.name, error) for topic in request.topics])

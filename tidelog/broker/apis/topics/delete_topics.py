@@ -1,0 +1,91 @@
+"""DeleteTopics (key 20, versions 1-6): by name, or from version 6 on by id.
+
+Deviation: results come in the order of the request; Kafka shuffles them to hide which topics a client may not see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tidelog.broker.apis.cluster_roles import check_time, controller
+from tidelog.broker.apis.services import Services
+from tidelog.broker.cluster.cluster_view import NO_SUCH_TOPIC, NO_SUCH_TOPIC_ID
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from tidelog.protocol.uuids import ZERO_UUID
+
+REQUEST = DeleteTopicsRequest
+
+BY_STATE_FROM = 6
+DISABLED_CODE_FROM = 3
+
+
+async def handle(services: Services, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    if not services.config.flag("delete.topic.enable"):
+        if context.api_version < DISABLED_CODE_FROM:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
+        raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+    check_time(request.timeout_ms)
+    results, wanted = _resolve(services, _states(request))
+    errors = await controller(services).delete_topics(list(wanted), timeout_ms=request.timeout_ms)
+    for topic_id, name in wanted.items():
+        error = errors[topic_id]
+        results.append(_result(name, topic_id, error) if error else DeletableTopicResult(name=name, topic_id=topic_id))
+    return DeleteTopicsResponse(responses=results)
+
+
+def _states(request: DeleteTopicsRequest) -> list[DeleteTopicState]:
+    return request.topics or [DeleteTopicState(name=name, topic_id=ZERO_UUID) for name in request.topic_names]
+
+
+def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[DeletableTopicResult], dict[bytes, str]]:
+    """(answers for what cannot be deleted, topic id -> name of what can be tried)."""
+    image = services.image()
+    names = Counter(state.name for state in states if state.name is not None and state.topic_id == ZERO_UUID)
+    ids = Counter(state.topic_id for state in states if state.name is None and state.topic_id != ZERO_UUID)
+    results: list[DeletableTopicResult] = []
+    for state in states:
+        if state.name is None and state.topic_id == ZERO_UUID:
+            results.append(_invalid(None, ZERO_UUID, "Neither topic name nor id were specified."))
+        elif state.name is not None and state.topic_id != ZERO_UUID:
+            results.append(_invalid(state.name, state.topic_id, "You may not specify both topic name and topic id."))
+    wanted: dict[bytes, str] = {}
+    for topic_id, times in ids.items():
+        topic = image.topics_by_id.get(topic_id)
+        if times > 1:
+            results.append(_invalid(None, topic_id, "Duplicate topic id."))
+        elif topic is None:
+            results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, NO_SUCH_TOPIC_ID)))
+        else:
+            wanted[topic_id] = topic.name
+    for name, times in names.items():
+        topic = image.topics_by_name.get(name)
+        if times > 1:
+            results.append(_invalid(name, ZERO_UUID, "Duplicate topic name."))
+        elif topic is None:
+            results.append(_result(name, ZERO_UUID, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)))
+        elif topic.topic_id in ids:
+            wanted.pop(topic.topic_id, None)
+            message = "The provided topic name maps to an ID that was already supplied."
+            results.append(_invalid(name, topic.topic_id, message))
+        else:
+            wanted[topic.topic_id] = name
+    return results, wanted
+
+
+def _invalid(name: str | None, topic_id: bytes, message: str) -> DeletableTopicResult:
+    return _result(name, topic_id, KafkaError(ErrorCode.INVALID_REQUEST, message))
+
+
+def _result(name: str | None, topic_id: bytes, error: KafkaError) -> DeletableTopicResult:
+    return DeletableTopicResult(name=name, topic_id=topic_id, error_code=error.code, error_message=error.message)
+
+
+def refuse(request: DeleteTopicsRequest, error: KafkaError, version: int) -> DeleteTopicsResponse:
+    return DeleteTopicsResponse(responses=[_result(state.name, state.topic_id, error) for state in _states(request)])

@@ -1,0 +1,170 @@
+"""DescribeConfigs (key 32, versions 1-4): every config of topics, brokers, loggers, groups and metrics subscriptions.
+
+All keys with value, source, synonyms, type and documentation when asked; sensitive values never. One broker describes
+only itself and the cluster's defaults (empty name), as in Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+from tidelog.broker.apis.repeats import check_repeats
+from tidelog.broker.apis.services import Services
+from tidelog.broker.config import logger_levels
+from tidelog.broker.config.entries import (
+    BROKER_LOGGER_SOURCE,
+    UNKNOWN_TYPE,
+    ConfigEntry,
+    broker_entries,
+    client_metrics_entries,
+    cluster_entries,
+    group_entries,
+    topic_entries,
+)
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer
+from tidelog.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from tidelog.replication.controller.decisions.topic_names import topic_name_problem
+from tidelog.replication.controller.metadata.image import (
+    BROKER_LOGGER_RESOURCE,
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+)
+
+REQUEST = DescribeConfigsRequest
+
+# Resources described in one turn of the loop, each some tenths of a millisecond.
+DESCRIBED_IN_TURN_MAX = 30
+
+_OF_THIS_BROKER = (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE)
+
+Resource = tuple[int, str, frozenset[str] | None]
+
+
+async def handle(
+    services: Services, context: RequestContext, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
+    # All names of a broker, 1 and 01 say, are those of this one.
+    check_repeats(
+        (each.resource_type, each.resource_name if each.resource_type not in _OF_THIS_BROKER else "")
+        for each in request.resources
+    )
+    results: list[DescribeConfigsResult] = []
+    described: dict[Resource, DescribeConfigsResult] = {}
+    for resource in request.resources:
+        keys = resource.configuration_keys
+        wanted = resource.resource_type, resource.resource_name, frozenset(keys) if keys else None
+        result = described.get(wanted)
+        if result is None:
+            result = described[wanted] = _describe(services, request, resource, wanted[2])
+            if len(described) % DESCRIBED_IN_TURN_MAX == 0:
+                await asyncio.sleep(0)
+        results.append(result)
+    return DescribeConfigsResponse(results=results)
+
+
+def _describe(
+    services: Services,
+    request: DescribeConfigsRequest,
+    resource: DescribeConfigsResource,
+    wanted: frozenset[str] | None,
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(
+        error_message="", resource_type=resource.resource_type, resource_name=resource.resource_name
+    )
+    try:
+        for entry in _entries(services, resource):
+            if wanted is None or entry.name in wanted:
+                result.configs.append(_shown(entry, request))
+    except KafkaError as error:
+        result.error_code, result.error_message, result.configs = error.code, error.message, []
+    return result
+
+
+def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[ConfigEntry]:
+    kind, name = resource.resource_type, resource.resource_name
+    image, config = services.image(), services.config
+    layers = image.broker_config_layers(services.node_id)
+    if kind == TOPIC_RESOURCE:
+        problem = topic_name_problem(name)
+        if problem is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        if name not in image.topics_by_name:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
+        return topic_entries(config, layers, image.topic_config(name))
+    if kind == BROKER_RESOURCE:
+        if not name:
+            return cluster_entries(config, layers)
+        _check_broker(services, name, f"{services.node_id} or empty string,")
+        return broker_entries(config, layers)
+    if kind == BROKER_LOGGER_RESOURCE:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+        _check_broker(services, name, str(services.node_id))
+        return _loggers()
+    if kind == GROUP_RESOURCE:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+        return group_entries(config, layers, image.configs.get((GROUP_RESOURCE, name), {}))
+    if kind == CLIENT_METRICS_RESOURCE:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
+        return client_metrics_entries(image.configs.get((CLIENT_METRICS_RESOURCE, name), {}))
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
+
+
+def _check_broker(services: Services, name: str, expected: str) -> None:
+    try:
+        broker_id = parse_integer(name)
+    except ValueError:
+        message = f"Broker id must be an integer, but it is: {name}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message) from None
+    if broker_id != services.node_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {expected} but received {name}")
+
+
+def _loggers() -> Iterator[ConfigEntry]:
+    for name, level in logger_levels.levels():
+        yield ConfigEntry(name, level, BROKER_LOGGER_SOURCE, False, False, UNKNOWN_TYPE, "", [])
+
+
+def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    with_documentation = request.include_documentation or entry.source == BROKER_LOGGER_SOURCE  # there it is empty
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        is_sensitive=entry.sensitive,
+        synonyms=[
+            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            for synonym in (entry.synonyms if request.include_synonyms else ())
+        ],
+        config_type=entry.type,
+        documentation=entry.documentation if with_documentation else None,
+    )
+
+
+def refuse(request: DescribeConfigsRequest, error: KafkaError, version: int) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(
+        results=[
+            DescribeConfigsResult(
+                error_code=error.code,
+                error_message=error.message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ]
+    )

@@ -1,0 +1,95 @@
+"""The levels of this process's loggers, shown and changed while it runs (KIP-412), in Kafka's words.
+
+Nothing of it is kept: a restart begins with what the configuration says. Kafka's names for levels are mapped to
+Python's; names of loggers are our own, `root` is what all of them inherit from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.java_text import parse_integer
+from tidelog.replication.controller.decisions.config_changes import Operation
+
+log = logging.getLogger("tidelog.config")
+
+ROOT: Final = "root"
+TRACE: Final = 5  # below DEBUG, where Python has no name of its own
+_LEVELS: Final = {
+    "DEBUG": logging.DEBUG,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+    "INFO": logging.INFO,
+    "TRACE": TRACE,
+    "WARN": logging.WARNING,
+}
+_REFUSED: Final = {int(each): each.name for each in (Operation.APPEND, Operation.SUBTRACT)}
+
+
+def levels() -> Iterator[tuple[str, str]]:
+    """(logger, the level it effectively has), root first."""
+    for name in (ROOT, *_names()):
+        yield name, _name_of(_logger(name).getEffectiveLevel())
+
+
+def alter(node_id: int, resource: Any, *, validate_only: bool) -> None:
+    """All of a BROKER_LOGGER resource of IncrementalAlterConfigs, or nothing. Raises KafkaError."""
+    _check_node(node_id, resource.resource_name)
+    known = {ROOT, *_names()}
+    for each in resource.configs:
+        _check(each, known)
+    if validate_only:
+        return
+    for each in resource.configs:
+        if each.config_operation == Operation.SET:
+            _logger(each.name).setLevel(_LEVELS[each.value])
+            log.warning("the level of logger %s is now %s", each.name, each.value)
+        else:
+            _logger(each.name).setLevel(logging.NOTSET)
+            log.warning("logger %s has no level of its own any more", each.name)
+
+
+def _check_node(node_id: int, name: str) -> None:
+    try:
+        is_own = parse_integer(name) == node_id
+    except ValueError:
+        message = f"Node id must be an integer, but it is: {name}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message) from None
+    if not is_own:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
+
+
+def _check(change: Any, known: set[str]) -> None:
+    operation = change.config_operation
+    if operation not in (Operation.SET, Operation.DELETE):
+        kind = _REFUSED.get(operation, f"Unknown operation type {operation}")
+        message = f"{kind}{' operation' if operation in _REFUSED else ''} is not allowed for the BROKER_LOGGER resource"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    if change.name not in known:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
+    if operation == Operation.SET and change.value not in _LEVELS:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"Cannot set the log level of {change.name} to {change.value} as it is not a supported log level. "
+            f"Valid log levels are {', '.join(_LEVELS)}",
+        )
+    if operation == Operation.DELETE and change.name == ROOT:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Removing the log level of the {ROOT} logger is not allowed")
+
+
+def _names() -> list[str]:
+    """Ours, and asyncio's, which tells of callbacks that take too long."""
+    return sorted(name for name in logging.root.manager.loggerDict if name.split(".")[0] in ("asyncio", "tidelog"))
+
+
+def _logger(name: str) -> logging.Logger:
+    return logging.getLogger(None if name == ROOT else name)
+
+
+def _name_of(level: int) -> str:
+    """The nearest that is not more talkative."""
+    fitting = [(number, name) for name, number in _LEVELS.items() if number >= level]
+    return min(fitting)[1] if fitting else "FATAL"

@@ -1,0 +1,380 @@
+"""A node's configuration: Kafka's keys from a YAML (or .properties) file and `-o key=value`, checked and typed.
+
+`NodeConfig` is the static part, fixed for the life of the process; what the cluster's metadata overrides at run time is
+laid over it by whoever asks (`layers`). The keys themselves are in `config_definitions*.py`. Importing this module must
+stay cheap, it is on the path of every start: no yaml, click or asyncio here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.broker.config.definition_types import ConfigError, TypedValues
+from tidelog.broker.config.definitions import (
+    BROKER,
+    DYNAMIC_ONLY,
+    TOPIC,
+    TOPIC_SYNONYMS,
+    convert_synonym,
+)
+
+if TYPE_CHECKING:
+    from tidelog.storage.segments.log_config import LogConfig
+
+__all__ = ["ConfigError", "Listener", "NodeConfig"]
+
+# One node alone cannot hold three replicas; Kafka's defaults would refuse its first consumer group.
+_ALONE = {
+    "offsets.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.replication.factor": "1",
+}
+# Keys of plugins and of single listeners carry free names.
+FREE_PREFIXES = ("listener.name.", "rsm.config.", "rlmm.config.", "config.providers.")
+_META_ADDRESSES = ("0.0.0.0", "::", "0:0:0:0:0:0:0:0")
+
+
+class Listener(NamedTuple):
+    """One address the node serves, or tells clients to use. `host` is empty for every interface."""
+
+    name: str
+    host: str
+    port: int
+    security_protocol: str
+
+
+class NodeConfig(TypedValues):
+    """`config["num.partitions"]` is the typed value: int, bool, float, str, list; None where unset and without default.
+
+    `explicit` holds what was set, as text; `raw(name)` the text in force; `integer`, `number`, `flag`, `text` and
+    `items` are `[]` with a checked type. An unknown name is a KeyError: the tables list them all.
+    """
+
+    def __init__(self, explicit: Mapping[str, str] | None = None) -> None:
+        self.explicit: dict[str, str] = dict(explicit or {})
+        self._typed: dict[str, Any] = {}
+        self._implied: Mapping[str, str] = {}
+        _check_names(self.explicit)
+        for name, text in self.explicit.items():
+            if "\0" in text:
+                raise ConfigError(f"{name} holds a NUL character")
+            if name in BROKER:
+                self._typed[name] = BROKER[name].parse(text)
+        # Two names of one thing, as in Kafka.
+        for name, other in (("node.id", "broker.id"), ("broker.id", "node.id")):
+            if name not in self.explicit and other in self.explicit:
+                self.explicit[name] = self.explicit[other]
+        self._check_roles()
+        self.listeners: list[Listener] = self._parse_listeners("listeners")
+        self._check_addresses()
+        self.quorum_voters: dict[int, tuple[str, int]] = dict(map(_voter, self.items("controller.quorum.voters")))
+        self.quorum_bootstrap: list[tuple[str, int]] = [
+            _host_and_port("controller.quorum.bootstrap.servers", item)
+            for item in self.items("controller.quorum.bootstrap.servers")
+        ]
+        if self.is_alone:
+            self._implied = _ALONE
+
+    @classmethod
+    def load(cls, file: Path | None = None, overrides: Mapping[str, str] | None = None) -> NodeConfig:
+        """From a file (may be None) and overrides, which win. Raises `ConfigError`, one line."""
+        explicit = _read_file(Path(file)) if file is not None else {}
+        explicit.update(overrides or {})
+        return cls(explicit)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def raw(self, name: str) -> str | None:
+        """The text in force: set, implied for a node that is alone, or the default."""
+        text = self.explicit.get(name)
+        if text is None:
+            text = self._implied.get(name)
+        return BROKER[name].default if text is None else text
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._typed[name]
+        except KeyError:
+            value = self._typed[name] = BROKER[name].parse(self.raw(name))
+            return value
+
+    def is_set(self, name: str) -> bool:
+        """Set in the file, on the command line, or implied; False for a default."""
+        return name in self.explicit or name in self._implied
+
+    # -- the node ----------------------------------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> int:
+        return self.integer("node.id")
+
+    @property
+    def is_broker(self) -> bool:
+        return "broker" in self["process.roles"]
+
+    @property
+    def is_controller(self) -> bool:
+        return "controller" in self["process.roles"]
+
+    @property
+    def is_alone(self) -> bool:
+        """Broker and controller in one, and no other voter."""
+        others = max(
+            len(self.items("controller.quorum.voters")), len(self.items("controller.quorum.bootstrap.servers"))
+        )
+        return self.is_broker and self.is_controller and others <= 1
+
+    @property
+    def controller_listener_names(self) -> frozenset[str]:
+        """Of the listeners that the quorum and the controller use, here and on other nodes."""
+        return frozenset(name.upper() for name in self.items("controller.listener.names"))
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener over which brokers fetch from each other."""
+        name = self.text("inter.broker.listener.name").upper()
+        if name:
+            return name
+        wanted = self.text("security.inter.broker.protocol")
+        advertised = [listener for listener in self.listeners if listener.name not in self.controller_listener_names]
+        named = [listener.name for listener in advertised if listener.name == wanted]
+        alike = [listener.name for listener in advertised if listener.security_protocol == wanted]
+        return (named or alike or [wanted])[0]
+
+    @property
+    def log_dirs(self) -> list[Path]:
+        """Where data lives: `log.dirs`, else `log.dir`."""
+        return [Path(item) for item in self.items("log.dirs") or self.items("log.dir")]
+
+    @property
+    def metadata_log_dir(self) -> Path:
+        explicit = self.text("metadata.log.dir")
+        return Path(explicit) if explicit else self.log_dirs[0]
+
+    def advertised_listeners(self, bound_ports: Mapping[str, int] | None = None) -> list[Listener]:
+        """The addresses clients are told. `bound_ports`: listener name -> port really bound, where 0 was asked for."""
+        listeners = (
+            self._parse_listeners("advertised.listeners")
+            if self.is_set("advertised.listeners")
+            else [listener for listener in self.listeners if listener.name not in self.controller_listener_names]
+        )
+        ports = bound_ports or {}
+        return [
+            listener._replace(
+                host=listener.host or own_name(), port=listener.port or ports.get(listener.name, listener.port)
+            )
+            for listener in listeners
+        ]
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def topic_default(self, name: str, layers: Sequence[Mapping[str, str]] = ()) -> str | None:
+        """What a topic gets for a topic key it does not set.
+
+        `layers`: run-time broker configs, strongest first (this broker's, then the cluster's), as text.
+        """
+        for layer in layers:
+            for synonym, factor in TOPIC_SYNONYMS.get(name, ()):
+                if synonym in layer:
+                    return convert_synonym(layer[synonym], factor)
+        for synonym, factor in TOPIC_SYNONYMS.get(name, ()):
+            text = self.explicit.get(synonym)
+            if text is not None:
+                return convert_synonym(text, factor)
+        return TOPIC[name].default
+
+    def topic_defaults(self, layers: Sequence[Mapping[str, str]] = ()) -> dict[str, str]:
+        """Topic key -> text, for a topic without configs of its own. Keys that have no value are left out."""
+        defaults = ((name, self.topic_default(name, layers)) for name in TOPIC)
+        return {name: text for name, text in defaults if text is not None}
+
+    def log_config(self, overrides: Mapping[str, str], layers: Sequence[Mapping[str, str]] = ()) -> LogConfig:
+        """The storage settings of a topic with these configs of its own."""
+        from tidelog.storage.segments.log_config import LogConfig
+
+        # A broker's in Kafka; our logs know only what their own settings say.
+        name = "producer.id.expiration.ms"
+        expiration_ms = next((layer[name] for layer in layers if name in layer), str(self[name]))
+        return LogConfig.from_topic_config({**self.topic_defaults(layers), name: expiration_ms, **overrides})
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def _check_roles(self) -> None:
+        if not self["process.roles"]:
+            raise ConfigError("process.roles must name at least one of: broker, controller")
+        if not self.is_alone and not (
+            self.items("controller.quorum.voters") or self.items("controller.quorum.bootstrap.servers")
+        ):
+            raise ConfigError("controller.quorum.voters must say where the controllers are")
+        if self.is_controller and len(self.items("controller.quorum.voters")) > 1:
+            ids = [voter.partition("@")[0] for voter in self.items("controller.quorum.voters")]
+            if str(self.node_id) not in ids:
+                raise ConfigError(
+                    f"node.id {self.node_id} has the controller role but is not among "
+                    f"controller.quorum.voters ({', '.join(ids)})"
+                )
+
+    def security_protocols(self) -> dict[str, str]:
+        """Listener name -> security protocol, as listener.security.protocol.map and Kafka's defaults for it say."""
+        protocols = {"PLAINTEXT": "PLAINTEXT", "SSL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL"}
+        for entry in self.text("listener.security.protocol.map").split(","):
+            name, colon, protocol = entry.strip().rpartition(":")
+            if colon:
+                protocols[name.strip().upper()] = protocol.strip().upper()
+        for name in self.items("controller.listener.names"):
+            # Kafka maps controller listeners to PLAINTEXT when nothing in the map is custom.
+            protocols.setdefault(name.upper(), "PLAINTEXT")
+        return protocols
+
+    def _parse_listeners(self, key: str) -> list[Listener]:
+        protocols = self.security_protocols()
+        return [_parse_listener(key, item, protocols) for item in self.items(key)]
+
+    def _check_addresses(self) -> None:
+        if not self.listeners:
+            raise ConfigError("listeners must name at least one address, as in PLAINTEXT://127.0.0.1:9092")
+        _refuse_twice("listeners", [listener.name for listener in self.listeners], "name")
+        ports = [f"{listener.host}:{listener.port}" for listener in self.listeners if listener.port]
+        _refuse_twice("listeners", ports, "port")
+        if not self.is_broker:
+            return
+        names = {listener.name for listener in self.listeners}
+        explicit = self.is_set("advertised.listeners")
+        for listener in self.advertised_listeners():
+            if listener.host in _META_ADDRESSES:
+                which = "advertised.listeners" if explicit else "listeners"
+                raise ConfigError(
+                    f"{which}: clients cannot connect to {listener.host}; "
+                    "set advertised.listeners to an address they can reach"
+                )
+            if listener.name not in names:
+                raise ConfigError(
+                    f"advertised.listeners names {listener.name}, but listeners has only {', '.join(sorted(names))}"
+                )
+
+
+def _parse_listener(key: str, item: str, protocols: Mapping[str, str]) -> Listener:
+    name, separator, address = item.partition("://")
+    host, colon, port_text = address.rpartition(":")
+    if not separator or not colon or not port_text.isdecimal() or int(port_text) > 65535:
+        raise ConfigError(f"{key}: {item!r} is not an address of the form NAME://host:port")
+    name = name.upper()
+    protocol = protocols.get(name)
+    if protocol is None:
+        raise ConfigError(
+            f"{key}: no security protocol for listener {name}; add {name}:PLAINTEXT to listener.security.protocol.map"
+        )
+    return Listener(name, host.strip("[]"), int(port_text), protocol)
+
+
+def _voter(item: str) -> tuple[int, tuple[str, int]]:
+    node_id, at, address = item.partition("@")
+    if not at or not node_id.strip().isdecimal():
+        raise ConfigError(f"controller.quorum.voters: {item!r} is not of the form ID@host:port")
+    return int(node_id), _host_and_port("controller.quorum.voters", address)
+
+
+def _host_and_port(key: str, address: str) -> tuple[str, int]:
+    host, colon, port = address.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigError(f"{key}: {address!r} is not an address of the form host:port")
+    return host.strip("[]"), int(port)
+
+
+def _refuse_twice(key: str, values: Sequence[str], what: str) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigError(f"{key}: each listener must have a different {what}, {value} is there twice")
+
+
+def own_name() -> str:
+    """What other machines call this one."""
+    import socket
+
+    return socket.getfqdn()
+
+
+def _check_names(explicit: Mapping[str, str]) -> None:
+    for name in explicit:
+        if name in BROKER or name.startswith(FREE_PREFIXES):
+            continue
+        if name in DYNAMIC_ONLY:
+            raise ConfigError(f"{name} is set on a running cluster (configs alter), not in a node's configuration")
+        near = nearest_keys(name)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"unknown configuration key {name!r}{hint}")
+
+
+def nearest_keys(name: str) -> list[str]:
+    """Known broker keys that look like this one, nearest first, at most two. A topic key names its broker synonym."""
+    import difflib
+
+    if name in TOPIC_SYNONYMS:
+        return [TOPIC_SYNONYMS[name][0][0]]
+    wanted = name.strip().lower().replace("_", ".")
+    return [wanted] if wanted in BROKER else difflib.get_close_matches(wanted, BROKER, n=2, cutoff=0.75)
+
+
+def _read_file(file: Path) -> dict[str, str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from None
+    return _read_properties(file, text) if file.suffix == ".properties" else _read_yaml(file, text)
+
+
+def _read_properties(file: Path, text: str) -> dict[str, str]:
+    from tidelog.broker.config.java_properties import PropertiesError, parse_properties
+
+    try:
+        return parse_properties(text)
+    except PropertiesError as error:
+        raise ConfigError(f"{file}:{error}") from None
+
+
+def _read_yaml(file: Path, text: str) -> dict[str, str]:
+    import yaml
+
+    try:
+        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark is not None else str(file)
+        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected `key: value` lines")
+    found: dict[str, str] = {}
+    try:
+        _flatten(file, "", content, found)
+    except RecursionError:  # an alias inside what it names
+        raise ConfigError(f"{file}: nested without end") from None
+    return found
+
+
+def _flatten(file: Path, prefix: str, content: Mapping[Any, Any], found: dict[str, str]) -> None:
+    """Nested mappings spell dotted keys: `log: {dirs: x}` is `log.dirs: x`."""
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            _flatten(file, f"{name}.", value, found)
+        else:
+            found[name] = as_text(value)
+
+
+def as_text(value: Any) -> str:
+    """A value as a configuration file has it: `true`, `3`, lists separated by commas."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(as_text(item) for item in value)
+    return "" if value is None else str(value)

@@ -1,0 +1,87 @@
+"""The coordinators' door to the node (`coordinators.ports.Ports`): their partitions' logs, the clock, the timers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.backoff import SHORTAGE_PAUSE_S
+from tidelog.replication.partition import ACKS_ALL
+from tidelog.storage.log.partition_log import CorruptLog
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.reader import ColdRead
+
+if TYPE_CHECKING:
+    from tidelog.broker.replicas.partitions import Partitions
+
+_NOT_YET = memoryview(b"")
+READ_BYTES = 1024 * 1024
+
+
+class GroupPorts:
+    """`topic`: the internal topic whose partitions hold the coordinators' records."""
+
+    def __init__(
+        self, topic: str, partitions: Partitions, loop: asyncio.AbstractEventLoop, clock_ms: Callable[[], int]
+    ) -> None:
+        self._topic = topic
+        self._partitions = partitions
+        self._loop = loop
+        self._clock_ms = clock_ms
+
+    def append(self, partition: int, batch: bytearray) -> int:
+        leader = self._partitions.leader(self._topic, partition)
+        info = self._partitions.append(leader, memoryview(batch), self._clock_ms(), ACKS_ALL, from_client=False)
+        return info.last_offset + 1
+
+    def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
+        try:
+            self._partitions.when_committed(self._partitions.leader(self._topic, partition), offset, callback)
+        except KafkaError as error:
+            callback(error)
+
+    def read_log(self, partition: int) -> Iterator[memoryview]:
+        leader = self._partitions.leader(self._topic, partition)
+        offset, end = leader.log.log_start_offset, leader.log.log_end_offset
+        warming: list[ColdRead] = []
+        while offset < end:
+            try:
+                result = leader.log.read(offset, READ_BYTES, end)
+            except ColdRead as cold:
+                warming.append(cold)
+                self._partitions.run_cold(cold, warming.clear)
+                while warming:
+                    yield _NOT_YET
+                continue
+            except (OSError, CorruptLog, DamagedRecords) as error:
+                refusal = self._partitions.refusal(leader, error)
+                is_repairable = isinstance(error, DamagedRecords) and refusal.code == ErrorCode.KAFKA_STORAGE_ERROR
+                if not is_repairable and not leader.log.can_retry(error):
+                    raise refusal from None
+                yield from self._pause()
+                continue
+            if not result.size_bytes:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing to read at {offset}, the log ends at {end}")
+            for region in result.regions:
+                yield memoryview(region)
+            offset = result.next_offset
+
+    def _pause(self) -> Iterator[memoryview]:
+        over_at = self._loop.time() + SHORTAGE_PAUSE_S
+        while self._loop.time() < over_at:
+            yield _NOT_YET
+
+    def high_watermark(self, topic: str, partition: int) -> int | None:
+        found = self._partitions.find(topic, partition)
+        return None if found is None else found.high_watermark
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_ms / 1000, callback)
+
+    def now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def wall_ms(self) -> int:
+        return self._clock_ms()

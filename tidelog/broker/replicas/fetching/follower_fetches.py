@@ -1,0 +1,442 @@
+"""Fetches of followers, on the leader's side: their sessions, what each is told, and how long it waits.
+
+A follower asks for nearly the same thing thousands of times a second, so its session keeps for every partition where
+the follower is, and knows which may have news: an answer costs what has changed. `Fetch` requests of consumers are
+`apis/fetch.py`'s. Invariants: of a partition that is neither dirty nor in flight the follower has everything; a
+follower is booked (`Partition.follower_fetched`) only after its log was found to agree with this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.broker.network.request import Answer, Peer
+from tidelog.broker.replicas.fetching.fetch_sessions import forgotten_in
+from tidelog.broker.replicas.fetching.follower_answers import FollowerAnswers, Frames
+from tidelog.broker.replicas.fetching.follower_linger import LINGER_MS
+from tidelog.broker.replicas.fetching.follower_sessions import (
+    ENTRIES_MAX,
+    EPOCH_FINAL,
+    WAIT_MS_MAX,
+    FollowerEntry,
+    FollowerSession,
+    Key,
+    ParkedFetch,
+    as_follower_request,
+    has_place,
+    is_gone,
+    nothing,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.hot import TOPIC_ID_FROM, encode_fetch_response
+from tidelog.protocol.hot_replication import (
+    VERSION,
+    FollowerRequest,
+    decode_follower_request,
+    decode_one,
+)
+from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.storage.segments.reader import ColdRead
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable
+
+    from tidelog.broker.replicas.partitions import Partitions
+
+log = logging.getLogger("tidelog.followers")
+
+EPOCH_INITIAL = 0
+EPOCH_MAX = 2**31 - 1
+
+
+class FollowerFetches:
+    """`tells_high_watermark`: answer also when only a high watermark has moved, for consumers that read there."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        *,
+        tells_high_watermark: bool = False,
+    ) -> None:
+        self.tells_high_watermark = tells_high_watermark
+        self.answers = FollowerAnswers(partitions, loop, self._answer_parked)
+        self._partitions = partitions
+        self._loop = loop
+        self._rng = rng
+        self.sessions: dict[int, FollowerSession] = {}
+        self.entry_count = 0
+        """Partitions of all sessions and of all fetches under way."""
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    def serve_one(self, body: memoryview, correlation_id: int) -> Answer:
+        """A follower's steady state: one partition has moved. None where the request is anything else."""
+        fields = decode_one(body)
+        if fields is None:
+            return None
+        session = self.sessions.get(fields[4])
+        if (
+            session is None
+            or session.epoch != fields[5]
+            or session.replica_id != fields[22]
+            or session.replica_epoch != fields[23]
+        ):
+            return None
+        entry = session.entries.get((fields[7], fields[9]))  # type: ignore[arg-type]
+        if entry is None:
+            return None
+        session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
+        if session.parked is not None:
+            self._release(session)
+        if entry.in_flight:
+            entry.in_flight = False
+            del session.in_flight[entry]
+        if session.in_flight:
+            self._not_taken(session)
+        entry.leader_epoch, entry.fetch_offset, entry.last_epoch, entry.log_start_offset = fields[10:14]
+        session.max_wait_ms = fields[0]
+        session.last_fetch_ms = now_ms = self._loop.time() * 1000
+        self._examine(entry, now_ms)
+        if session.outside:
+            self._let_in(session, now_ms)
+        return self._answer_or_park(session, correlation_id, VERSION)
+
+    def serve(self, request: FetchRequest, version: int, correlation_id: int, connection: Peer) -> Answer:
+        """Any follower's fetch, of any version."""
+        asked = as_follower_request(request, version)
+        uses_topic_ids = version >= TOPIC_ID_FROM
+        try:
+            session = self._resolve(asked, uses_topic_ids)
+        except KafkaError as error:
+            self.answers.told(error.code)
+            return encode_fetch_response(correlation_id, version, error.code, 0, [])
+        answer = self._take(session, asked, forgotten_in(request, uses_topic_ids), correlation_id, version)
+        if asked.session_epoch == EPOCH_INITIAL and any(entry.follower for entry in session.entries.values()):
+            connection.send_much()
+        return answer
+
+    def serve_many(self, body: memoryview, correlation_id: int) -> Answer:
+        """The same for the shape that our own followers send; None for any other."""
+        asked = decode_follower_request(body)
+        if asked is None or asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
+            return None
+        try:
+            session = self._resolve(asked, True)
+        except KafkaError as error:
+            self.answers.told(error.code)
+            return encode_fetch_response(correlation_id, VERSION, error.code, 0, [])
+        return self._take(session, asked, (), correlation_id, VERSION)
+
+    def _resolve(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
+        if asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
+            replaced = self.sessions.get(asked.session_id)
+            if replaced is not None and replaced.replica_id == asked.replica_id:
+                self._close(replaced.id)
+            return self._begin(asked, uses_topic_ids)
+        session = self.sessions.get(asked.session_id)
+        if session is None or (session.replica_id, session.replica_epoch) != (asked.replica_id, asked.replica_epoch):
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != asked.session_epoch:
+            raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.uses_topic_ids != uses_topic_ids:
+            raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
+        if session.parked is not None:
+            self._release(session)
+        return session
+
+    def _begin(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
+        self._close_the_gone(self._loop.time() * 1000)
+        session_id = 0
+        if asked.session_epoch == EPOCH_INITIAL and asked.partitions and self._may_have_session(asked):
+            while not session_id or session_id in self.sessions:
+                session_id = self._rng.randint(1, 2**31 - 1)
+        wake_soon = self._partitions.wakes.soon
+        session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, wake_soon, self._answer_parked)
+        session.waiting.on_abandon = partial(self._abandoned, session)
+        session.uses_topic_ids = uses_topic_ids
+        if session_id:
+            self.sessions[session_id] = session
+        return session
+
+    def _close_the_gone(self, now_ms: float) -> None:
+        broker_of = self._partitions.replica_ports.broker
+        for session in list(self.sessions.values()):
+            if is_gone(session, broker_of(session.replica_id), now_ms):
+                self._close(session.id)
+
+    def _may_have_session(self, asked: FollowerRequest) -> bool:
+        if self.entry_count + len(asked.partitions) > ENTRIES_MAX:
+            return False
+        return has_place(asked, self._partitions.replica_ports.broker(asked.replica_id), self.sessions.values())
+
+    def _take(
+        self,
+        session: FollowerSession,
+        asked: FollowerRequest,
+        forgotten: Iterable[Key],
+        correlation_id: int,
+        version: int,
+    ) -> Answer:
+        session.last_fetch_ms = now_ms = self._loop.time() * 1000
+        session.max_wait_ms, session.min_bytes, session.max_bytes = asked.max_wait_ms, asked.min_bytes, asked.max_bytes
+        entries_before = len(session.entries)
+        for partition in asked.partitions:
+            key: Key = (partition.topic_id, partition.partition)
+            entry = session.entries.get(key)
+            if entry is None:
+                entry = session.entries[key] = FollowerEntry(session, key)
+                self.entry_count += 1
+            elif entry.in_flight:
+                entry.in_flight = False
+                del session.in_flight[entry]
+            entry.leader_epoch, entry.fetch_offset = partition.leader_epoch, partition.fetch_offset
+            entry.last_epoch, entry.max_bytes = partition.last_fetched_epoch, partition.max_bytes
+            entry.log_start_offset = partition.log_start_offset
+            self._examine(entry, now_ms)
+            session.not_hosted += entry.partition is None
+        for key in forgotten:
+            self._forget(session, key)
+        if session.outside:
+            self._let_in(session, now_ms)
+        if session.in_flight:
+            self._not_taken(session)
+        if (
+            session.id
+            and len(session.entries) > entries_before
+            and (self.entry_count > ENTRIES_MAX or session.knows_too_little())
+        ):
+            self._end_with_this_answer(session)
+        return self._answer_or_park(session, correlation_id, version, is_full=asked.session_epoch <= 0)
+
+    def _end_with_this_answer(self, session: FollowerSession) -> None:
+        """The answer will name no session, and so the follower's next request says everything again (KIP-227)."""
+        del self.sessions[session.id]
+        session.id = 0
+
+    def _not_taken(self, session: FollowerSession) -> None:
+        """Told before and not mentioned since: the follower did not take it, and its offset is what it was."""
+        for entry in session.in_flight:
+            entry.in_flight = False
+            session.dirty[entry] = None
+        session.in_flight.clear()
+
+    def _let_in(self, session: FollowerSession, now_ms: float) -> None:
+        """A fetch says of partitions that it does not mention that they are where they were: book that, too."""
+        for entry in list(session.outside):
+            partition, follower = entry.partition, entry.follower
+            if partition is None or follower is None or not partition.leads:
+                del session.outside[entry]
+            elif follower.in_maximal_isr:
+                # While it is only proposed it may still be refused, and then there is nothing new to make it ask again.
+                if follower.broker_id in partition.in_sync.isr:
+                    del session.outside[entry]
+            elif entry.problem is None and not entry.in_flight and entry not in session.dirty:
+                partition.follower_fetched(follower, entry.fetch_offset, now_ms)
+
+    # -------------------------------------------------------------------------------------------------- one partition
+
+    def _examine(self, entry: FollowerEntry, now_ms: float) -> None:
+        """Book where the follower is, or find what is wrong; afterwards the entry is dirty if there is news."""
+        session = entry.session
+        partition = entry.partition
+        if partition is None:
+            partition = self._partitions.watch_as_follower(entry)
+        entry.problem = entry.follower = None
+        session.unsettled[entry] = None
+        # An answer that crossed this request on its way was not taken, and with it the mark that it told.
+        told, entry.sent_high_watermark = entry.sent_high_watermark, -1
+        try:
+            if partition is None or not partition.leads or partition.offline:
+                self._partitions.leader(*entry.key)  # says what it is
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            if entry.leader_epoch != partition.leader_epoch:
+                partition.require_epoch(entry.leader_epoch)
+            follower = partition.in_sync.followers.get(session.replica_id)
+            if follower is None or follower.broker_epoch != session.replica_epoch:
+                follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
+            found, offset = partition.log, entry.fetch_offset
+            if entry.last_epoch >= 0 and (
+                entry.last_epoch != found.leader_epochs.latest or offset > found.log_end_offset
+            ):
+                entry.problem = partition.divergence(entry.last_epoch, offset)
+            if entry.problem is None:
+                if not found.log_start_offset <= offset <= found.log_end_offset:
+                    raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+                entry.follower = follower
+                if follower.log_start_offset != entry.log_start_offset:
+                    follower.log_start_offset = entry.log_start_offset
+                    self._partitions.deletions.look(partition)
+                partition.follower_fetched(follower, offset, now_ms)
+                if not follower.in_maximal_isr:
+                    session.outside[entry] = None
+                if offset == found.log_end_offset and not (self.tells_high_watermark and told != found.high_watermark):
+                    session.dirty.pop(entry, None)
+                    return
+        except Exception as error:
+            entry.problem = self._partitions.refusal(partition, error).code
+        session.dirty[entry] = None
+
+    def look_again(self, entry: FollowerEntry) -> None:
+        """The partition has another role or epoch, or is gone: the follower is to know at once."""
+        if entry.problem is None and not entry.in_flight:
+            try:
+                partition = self._partitions.leader(*entry.key)
+                partition.require_epoch(entry.leader_epoch)
+                entry.session.outside[entry] = None
+                partition.follower(entry.session.replica_id, entry.session.replica_epoch, entry.leader_epoch)
+            except KafkaError as error:
+                entry.problem = error.code
+                entry.appended()
+
+    def _forget(self, session: FollowerSession, key: Key) -> None:
+        entry = session.entries.pop(key, None)
+        if entry is not None:
+            self.entry_count -= 1
+            for place in (session.dirty, session.in_flight, session.outside, session.unsettled):
+                place.pop(entry, None)
+            if entry.partition is not None:
+                entry.partition.watch.followers.pop(entry, None)
+                entry.partition = None
+
+    def _close(self, session_id: int) -> None:
+        session = self.sessions.pop(session_id, None)
+        if session is not None:
+            for timer in (session.timer, session.linger_timer):
+                if timer is not None:
+                    timer.cancel()
+            session.timer = session.linger_timer = None
+            if session.parked is not None:
+                self._release(session)
+            self._empty(session)
+
+    def _empty(self, session: FollowerSession) -> None:
+        for key in list(session.entries):
+            self._forget(session, key)
+
+    # ------------------------------------------------------------------------------------------------------- waiting
+
+    def _answer_or_park(
+        self, session: FollowerSession, correlation_id: int, version: int, is_full: bool = False
+    ) -> Answer:
+        if session.dirty or is_full:
+            if is_full:  # every partition is answered, news or not
+                session.dirty = dict.fromkeys(session.entries.values())
+            must = (is_full and session.id != 0) or session.max_wait_ms <= 0
+            if not session.id and (self.entry_count > ENTRIES_MAX or not session.entries):
+                must = True  # there is no room for it to wait, or nothing to wait for
+            lingers = not (must or is_full) and session.linger.busy and self._lingers(session)
+            frames = None if lingers else self._frames(session, correlation_id, version, must, is_full)
+            if frames is not None:
+                if not session.id:
+                    self._empty(session)
+                return frames
+        wait_ms = session.max_wait_ms
+        due_ms = session.last_fetch_ms + (wait_ms if wait_ms < WAIT_MS_MAX else WAIT_MS_MAX)
+        parked = session.parked = session.waiting.begin(correlation_id, version, due_ms)
+        if session.timer is None:
+            session.timer = self._loop.call_at(due_ms / 1000, self._wait_is_over, session)
+        return parked
+
+    def _answer_parked(self, session: FollowerSession) -> None:
+        if not (session.linger.busy and self._lingers(session)):
+            self._answer_now(session)
+
+    def _lingers(self, session: FollowerSession) -> bool:
+        """Whether the answer waits for more records; errors and cuts never do."""
+        if session.linger_timer is not None:
+            return True
+        if any(entry.problem is not None for entry in session.dirty):
+            return False
+        if not session.linger.may_wait(self._loop.time() * 1000):
+            return False
+        session.linger_timer = self._loop.call_later(LINGER_MS / 1000, self._lingered, session)
+        return True
+
+    def _lingered(self, session: FollowerSession) -> None:
+        session.linger_timer = None
+        session.linger.waited(self._loop.time() * 1000)
+        self._answer_now(session)
+
+    def _answer_now(self, session: FollowerSession) -> None:
+        parked = session.parked
+        if parked is None or session.warming or not session.dirty:
+            return
+        self._try_to_answer(session, parked, must_answer=False)
+
+    def _try_to_answer(self, session: FollowerSession, parked: ParkedFetch, *, must_answer: bool) -> None:
+        try:
+            frames = self._frames(session, parked.correlation_id, parked.version, must_answer)
+        except Exception as error:  # a bug of ours: the follower comes again over another connection
+            self._abandoned(session)
+            parked.failed(error)
+            return
+        if frames is not None:
+            session.parked = None
+            parked.complete(frames)
+            if not session.id:
+                self._empty(session)
+
+    def _release(self, session: FollowerSession) -> None:
+        """Answer a fetch that waits with nothing: the same follower asks for something else, or the session ends."""
+        parked, session.parked = session.parked, None
+        if parked is not None:
+            parked.complete(nothing(parked, session.id))
+
+    def _wait_is_over(self, session: FollowerSession) -> None:
+        """One timer for all fetches of a session: armed anew for the one that waits now, if its time is not up yet."""
+        session.timer = None
+        parked = session.parked
+        if parked is None:
+            return
+        if parked.due_ms > self._loop.time() * 1000 + 1:
+            session.timer = self._loop.call_at(parked.due_ms / 1000, self._wait_is_over, session)
+            return
+        if session.warming:
+            return
+        for entry in list(session.unsettled) if session.id else session.entries.values():
+            partition = entry.partition
+            if partition is not None and entry.sent_high_watermark != partition.log.high_watermark:
+                session.dirty[entry] = None
+        self._try_to_answer(session, parked, must_answer=True)
+
+    def _abandoned(self, session: FollowerSession) -> None:
+        """The follower is gone, or has another connection by now, and with it another session."""
+        session.parked = None
+        if session.id:
+            self._close(session.id)
+        else:
+            self._empty(session)
+
+    def _warm(self, session: FollowerSession, cold: ColdRead) -> None:
+        """Pages of this read are not in memory: fault them in on a thread, then try again."""
+        session.warming = True
+
+        def warmed() -> None:
+            session.warming = False
+            self._answer_now(session)
+
+        self._partitions.run_cold(cold, warmed)
+
+    def _frames(
+        self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool = False
+    ) -> Frames | None:
+        """The answer; None when there is not enough for one yet, or the disk is waited for."""
+        try:
+            return self.answers.frames(session, correlation_id, version, must_answer, is_full)
+        except ColdRead as cold:
+            self._warm(session, cold)
+            return None
+
+    def close(self) -> None:
+        for session_id in list(self.sessions):
+            self._close(session_id)

@@ -1,0 +1,190 @@
+"""What a leader remembers of a follower that fetches: its session, its place in every partition, its open fetch.
+
+Values only; what they mean and when an answer is due is `follower_fetches.py`'s. Also requests of any version brought
+into one form. Invariant: an entry that is in flight is not dirty: the follower has been told and has not answered yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.broker.network.request import Deferred
+from tidelog.broker.replicas.fetching.follower_linger import FollowerLinger
+from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, encode_fetch_response
+from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRequest, encode_nothing_fetched
+
+if TYPE_CHECKING:
+    from tidelog.protocol.messages.fetch import FetchRequest
+    from tidelog.replication.controller.metadata.image import BrokerImage
+    from tidelog.replication.isr import Follower
+    from tidelog.replication.partition import Partition
+
+# Kafka wants replica.fetch.wait.max.ms to be below replica.lag.time.max.ms, 30 s by default.
+WAIT_MS_MAX = 30_000
+# Only brokers of the cluster get sessions. Beyond a bound a request is served without one.
+SESSIONS_MAX = 1000
+SESSIONS_OF_BROKER_MAX = 32  # num.replica.fetchers, and sessions of broken connections
+ENTRIES_MAX = 250_000  # partitions of all sessions and of parked fetches; each takes some 500 bytes
+# A session remembers so many partitions that are not hosted here; a follower may know of a topic first.
+NOT_HOSTED_MAX = 1000
+# A follower that is alive fetches all the time; beyond this its session makes place when another begins.
+SILENT_MS_MAX = 10_000
+EPOCH_FINAL = -1
+
+Key = tuple[str | bytes, int]
+Problem = int | tuple[int, int]  # an error code, or the (epoch, end offset) where the logs part
+
+
+class FollowerEntry:
+    """One partition of a follower's session: where the follower is, and what is wrong with it if anything is."""
+
+    __slots__ = (
+        "fetch_offset", "follower", "in_flight", "key", "last_epoch", "leader_epoch", "log_start_offset",
+        "max_bytes", "partition", "problem", "sent_high_watermark", "session",
+    )  # fmt: skip
+
+    def __init__(self, session: FollowerSession, key: Key) -> None:
+        self.session = session
+        self.key = key
+        self.partition: Partition | None = None
+        self.follower: Follower | None = None
+        self.leader_epoch = -1
+        self.fetch_offset = -1
+        self.last_epoch = -1
+        self.log_start_offset = -1
+        self.max_bytes = 0
+        self.problem: Problem | None = None
+        self.in_flight = False
+        self.sent_high_watermark = -1
+
+    def appended(self) -> None:
+        """The leader's log has grown, or the partition is to be looked at again."""
+        if not self.in_flight:
+            session = self.session
+            session.linger.news += 1
+            if self not in session.dirty:
+                session.dirty[self] = None
+                if self.follower is not None:
+                    # It had everything when it last fetched, whether or not that fetch had to mention it.
+                    self.follower.last_caught_up_ms = session.last_fetch_ms
+            if session.parked is not None:
+                session.wake()
+
+
+class FollowerSession:
+    """`id` 0: made for one request and forgotten after it."""
+
+    __slots__ = (
+        "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
+        "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "not_hosted", "outside", "parked", "replica_epoch",
+        "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "waiting", "warming",
+    )  # fmt: skip
+
+    def __init__(
+        self, session_id: int, replica_id: int, replica_epoch: int, wake_soon: Callable[[Callable[[], None]], None],
+        answer_parked: Callable[[FollowerSession], None],
+    ) -> None:  # fmt: skip
+        self._wake_soon = wake_soon
+        self._answer = partial(answer_parked, self)
+        self.id = session_id
+        self.epoch = 1
+        self.replica_id = replica_id
+        self.replica_epoch = replica_epoch
+        self.uses_topic_ids = True
+        self.max_wait_ms = self.min_bytes = self.max_bytes = 0
+        self.entries: dict[Key, FollowerEntry] = {}
+        self.dirty: dict[FollowerEntry, None] = {}  # may have news for the follower
+        self.in_flight: dict[FollowerEntry, None] = {}  # told something, and not mentioned again since
+        self.unsettled: dict[FollowerEntry, None] = {}  # whose high watermark the follower may not know
+        self.outside: dict[FollowerEntry, None] = {}  # that could join the ISR at any fetch, mentioned or not
+        self.not_hosted = 0
+        """At least as many as there are entries of partitions that this node does not host."""
+        self.last_fetch_ms = 0.0
+        self.parked: ParkedFetch | None = None
+        self.waiting = ParkedFetch(self)
+        self.timer: asyncio.TimerHandle | None = None
+        self.linger = FollowerLinger()
+        self.linger_timer: asyncio.TimerHandle | None = None
+        self.warming = False
+        self.throttled = False
+
+    def wake(self) -> None:
+        self._wake_soon(self._answer)
+
+    def knows_too_little(self) -> bool:
+        """Whether too many of its partitions are not hosted here."""
+        if self.not_hosted > NOT_HOSTED_MAX:
+            self.not_hosted = sum(entry.partition is None for entry in self.entries.values())
+        return self.not_hosted > NOT_HOSTED_MAX
+
+
+class ParkedFetch(Deferred):
+    """A follower's fetch that waits for news. A session has one, which is used again when it was answered."""
+
+    __slots__ = ("correlation_id", "due_ms", "session", "version")
+
+    def __init__(self, session: FollowerSession) -> None:
+        super().__init__()
+        self.session = session
+        self.correlation_id = self.version = 0
+        self.due_ms = 0.0
+
+    def begin(self, correlation_id: int, version: int, due_ms: float) -> ParkedFetch:
+        self.response = self._on_complete = None
+        self.correlation_id, self.version, self.due_ms = correlation_id, version, due_ms
+        return self
+
+
+def is_gone(session: FollowerSession, broker: BrokerImage | None, now_ms: float) -> bool:
+    """Whether the session is one of a broker that is no more, of an earlier process of it, or of a broken connection.
+
+    `broker`: as the metadata has the one that the session names; None if there is none.
+    """
+    if broker is None or 0 <= session.replica_epoch < broker.epoch:
+        return True
+    wait_ms = min(max(session.max_wait_ms, 0), WAIT_MS_MAX)
+    return session.parked is None and now_ms - session.last_fetch_ms > SILENT_MS_MAX + wait_ms
+
+
+def has_place(asked: FollowerRequest, broker: BrokerImage | None, sessions: Collection[FollowerSession]) -> bool:
+    """Whether this request may begin a session beside `sessions`: anybody can claim to be a broker."""
+    if broker is None or 0 <= asked.replica_epoch < broker.epoch or len(sessions) >= SESSIONS_MAX:
+        return False
+    of_broker = sum(session.replica_id == asked.replica_id for session in sessions)
+    return of_broker < SESSIONS_OF_BROKER_MAX
+
+
+def nothing(parked: ParkedFetch, session_id: int) -> bytes | list[Buffer]:
+    if parked.version == VERSION:
+        return encode_nothing_fetched(parked.correlation_id, session_id)
+    return encode_fetch_response(parked.correlation_id, parked.version, 0, session_id, [])
+
+
+def as_follower_request(request: FetchRequest, version: int) -> FollowerRequest:
+    state = request.replica_state
+    by_id = version >= TOPIC_ID_FROM
+    return FollowerRequest(
+        request.max_wait_ms,
+        request.min_bytes,
+        request.max_bytes,
+        request.session_id,
+        request.session_epoch if version >= 7 else EPOCH_FINAL,
+        state.replica_id if version >= 15 else request.replica_id,
+        state.replica_epoch if version >= 15 else -1,
+        [
+            AskedPartition(
+                topic.topic_id if by_id else topic.topic,  # type: ignore[arg-type]
+                asked.partition,
+                asked.current_leader_epoch,
+                asked.fetch_offset,
+                asked.last_fetched_epoch,
+                asked.log_start_offset,
+                asked.partition_max_bytes,
+            )
+            for topic in request.topics
+            for asked in topic.partitions
+        ],
+    )

@@ -1,0 +1,114 @@
+"""The group-commit flushes of the partitions hosted here: one at a time of each log, on threads.
+
+What a flush syncs and what is acknowledged by it is the log's to say (`storage/log/flush.py`); here it is begun when
+it is due, and whoever waits is told. Invariant: a sync that failed is tried again only if nothing was lost by it, and
+until it has succeeded nothing that it was to cover is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidelog.broker.network.counters import Histogram
+from tidelog.broker.scheduling.callbacks import call_all
+from tidelog.storage.log.partition_log import CorruptLog
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from tidelog.replication.partition import Partition
+    from tidelog.storage.log.partition_log import PartitionLog
+
+log = logging.getLogger("tidelog.partitions")
+
+SHORTAGE_PAUSE_S = 1.0  # until a sync for which there were no descriptors is tried again
+
+
+class Flushes:
+    """`is_hosted(partition)`: it still is; `fail(partition, error)`: its log cannot be used any more."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor | None,
+        clock_ms: Callable[[], int],
+        stopwatch: Callable[[], float],
+        is_hosted: Callable[[Partition], bool],
+        fail: Callable[[Partition, Exception], None],
+    ) -> None:
+        self.durations = Histogram()
+        self.on_flushed: Callable[[Partition], None] | None = None
+        """Told when records of a follower's log, held back for it, are on the device."""
+        self._loop = loop
+        self._executor = executor
+        self._clock_ms = clock_ms
+        self._stopwatch = stopwatch
+        self._is_hosted = is_hosted
+        self._fail = fail
+        self._under_way: set[asyncio.Future[None]] = set()
+        self._short: set[Partition] = set()  # to be synced when there are descriptors again
+        self._is_closing = False
+
+    def flush_if_due(self, partition: Partition) -> None:
+        if partition.log.flush_due:
+            self.flush(partition)
+
+    def flush(self, partition: Partition) -> None:
+        """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
+        if self._is_closing:
+            return
+        found = partition.log
+        try:
+            task = found.begin_flush()
+        except OSError as error:
+            self._cannot_sync(partition, found, error)
+            return
+        began = self._stopwatch()
+        future = self._loop.run_in_executor(self._executor, task.run)
+        self._under_way.add(future)
+
+        def flushed(done: asyncio.Future[None]) -> None:
+            self._under_way.discard(done)
+            self.durations.observe(self._stopwatch() - began)
+            try:
+                done.result()
+                found.finish_flush(task, self._clock_ms())
+            except (OSError, CorruptLog) as error:
+                if self._cannot_sync(partition, found, error):
+                    return
+            if partition.offline or not self._is_hosted(partition):
+                return
+            # From here on of its present log: it may have moved to another directory meanwhile.
+            partition.advance_high_watermark()
+            call_all(partition.watch.syncs.reached(partition.log.committable_offset), None)
+            if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
+                self.on_flushed(partition)
+            if partition.log.flush_due:
+                self.flush(partition)
+
+        future.add_done_callback(flushed)
+
+    def _cannot_sync(self, partition: Partition, found: PartitionLog, error: OSError | CorruptLog) -> bool:
+        """Whether it is only put off: it is still due, and nothing that waits for it is acknowledged."""
+        if not found.can_retry(error):
+            self._fail(partition, error)
+            return False
+        if partition not in self._short:
+            log.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
+            self._short.add(partition)
+            self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
+        return True
+
+    def _sync_again(self, partition: Partition) -> None:
+        self._short.discard(partition)
+        if self._is_hosted(partition) and not partition.offline:
+            self.flush_if_due(partition)
+
+    async def close(self) -> None:
+        """Wait for those under way; no more is begun."""
+        self._is_closing = True
+        while self._under_way:
+            await asyncio.wait(self._under_way)

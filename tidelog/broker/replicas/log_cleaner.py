@@ -1,0 +1,309 @@
+"""The cleaner of this node: which compacted log is cleaned next, when, and how fast.
+
+Kafka's LogCleaner and LogCleanerManager. A cleaning itself is `storage/log/compaction.py`; its pieces run on a thread,
+one at a time for each of log.cleaner.threads, and between them the loop throttles and the log may be cut or closed.
+What cannot be cleaned is served as it is and not tried again before the next start. Invariant: nothing is begun in the
+directory of a log whose last cleaning has not ended, whatever became of that log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tidelog.storage.cleaner.tables import key_table
+from tidelog.storage.log.compaction import CleaningFailed, CleaningStats, Compaction, find_cleanable
+from tidelog.storage.segments.damage import CorruptIndex
+from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
+
+if TYPE_CHECKING:
+    from tidelog.broker.config.dynamic_config import DynamicConfig
+    from tidelog.broker.replicas.log_directories import LogDirectories
+    from tidelog.storage.cleaner.choice import CleanableRange
+    from tidelog.storage.log.directory import LogDirectory
+    from tidelog.storage.log.partition_log import PartitionLog
+
+log = logging.getLogger("tidelog.cleaner")
+
+_PIECE_BYTES_MIN: Final = 64 * 1024
+_SHORTAGE_PAUSE_S: Final = 0.1
+_PAUSE_S_MAX: Final = 3600.0
+_SWITCH_INTERVAL_S: Final = 0.0005
+_USUAL_SWITCH_INTERVAL_S: Final = sys.getswitchinterval()
+"""How long the loop waits for the interpreter, while a cleaning computes and else: 5 ms would show in every p99."""
+_SETTINGS: Final = (
+    "log.cleaner.threads", "log.cleaner.backoff.ms", "log.cleaner.io.max.bytes.per.second",
+)  # fmt: skip
+
+
+class UpkeepOfLogs(Protocol):
+    """What `upkeep.Upkeep` does for the cleaner."""
+
+    def checkpoint(self) -> None:
+        """Write down how far each log is cleaned, and the rest of what is checkpointed."""
+        ...
+
+    def look_after(self) -> None:
+        """Retention, which waits while a log is cleaned."""
+        ...
+
+
+RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
+
+
+@dataclass(slots=True)
+class CleanerTotals:
+    """Everything since the start; `last_*` of the cleaning that ended last (Kafka's gauges of the same names)."""
+
+    cleanings: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    messages_read: int = 0
+    messages_written: int = 0
+    last_duration_s: float = 0.0
+    last_recopy_percent: int = 0
+    last_buffer_utilization_percent: int = 0
+
+
+class LogCleaner:
+    def __init__(
+        self,
+        directories: LogDirectories,
+        settings: DynamicConfig,
+        loop: asyncio.AbstractEventLoop,
+        clock_ms: Callable[[], int],
+        run_in_executor: RunInExecutor,
+        upkeep: UpkeepOfLogs,
+    ) -> None:
+        self._directories = directories
+        self._settings = settings
+        self._loop = loop
+        self._clock_ms = clock_ms
+        self._run_in_executor = run_in_executor
+        self._upkeep = upkeep
+        self.totals = CleanerTotals()
+        self.uncleanable: dict[PartitionLog, str] = {}
+        """Logs that could not be cleaned, and why."""
+        self.on_uncleanable: Callable[[PartitionLog], None] = lambda log: None
+        """Called with each of them."""
+        self.dirtiest_percent = 0
+        """Of the dirtiest log that could be cleaned, when it was last looked."""
+        self.delay_ms_max = 0
+        """For how long the most urgent log should have been cleaned already (max.compaction.lag.ms)."""
+        self._last_look_ms = 0
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._compactions: set[Compaction] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._throttled_until = 0.0
+        self._pauses: set[asyncio.Future[None]] = set()
+        self._is_closing = False
+
+    # ----------------------------------------------------------------------------------------------------- start, stop
+
+    def start(self) -> None:
+        """Begin to look for work; nothing is done where log.cleaner.enable is false."""
+        if self._settings.flag("log.cleaner.enable"):
+            self._last_look_ms = self._clock_ms()
+            self._settings.subscribe(_SETTINGS, self._settings_changed)
+            self._look_later()
+
+    async def close(self) -> None:
+        """Give up what is under way, and wait until no thread works on it."""
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for compaction in list(self._compactions):
+            try:
+                compaction.give_up()
+            except OSError as error:
+                log.error("the cleaning of %s could not be ended: %s", compaction.log.directory, error)
+        self._end_pauses()
+        if self._running:
+            await asyncio.wait(list(self._running.values()))
+
+    @property
+    def since_last_look_ms(self) -> int:
+        return self._clock_ms() - self._last_look_ms if self._last_look_ms else 0
+
+    @property
+    def running_count(self) -> int:
+        return len(self._running)
+
+    def _settings_changed(self) -> None:
+        if not self._is_closing:
+            self._throttled_until = 0.0
+            self._end_pauses()
+            self._look_later()
+
+    # -------------------------------------------------------------------------------------------------------- choosing
+
+    def _look_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_ms = self._settings.integer("log.cleaner.backoff.ms")
+        self._timer = self._loop.call_later(delay_ms / 1000, self._look)
+
+    def _look(self) -> None:
+        """Begin as many cleanings as there are threads for, the dirtiest logs first."""
+        if self._is_closing:
+            return
+        now_ms = self._last_look_ms = self._clock_ms()
+        self._forget_gone()
+        wanted = sorted(self._candidates(now_ms), key=lambda found: found[2].dirty_ratio, reverse=True)
+        threads = max(1, self._settings.integer("log.cleaner.threads"))
+        for directory, found, chosen in wanted[: max(0, threads - len(self._running))]:
+            self._begin(directory, found, chosen, now_ms, threads)
+        self._look_later()
+
+    def _candidates(self, now_ms: int) -> Iterator[tuple[LogDirectory, PartitionLog, CleanableRange]]:
+        self.dirtiest_percent = self.delay_ms_max = 0
+        for directory in self._directories:
+            for found in directory.logs.values():
+                if (
+                    not found.config.is_compacted
+                    or not found.may_be_cleaned
+                    or found.cleaned_offset >= found.segments.active.base_offset
+                    or found.failure is not None
+                    or found.directory in self._running
+                    or found in self.uncleanable
+                ):
+                    continue
+                try:
+                    chosen = find_cleanable(found, now_ms)
+                except (CorruptIndex, OSError) as error:
+                    log.warning("%s is not cleaned for now: %s", found.directory, error)
+                    continue
+                self.dirtiest_percent = max(self.dirtiest_percent, int(100 * chosen.dirty_ratio))
+                self.delay_ms_max = max(self.delay_ms_max, chosen.delay_ms)
+                if chosen.is_due(found.config.min_cleanable_dirty_ratio):
+                    yield directory, found, chosen
+
+    def _forget_gone(self) -> None:
+        if self.uncleanable:
+            there = {found for directory in self._directories for found in directory.logs.values()}
+            self.uncleanable = {found: why for found, why in self.uncleanable.items() if found in there}
+
+    # -------------------------------------------------------------------------------------------------------- cleaning
+
+    def _begin(
+        self, directory: LogDirectory, found: PartitionLog, chosen: CleanableRange, now_ms: int, threads: int
+    ) -> None:
+        settings = self._settings
+        make_keys = partial(
+            key_table,
+            settings.integer("log.cleaner.dedupe.buffer.size") // threads,
+            settings.number("log.cleaner.io.buffer.load.factor"),
+            chosen.cleanable_bytes,
+            found.disk.random_bytes(16),
+        )
+        piece_bytes = max(_PIECE_BYTES_MIN, settings.integer("log.cleaner.io.buffer.size") // threads // 2)
+        try:
+            compaction = Compaction(found, chosen, make_keys, now_ms, piece_bytes=piece_bytes)
+        except CorruptTransactionIndex as error:
+            self._cannot_be_cleaned(found, str(error))
+            return
+        except OSError as error:
+            self._directories.failed(directory, error)
+            return
+        self._compactions.add(compaction)
+        task = self._loop.create_task(self._clean(directory, compaction))
+        where = found.directory  # it may be renamed meanwhile
+        if not self._running:
+            sys.setswitchinterval(min(_USUAL_SWITCH_INTERVAL_S, _SWITCH_INTERVAL_S))
+        self._running[where] = task
+        task.add_done_callback(lambda _: self._ended(compaction, where))
+
+    async def _clean(self, directory: LogDirectory, compaction: Compaction) -> None:
+        began, moved = self._loop.time(), 0
+        try:
+            while True:
+                await self._run_in_executor(compaction.run)
+                if not compaction.advance():
+                    break
+                if compaction.is_short:
+                    await asyncio.sleep(_SHORTAGE_PAUSE_S)
+                moved = await self._throttle(compaction.stats, moved)
+        except CleaningFailed as error:
+            self._cannot_be_cleaned(compaction.log, str(error))
+        except OSError as error:
+            self._directories.failed(directory, error)
+        except Exception as error:  # a bug of ours: the log is served as it is, and others are still cleaned
+            log.exception("the cleaning of %s broke off", compaction.log.directory)
+            compaction.abandon()
+            self._cannot_be_cleaned(compaction.log, repr(error))
+        else:
+            if not compaction.is_given_up:
+                self._finished(compaction, self._loop.time() - began)
+
+    def _cannot_be_cleaned(self, found: PartitionLog, why: str) -> None:
+        log.warning("%s-%d is not cleaned any more: %s", found.topic, found.partition, why)
+        self.uncleanable[found] = why
+        self.on_uncleanable(found)
+
+    def try_again(self, found: PartitionLog) -> None:
+        """What kept the log from being cleaned may have been damage, which is repaired."""
+        self.uncleanable.pop(found, None)
+
+    async def _throttle(self, stats: CleaningStats, moved: int) -> int:
+        """Wait until log.cleaner.io.max.bytes.per.second allows more; what was moved so far."""
+        bytes_per_s = self._settings.number("log.cleaner.io.max.bytes.per.second")
+        now = self._loop.time()
+        if bytes_per_s > 0:
+            self._throttled_until = max(now, self._throttled_until) + (stats.bytes_moved - moved) / bytes_per_s
+        elif not bytes_per_s:  # as good as never; a negative rate is none, as in Kafka
+            self._throttled_until = now + _PAUSE_S_MAX
+        delay = min(self._throttled_until - now, _PAUSE_S_MAX)
+        if delay > 0.001 and not self._is_closing:
+            pause = self._loop.create_future()
+            self._pauses.add(pause)
+            timer = self._loop.call_later(delay, _end, pause)
+            await pause
+            timer.cancel()
+            self._pauses.discard(pause)
+        return stats.bytes_moved
+
+    def _end_pauses(self) -> None:
+        for pause in list(self._pauses):
+            _end(pause)
+
+    def _finished(self, compaction: Compaction, duration_s: float) -> None:
+        stats, totals = compaction.stats, self.totals
+        totals.cleanings += 1
+        totals.bytes_read += stats.bytes_read
+        totals.bytes_written += stats.bytes_written
+        totals.messages_read += stats.messages_read
+        totals.messages_written += stats.messages_written
+        totals.last_duration_s = duration_s
+        totals.last_recopy_percent = 100 * stats.bytes_written // max(1, stats.bytes_read)
+        totals.last_buffer_utilization_percent = int(100 * stats.table_utilization)
+        found = compaction.log
+        log.info(
+            "%s-%d is cleaned up to %d: %d of %d records and %d of %d bytes are left, in %.3f s",
+            found.topic, found.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
+            stats.bytes_written, stats.bytes_read, duration_s,
+        )  # fmt: skip
+        self._upkeep.checkpoint()
+        if stats.keyless:
+            log.warning("%s-%d had %d records without a key", found.topic, found.partition, stats.keyless)
+
+    def _ended(self, compaction: Compaction, where: str) -> None:
+        self._compactions.discard(compaction)
+        if compaction.retention_waits and not self._is_closing:
+            self._upkeep.look_after()
+        del self._running[where]
+        if not self._running:
+            sys.setswitchinterval(_USUAL_SWITCH_INTERVAL_S)
+        # As in Kafka, the pause is only made when nothing was to be done. And after what broke off: for want of file
+        # descriptors, say, it would break off again at once.
+        if not compaction.is_given_up:
+            self._loop.call_soon(self._look)
+
+
+def _end(pause: asyncio.Future[None]) -> None:
+    if not pause.done():
+        pause.set_result(None)

@@ -1,0 +1,157 @@
+"""The scrubber: every segment of every log is read from time to time, so that damage is found before a reader meets it.
+
+One segment at a time, at a bounded rate, on a thread; what it is looked at for is `storage/log/scrub.py`'s, what
+follows from damage `repairs.py`'s. Off with `log.scrub.bytes.per.second=0`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tidelog.storage.log.scrub import Scrub, check_small_files
+
+if TYPE_CHECKING:
+    from tidelog.broker.config.node_config import NodeConfig
+    from tidelog.broker.replicas.partitions import Partitions
+    from tidelog.broker.replicas.repairs import Repairs
+    from tidelog.replication.partition import Partition
+    from tidelog.storage.log.partition_log import PartitionLog
+    from tidelog.storage.segments.segment import Segment
+
+logger = logging.getLogger("tidelog.scrubber")
+
+FIRST_PASS_S: Final = 60.0
+"""A node that has just started has other things to do."""
+TRUST_S: Final = 30.0
+PIECE_S: Final = 0.25
+URGENT_BYTES_PER_S: Final = 8 * 1024 * 1024
+"""Where nothing is read in the background, and one log is to be looked at."""
+PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class ScrubCounters:
+    """Since the start."""
+
+    verified_bytes: int = 0
+    passes: int = 0
+
+
+class Scrubber:
+    def __init__(
+        self,
+        config: NodeConfig,
+        partitions: Partitions,
+        repairs: Repairs,
+        loop: asyncio.AbstractEventLoop,
+        run_in_executor: Callable[[Callable[[], None]], Awaitable[None]],
+    ) -> None:
+        self.counters = ScrubCounters()
+        self._rate_bytes = config.integer("log.scrub.bytes.per.second")
+        self._interval_s = config.integer("log.scrub.interval.ms") / 1000
+        self._partitions = partitions
+        self._repairs = repairs
+        self._loop = loop
+        self._run_in_executor = run_in_executor
+        self._task: asyncio.Task[None] | None = None
+        self._urgent: asyncio.Task[None] | None = None
+        self._aging: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._aging = self._loop.call_later(TRUST_S, self._age)
+        if self._rate_bytes > 0:
+            self._task = self._loop.create_task(self._run(), name="scrubber")
+
+    async def close(self) -> None:
+        if self._aging is not None:
+            self._aging.cancel()
+        tasks = [task for task in (self._task, self._urgent) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _age(self) -> None:
+        self._aging = self._loop.call_later(TRUST_S, self._age)
+        for partition in self._partitions.hosted():
+            partition.log.age_trust()
+
+    async def _run(self) -> None:
+        await asyncio.sleep(min(FIRST_PASS_S, self._interval_s))
+        while True:
+            began = self._loop.time()
+            for partition in list(self._partitions.hosted()):
+                await self._pass_over(partition)
+            self.counters.passes += 1
+            await asyncio.sleep(max(0.1, self._interval_s - (self._loop.time() - began)))
+
+    async def _pass_over(self, partition: Partition) -> None:
+        """If it is hosted when its turn comes. What fails here is answered for this partition; the others go on."""
+        await asyncio.sleep(0)  # thousands of empty logs must not stop the loop
+        if not self._is_hosted(partition):
+            return
+        try:
+            for _ in check_small_files(partition.log):
+                await asyncio.sleep(0)  # a log may have thousands of them
+                if not self._is_hosted(partition):
+                    return
+            # Damage that was met where no reader waits for an answer.
+            self._repairs.look_at(partition)
+        except Exception as error:
+            self._partitions.refusal(partition, error)
+        for segment in list(partition.log.segments):
+            if self._is_to_be_read(partition, segment):
+                try:
+                    await self._scrub(partition, segment)
+                except Exception as error:
+                    self._partitions.refusal(partition, error)
+
+    def look_soon(self, log: PartitionLog) -> None:
+        """The cleaner met what it cannot read: look at this log now, if none is looked at so already."""
+        partition = next((each for each in self._partitions.hosted() if each.log is log), None)
+        if partition is not None and (self._urgent is None or self._urgent.done()):
+            self._urgent = self._loop.create_task(self._look_at(partition), name="scrub at once")
+
+    async def _look_at(self, partition: Partition) -> None:
+        try:
+            for segment in list(partition.log.segments):
+                if self._is_to_be_read(partition, segment):
+                    await self._scrub(partition, segment)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._partitions.refusal(partition, error)
+
+    def _is_to_be_read(self, partition: Partition, segment: Segment) -> bool:
+        """Only the last segment may be empty; and it may have been deleted, or cleaned, since the look began."""
+        segments = partition.log.segments
+        is_there = any(each is segment for each in segments)
+        return is_there and self._is_hosted(partition) and (segment.size_bytes > 0 or segment is not segments.active)
+
+    def _is_hosted(self, partition: Partition) -> bool:
+        is_there = self._partitions.find(partition.topic, partition.index) is partition
+        return is_there and not partition.offline and partition.log.failure is None
+
+    async def _scrub(self, partition: Partition, segment: Segment) -> None:
+        scrub = Scrub(partition.log, segment)
+        finished = False
+        try:
+            while not scrub.is_done and self._is_hosted(partition):
+                piece = min(PIECE_BYTES_MAX, max(64 * 1024, int(self._rate_bytes * PIECE_S)))
+                before = scrub.verified_bytes
+                await self._run_in_executor(partial(scrub.run, piece))
+                verified = scrub.verified_bytes - before
+                self.counters.verified_bytes += verified
+                # A segment of a few batches costs as much of the rate as it has bytes, and no more.
+                await asyncio.sleep(min(piece, max(verified, 4096)) / (self._rate_bytes or URGENT_BYTES_PER_S))
+            finished = True
+        finally:
+            if not finished or not self._is_hosted(partition):
+                scrub.abandon()
+            elif scrub.finish():
+                logger.warning("%s-%d: damage was found in %s", partition.topic, partition.index, segment.path)
+                self._repairs.look_at(partition)

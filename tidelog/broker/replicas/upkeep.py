@@ -1,0 +1,199 @@
+"""What the logs of a node want done from time to time: checkpoints, retention, flushes by time, removals, the ISRs.
+
+Each has a timer of its own, as in Kafka's LogManager. When each is due comes from the configuration; what is done is
+the logs' and the partitions' own. Invariant: one checkpoint task and one removal of files of a directory at a time,
+and an error of the device is its directory's, not the upkeep's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.storage.files.disk import is_exhaustion
+from tidelog.storage.files.log_names import DELETE_SUFFIX
+
+if TYPE_CHECKING:
+    from tidelog.broker.config.node_config import NodeConfig
+    from tidelog.broker.replicas.log_directories import LogDirectories
+    from tidelog.broker.replicas.partitions import Partitions
+    from tidelog.storage.files.checkpoints import CheckpointTask
+    from tidelog.storage.files.disk import Disk
+    from tidelog.storage.log.directory import LogDirectory
+
+logger = logging.getLogger("tidelog.upkeep")
+
+# Kafka's LogManager.InitialTaskDelayMs.
+FIRST_RETENTION_MS = 30_000
+# Longer than any node runs, and as long as every loop can wait.
+INTERVAL_MS_MAX = 365 * 24 * 60 * 60 * 1000
+
+RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
+
+
+class _Removal:
+    """Of files and directories that were renamed, so that nobody else looks for them. `run` once, in any thread: the
+    pages of a gigabyte are given back in some hundred milliseconds."""
+
+    def __init__(self, disk: Disk, paths: list[str]) -> None:
+        self._disk = disk
+        self.left = paths
+        self.error: OSError | None = None
+        self.is_stopped = False
+
+    def run(self) -> None:
+        while self.left and not self.is_stopped:  # the rest is for the next start to remove
+            path = self.left[-1]
+            try:
+                if path.endswith(DELETE_SUFFIX):
+                    self._disk.remove_tree(path)
+                else:
+                    self._disk.remove(path)
+            except FileNotFoundError:
+                pass  # its log was deleted, or moved, meanwhile
+            except OSError as error:
+                self.error = error
+                return
+            self.left.pop()
+
+
+class Upkeep:
+    def __init__(
+        self,
+        config: NodeConfig,
+        directories: LogDirectories,
+        partitions: Partitions,
+        loop: asyncio.AbstractEventLoop,
+        clock_ms: Callable[[], int],
+        run_in_executor: RunInExecutor,
+        disk: Disk,
+    ) -> None:
+        self._config = config
+        self._directories = directories
+        self._partitions = partitions
+        self._loop = loop
+        self._clock_ms = clock_ms
+        self._run_in_executor = run_in_executor
+        self._disk = disk
+        self._checkpointing: set[LogDirectory] = set()
+        self._doomed: dict[LogDirectory, list[str]] = {}
+        self._removals: dict[LogDirectory, _Removal] = {}
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+
+    def start(self) -> None:
+        self._every(self._config.integer("replica.high.watermark.checkpoint.interval.ms"), self.checkpoint)
+        retention_ms = self._config.integer("log.retention.check.interval.ms")
+        self._every(retention_ms, self.look_after, min(retention_ms, FIRST_RETENTION_MS))
+        self._every(self._config.integer("log.flush.scheduler.interval.ms"), self.flush_by_time)
+        self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for removal in self._removals.values():
+            removal.is_stopped = True
+
+    def _every(self, interval_ms: int, work: Callable[[], None], first_ms: int | None = None) -> None:
+        interval_s = min(max(interval_ms, 1), INTERVAL_MS_MAX) / 1000
+
+        def run() -> None:
+            self._timers[work] = self._loop.call_later(interval_s, run)
+            work()
+
+        self._timers[work] = self._loop.call_later(interval_s if first_ms is None else first_ms / 1000, run)
+
+    def checkpoint(self) -> None:
+        """On a thread, but for the start and the end of it: the device may take its time."""
+        for directory in self._directories:
+            if directory not in self._checkpointing:
+                self._checkpointing.add(directory)
+                task = directory.begin_checkpoints()
+                written = self._run_in_executor(task.run)
+                written.add_done_callback(partial(self._checkpointed, directory, task))
+        self._time_removals()  # of what was deleted since the last one
+
+    def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
+        self._checkpointing.discard(directory)
+        try:
+            directory.finish_checkpoints(task)
+        except OSError as error:
+            self._directories.failed(directory, error)
+
+    def _check_isrs(self) -> None:
+        for partition in self._partitions.hosted():
+            partition.check_isr()
+            self._partitions.look_for_followers(partition)
+
+    def look_after(self) -> None:
+        """Retention, flushes by time and what else the logs want done from time to time."""
+        now_ms = self._clock_ms()
+        hosted = list(self._partitions.hosted())
+        log_starts = [partition.log.log_start_offset for partition in hosted]
+        for directory in self._directories:
+            try:
+                directory.maintain(now_ms, self._doomed.setdefault(directory, []))
+            except OSError as error:
+                self._directories.failed(directory, error)
+            except Exception:  # a bug of ours in one log: the others are still to be looked after
+                logger.exception("%s is not looked after", directory.path)
+            self._remove(directory)
+        for partition, log_start_offset in zip(hosted, log_starts):
+            if partition.log.log_start_offset != log_start_offset:
+                self._partitions.touch(partition)
+            if partition.log.flush_due:
+                self._partitions.flushes.flush(partition)
+        self._time_removals()
+
+    def flush_by_time(self) -> None:
+        """The logs that hold records which flush.ms has passed over."""
+        now_ms = self._clock_ms()
+        for partition in list(self._partitions.hosted()):
+            log = partition.log
+            log.durability.want_by_time(now_ms, log.config.flush_ms, log.log_end_offset)
+            self._partitions.flushes.flush_if_due(partition)
+
+    # -- removals ----------------------------------------------------------------------------------------------------
+
+    def _time_removals(self) -> None:
+        """When the first file or directory that was deleted is to leave the disk."""
+        due_ms = [one for one in (directory.next_removal_ms() for directory in self._directories) if one is not None]
+        timer = self._timers.pop(self.remove_due, None)
+        if timer is not None:
+            timer.cancel()
+        if due_ms:
+            delay_ms = min(max(min(due_ms) - self._clock_ms(), 0), INTERVAL_MS_MAX)
+            self._timers[self.remove_due] = self._loop.call_later(delay_ms / 1000, self.remove_due)
+
+    def remove_due(self) -> None:
+        now_ms = self._clock_ms()
+        for directory in self._directories:
+            doomed = self._doomed.setdefault(directory, [])
+            doomed += directory.take_doomed(now_ms)
+            self._remove(directory)
+        self._time_removals()
+
+    def _remove(self, directory: LogDirectory) -> None:
+        doomed = self._doomed.pop(directory)
+        if directory in self._removals:
+            self._doomed[directory] = doomed  # for when that has ended
+        elif doomed:
+            removal = self._removals[directory] = _Removal(self._disk, doomed)
+            removed = self._run_in_executor(removal.run)
+            removed.add_done_callback(partial(self._removed, directory, removal))
+
+    def _removed(self, directory: LogDirectory, removal: _Removal, removed: asyncio.Future[None]) -> None:
+        del self._removals[directory]
+        if removal.error is not None:
+            self._directories.failed(directory, removal.error)
+            if not is_exhaustion(removal.error):
+                self._doomed.pop(directory, None)
+                return
+        waiting = [*removal.left, *self._doomed.pop(directory, ())]
+        if waiting:
+            self._doomed[directory] = waiting
+        if waiting and not removal.left and not removal.is_stopped:  # else with the next look at the logs
+            self._remove(directory)

@@ -1,0 +1,61 @@
+"""Many deadlines on one timer of the event loop: the shell around `purgatory.Deadlines`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+from tidelog.broker.scheduling.purgatory import Deadlines
+
+log = logging.getLogger("tidelog.timers")
+
+Expiry = Callable[[], None]
+
+
+class DeadlineTimer:
+    """Calls each added callback when its delay has passed, up to DEADLINE_RESOLUTION_MS late; never after discard."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._deadlines: Deadlines[Expiry] = Deadlines()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for_ms = 0
+
+    def add(self, delay_ms: int, on_expiry: Expiry) -> int:
+        """Returns what `discard` wants back."""
+        due_ms = int(self._loop.time() * 1000) + delay_ms
+        bucket = self._deadlines.add(due_ms, on_expiry)
+        if self._timer is None or due_ms < self._armed_for_ms:
+            first_due_ms = self._deadlines.next_due_ms()
+            if first_due_ms is not None and (self._timer is None or first_due_ms < self._armed_for_ms):
+                self._arm(first_due_ms)
+        return bucket
+
+    def discard(self, bucket: int, on_expiry: Expiry) -> None:
+        self._deadlines.discard(bucket, on_expiry)
+
+    def waiting(self) -> Iterator[Expiry]:
+        """Everything that has a deadline now."""
+        return iter(self._deadlines)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self, due_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_for_ms = due_ms
+        self._timer = self._loop.call_at(due_ms / 1000, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for on_expiry in self._deadlines.expire(int(self._loop.time() * 1000 + 0.5)):
+            try:
+                on_expiry()
+            except Exception:
+                log.exception("a request whose time was up failed")  # the others are not to wait on
+        due_ms = self._deadlines.next_due_ms()
+        if due_ms is not None and self._timer is None:
+            self._arm(due_ms)

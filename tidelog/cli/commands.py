@@ -1,0 +1,97 @@
+"""The command table: which file answers to which word, loaded when its word is used, and how failures are shown.
+
+Each command's file defines one click command named `command`. Nothing here knows what a command does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from tidelog import __version__
+from tidelog.cli.common import HELP, fail, reason, swallow_output
+
+_COMMANDS = {
+    "start": ("tidelog.cli.start", "Run a node: broker and controller in one."),
+    "cluster": ("tidelog.cli.cluster.command", "Run a cluster of several nodes on this machine."),
+    "format": ("tidelog.cli.format", "Give a node's directories the id of their cluster."),
+    "topics": ("tidelog.cli.topics", "List, create, describe, alter and delete topics."),
+    "configs": ("tidelog.cli.configs", "Describe and alter configs of topics, brokers, groups."),
+    "produce": ("tidelog.cli.produce", "Send lines of standard input to a topic."),
+    "consume": ("tidelog.cli.consume", "Print the records of a topic."),
+    "groups": ("tidelog.cli.groups.command", "List and describe consumer groups, reset and delete their offsets."),
+    "elect-leaders": ("tidelog.cli.elect_leaders", "Make first replicas leaders again, or any that lives."),
+    "reassign": ("tidelog.cli.reassign.command", "Move partitions between brokers."),
+    "quorum": ("tidelog.cli.quorum", "Describe the metadata quorum, change its voters."),
+    "log": ("tidelog.cli.logs.command", "Look into the files of a data directory."),
+    "bench": ("tidelog.bench.command", "Measure clusters: acks and replicas, scale, Apache Kafka beside."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one at a time; its help needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings=HELP)
+@click.version_option(__version__, prog_name="tidelog", message="%(prog)s %(version)s")
+def cli() -> None:
+    """A Kafka-compatible broker in pure Python.
+
+    \b
+    Example, in three terminals:
+      tidelog start
+      tidelog consume greetings --from-beginning
+      echo hello | tidelog produce greetings
+    """
+
+
+def run(words: list[str]) -> int:
+    """Runs one command; an expected failure becomes one line on standard error."""
+    from tidelog.protocol.errors import KafkaError
+
+    _open_what_is_closed()
+    try:
+        outcome = cli.main(words, prog_name="tidelog", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        return fail(error.format_message()) and error.exit_code
+    except click.Abort:
+        return 1
+    except KafkaError as error:
+        return fail(str(error))
+    except BrokenPipeError:
+        # Whoever read the output has seen enough, as `head` does.
+        swallow_output()
+        return 1
+    except OSError as error:
+        return fail(reason(error))
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that the caller closed (`>&-`) read as empty and swallow what is written."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

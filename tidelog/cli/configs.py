@@ -1,0 +1,244 @@
+"""`tidelog configs`: describe and alter what is set for topics, brokers, their loggers, groups, metrics subscriptions.
+
+Through the admin client of any Kafka-compatible cluster; which values are allowed is the cluster's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from tidelog.broker.config.node_config import FREE_PREFIXES
+from tidelog.cli.common import (
+    HELP,
+    as_json,
+    client_options,
+    connecting,
+    key_values,
+    print_json,
+    print_table,
+    run,
+)
+from tidelog.client import Admin
+from tidelog.client.admin.configs import APPEND, DELETE, SUBTRACT, ConfigChange, ConfigResource
+from tidelog.client.model import ConfigEntry
+
+# What the commands call a kind -> what the client does.
+_KINDS = {
+    "topics": "topic",
+    "brokers": "broker",
+    "broker-loggers": "broker-logger",
+    "groups": "group",
+    "client-metrics": "client-metrics",
+}
+# DescribeConfigs' source of a value.
+_SOURCES = {
+    1: "topic",
+    2: "broker",
+    3: "all brokers",
+    4: "file",
+    5: "default",
+    6: "logger",
+    7: "subscription",
+    8: "group",
+}
+_SET_HERE = {"topic": (1,), "broker": (2, 3), "broker-logger": (6,), "group": (8,), "client-metrics": (7,)}
+
+_KIND = click.argument("kind", type=click.Choice(list(_KINDS)), metavar="|".join(_KINDS))
+_FOR_ALL_BROKERS = click.option("--default", "for_all", is_flag=True, help="What holds for all brokers, not for one.")
+
+
+@click.group("configs", context_settings=HELP)
+def command() -> None:
+    """Describe and alter configs of topics, brokers and their loggers, groups and metrics subscriptions.
+
+    \b
+    Example:
+      tidelog configs describe topics flights --all
+      tidelog configs alter brokers --default --set log.retention.ms=3600000
+    """
+
+
+@command.command("describe")
+@_KIND
+@click.argument("names", nargs=-1)
+@_FOR_ALL_BROKERS
+@click.option("-a", "--all", "everything", is_flag=True, help="Also what comes from files and from defaults.")
+@click.option("-k", "--key", "keys", multiple=True, metavar="KEY", help="Only this config. May be given many times.")
+@as_json
+@connecting
+def describe(
+    kind: str,
+    names: tuple[str, ...],
+    bootstrap: str,
+    properties: dict[str, str],
+    for_all: bool,
+    everything: bool,
+    keys: tuple[str, ...],
+    json_wanted: bool,
+) -> None:
+    """Print what is set at run time for NAMES, or for all there are of that kind.
+
+    \b
+    Example:
+      tidelog configs describe topics
+      tidelog configs describe topics flights --all --json
+      tidelog configs describe brokers 1 --key log.retention.ms --all
+      tidelog configs describe brokers --default
+      tidelog configs describe broker-loggers 1
+    """
+
+    async def ask() -> dict[ConfigResource, dict[str, ConfigEntry]]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            resources = _named(kind, names, for_all) or await _all_of(admin, _KINDS[kind])
+            return await admin.describe_config_resources(resources, keys=keys or None)
+
+    found = {
+        resource: [each for each in entries.values() if everything or each.source in _SET_HERE[resource.type]]
+        for resource, entries in run(ask()).items()
+    }
+    if json_wanted:
+        print_json([_as_dict(resource, entries) for resource, entries in found.items()])
+        return
+    rows = [
+        (resource.name or "(all)", each.name, _shown(each), _SOURCES.get(each.source, "unknown"))
+        for resource, entries in found.items()
+        for each in entries
+    ]
+    print_table((_KINDS[kind].upper(), "CONFIG", "VALUE", "FROM"), rows)
+
+
+@command.command("alter")
+@_KIND
+@click.argument("names", nargs=-1)
+@_FOR_ALL_BROKERS
+@click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a config.")
+@click.option("-d", "--delete", "deletes", multiple=True, metavar="KEY", help="Put a config back to what is below it.")
+@click.option("--append", "appends", multiple=True, metavar="KEY=VALUE", help="Add to the list that a config is.")
+@click.option("--subtract", "subtracts", multiple=True, metavar="KEY=VALUE", help="Take from the list.")
+@click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
+@as_json
+@connecting
+def alter(
+    kind: str,
+    names: tuple[str, ...],
+    bootstrap: str,
+    properties: dict[str, str],
+    for_all: bool,
+    sets: tuple[str, ...],
+    deletes: tuple[str, ...],
+    appends: tuple[str, ...],
+    subtracts: tuple[str, ...],
+    dry_run: bool,
+    json_wanted: bool,
+) -> None:
+    """Change configs of NAMES while the cluster runs. What takes effect at once is said in the documentation.
+
+    A config that Kafka does not know gets a warning with the nearest one. Whether it is taken is the cluster's to say.
+
+    \b
+    Example:
+      tidelog configs alter topics flights --set retention.ms=3600000 --delete segment.bytes
+      tidelog configs alter topics flights --append cleanup.policy=compact
+      tidelog configs alter brokers 1 --set max.connections=1000
+      tidelog configs alter broker-loggers 1 --set tidelog.controller=DEBUG
+    """
+    resources = _named(kind, names, for_all)
+    if not resources:
+        raise click.UsageError("name what is to be changed" + (", or --default" if kind == "brokers" else ""))
+    changes = [
+        *(ConfigChange(key, value) for key, value in key_values(sets).items()),
+        *(ConfigChange(key, None, DELETE) for key in deletes),
+        *(ConfigChange(key, value, APPEND) for key, value in key_values(appends).items()),
+        *(ConfigChange(key, value, SUBTRACT) for key, value in key_values(subtracts).items()),
+    ]
+    if not changes:
+        raise click.UsageError("nothing to change: --set, --delete, --append or --subtract is wanted")
+
+    warn_of_unknown(kind, [change.name for change in changes])
+
+    async def ask() -> None:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            for resource in resources:
+                await admin.alter_config_resources({resource: changes}, validate_only=dry_run)
+                if not json_wanted:
+                    click.echo(f"{'Would change' if dry_run else 'Changed'} the configuration of {resource}.")
+
+    run(ask())
+    if json_wanted:
+        outcome = "would change" if dry_run else "changed"
+        print_json([{"type": each.type, "name": each.name, "outcome": outcome} for each in resources])
+
+
+def warn_of_unknown(kind: str, names: Iterable[str]) -> None:
+    """A line on standard error for each name that is no config of this kind in Kafka 4.3, with the nearest one."""
+    known = _known_configs(kind)
+    for name in names:
+        if not known or name in known or name.startswith(FREE_PREFIXES):
+            continue
+        near = get_close_matches(name.lower(), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        click.echo(f"tidelog: warning: Kafka knows no config {name!r} of {kind}{hint}", err=True)
+
+
+def _known_configs(kind: str) -> set[str]:
+    """Empty for broker-loggers, which each version names as it likes."""
+    from tidelog.broker.config.definitions import BROKER, CLIENT_METRICS, DYNAMIC_ONLY, GROUP, TOPIC
+
+    tables: dict[str, set[str]] = {
+        "topics": set(TOPIC),
+        "brokers": {*BROKER, *DYNAMIC_ONLY},
+        "groups": set(GROUP),
+        "client-metrics": set(CLIENT_METRICS),
+    }
+    return tables.get(kind, set())
+
+
+def _named(kind: str, names: tuple[str, ...], for_all: bool) -> list[ConfigResource]:
+    if for_all and (kind != "brokers" or names):
+        raise click.UsageError("--default is about all brokers: `brokers --default`, without names")
+    if for_all:
+        return [ConfigResource("broker", "")]
+    if kind.startswith("broker") and not all(name.isdecimal() for name in names):
+        raise click.UsageError("a broker is named by its id, a number")
+    return [ConfigResource(_KINDS[kind], name) for name in names]
+
+
+async def _all_of(admin: Admin, kind: str) -> list[ConfigResource]:
+    """In ways that older clusters know too, where there are such."""
+    if kind == "topic":
+        return [ConfigResource(kind, name) for name in await admin.list_topics(include_internal=True)]
+    if kind in ("broker", "broker-logger"):
+        nodes = (await admin.describe_cluster()).nodes
+        return [ConfigResource(kind, str(node.node_id)) for node in nodes]
+    return await admin.list_config_resources([kind])
+
+
+def _shown(entry: ConfigEntry) -> str:
+    if entry.sensitive:
+        return "(hidden)"
+    return "(none)" if entry.value is None else entry.value
+
+
+def _as_dict(resource: ConfigResource, entries: list[ConfigEntry]) -> dict[str, Any]:
+    return {
+        "type": resource.type,
+        "name": resource.name,
+        "configs": [
+            {
+                "name": each.name,
+                "value": each.value,
+                "source": _SOURCES.get(each.source, "unknown"),
+                "read_only": each.read_only,
+                "sensitive": each.sensitive,
+                "synonyms": [
+                    {"name": name, "value": value, "source": _SOURCES.get(source, "unknown")}
+                    for name, value, source in each.synonyms
+                ],
+            }
+            for each in entries
+        ],
+    }

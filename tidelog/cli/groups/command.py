@@ -1,0 +1,266 @@
+"""`tidelog groups`: list, describe, reset offsets, delete, through the admin client of any Kafka-compatible cluster.
+
+How groups are shown is in `groups_show`, what a reset means in `groups_reset`; here they are asked about and changed.
+"""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from tidelog.cli.common import (
+    HELP,
+    as_count,
+    as_json,
+    client_options,
+    connecting,
+    fail,
+    print_json,
+    print_table,
+    run,
+)
+from tidelog.cli.groups import show as groups_show
+from tidelog.cli.groups.reset import ResetError, chosen
+from tidelog.cli.groups.reset_command import reset_offsets
+from tidelog.cli.groups.show import ShownGroup
+from tidelog.client import Admin, TopicPartition
+from tidelog.client.groups.model import GroupDescription, GroupListing
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+_LOOKS = 5
+
+
+@click.group("groups", context_settings=HELP)
+def command() -> None:
+    """List and describe consumer groups, reset and delete their offsets.
+
+    \b
+    Example:
+      tidelog groups describe billing
+      tidelog groups reset-offsets billing --topic orders --to-earliest --execute
+    """
+
+
+command.add_command(reset_offsets)
+
+
+@command.command("list")
+@click.option("--state", "states", multiple=True, metavar="STATE", help="Only those in it, such as Stable or Empty.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only those of it, such as classic.")
+@as_json
+@connecting
+def list_groups(
+    bootstrap: str, properties: dict[str, str], states: tuple[str, ...], types: tuple[str, ...], json_wanted: bool
+) -> None:
+    """Print every group of the cluster.
+
+    \b
+    Example:
+      tidelog groups list --state Empty
+    """
+
+    async def ask() -> list[GroupListing]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            return await admin.list_groups(states=states, types=types)
+
+    listed = run(ask())
+    if json_wanted:
+        print_json(
+            [
+                {"group": each.group_id, "state": each.state, "type": each.type, "protocol_type": each.protocol_type}
+                for each in listed
+            ]
+        )
+        return
+    nothing = groups_show.NOTHING
+    print_table(
+        ("GROUP", "STATE", "TYPE", "PROTOCOL-TYPE"),
+        [
+            (each.group_id, each.state or nothing, each.type or nothing, each.protocol_type or nothing)
+            for each in listed
+        ],
+    )
+
+
+@command.command("describe")
+@click.argument("groups", nargs=-1)
+@click.option("--members", "view", flag_value="members", help="Who is in it, instead of what it has read.")
+@click.option("--state", "view", flag_value="state", help="Its state, coordinator and assignor.")
+@click.option("--verbose", is_flag=True, help="--members: which partitions each reads.")
+@as_json
+@connecting
+def describe(
+    bootstrap: str,
+    properties: dict[str, str],
+    groups: tuple[str, ...],
+    view: str | None,
+    verbose: bool,
+    json_wanted: bool,
+) -> None:
+    """Print how far the groups GROUPS are behind.
+
+    All groups without GROUPS. LAG counts records, LAG-SECONDS is for how long the first of them has been there. For
+    that it is fetched: --members and --state are cheaper.
+
+    \b
+    Example:
+      tidelog groups describe billing
+      tidelog groups describe billing --members --verbose
+    """
+
+    async def ask() -> list[ShownGroup]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            if groups:
+                described = await admin.describe_groups(groups)
+            else:
+                described = await _describe_all(admin)
+            return [await _look(admin, each, with_offsets=view is None) for each in described.values()]
+
+    shown = run(ask())
+    if json_wanted:
+        print_json([groups_show.as_dict(each, with_offsets=view is None) for each in shown])
+        return
+    for each in shown:
+        if (remark := groups_show.remark(each.group)) is not None:
+            click.echo(remark, err=True)
+    if view == "state":
+        print_table(groups_show.STATE_COLUMNS, [groups_show.state_row(each.group) for each in shown])
+    elif view == "members":
+        columns = (*groups_show.MEMBER_COLUMNS, "ASSIGNMENT") if verbose else groups_show.MEMBER_COLUMNS
+        print_table(columns, [row for each in shown for row in groups_show.member_rows(each.group, verbose)])
+    else:
+        print_table(groups_show.OFFSET_COLUMNS, [row for each in shown for row in groups_show.offset_rows(each)])
+
+
+async def _describe_all(admin: Admin) -> dict[str, GroupDescription]:
+    for _ in range(_LOOKS):
+        try:
+            return await admin.describe_groups([each.group_id for each in await admin.list_groups()])
+        except KafkaError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise  # one that went in between: look again
+    raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, "groups go faster than they can be described")
+
+
+async def _look(admin: Admin, group: GroupDescription, *, with_offsets: bool) -> ShownGroup:
+    if not with_offsets:
+        return ShownGroup(group, {}, 0)
+    committed = await admin.list_group_offsets(group.group_id)
+    lags = await admin.group_lag(group.group_id, set(committed) | groups_show.partitions_of(group), times=True)
+    return ShownGroup(group, lags, time.time_ns() // 1_000_000)
+
+
+@command.command("remove-members")
+@click.argument("group")
+@click.option("--instance", "instances", multiple=True, metavar="ID", help="A static member, by group.instance.id.")
+@click.option("--all", "everybody", is_flag=True, help="All members.")
+@as_json
+@connecting
+def remove_members(
+    bootstrap: str,
+    properties: dict[str, str],
+    group: str,
+    instances: tuple[str, ...],
+    everybody: bool,
+    json_wanted: bool,
+) -> int:
+    """Take members out of GROUP.
+
+    For static ones, which leave by themselves only when their sessions end. A member whose process is alive may come
+    back.
+
+    \b
+    Example:
+      tidelog groups remove-members billing --instance worker-7
+    """
+    if bool(instances) == everybody:
+        raise click.UsageError("name members by --instance, or say --all")
+
+    async def ask() -> dict[str, KafkaError | None]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            return await admin.remove_group_members(group, None if everybody else instances)
+
+    outcome = run(ask())
+    if json_wanted:
+        print_json([{"member": member, "error": error and error.code.name} for member, error in outcome.items()])
+    for member, error in outcome.items():
+        if error is not None:
+            fail(str(error))
+        elif not json_wanted:
+            click.echo(f"Removed {member}.")
+    return 1 if any(outcome.values()) else 0
+
+
+@command.command("delete")
+@click.argument("groups", nargs=-1, required=True)
+@as_json
+@connecting
+def delete(bootstrap: str, properties: dict[str, str], groups: tuple[str, ...], json_wanted: bool) -> int:
+    """Delete the groups GROUPS.
+
+    With all that they have committed; a group with members stays.
+
+    \b
+    Example:
+      tidelog groups delete billing-test
+    """
+
+    async def ask() -> dict[str, KafkaError | None]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            return await admin.delete_groups(groups)
+
+    outcome = run(ask())
+    if json_wanted:
+        print_json([{"group": group, "error": error and error.code.name} for group, error in outcome.items()])
+    for group, error in outcome.items():
+        if error is not None:
+            fail(str(error))
+        elif not json_wanted:
+            click.echo(f"Deleted group {group}.")
+    return 1 if any(outcome.values()) else 0
+
+
+@command.command("delete-offsets")
+@click.argument("group")
+@click.option("--topic", "scopes", multiple=True, required=True, metavar="TOPIC[:P,P]", help="What to forget.")
+@as_json
+@connecting
+def delete_offsets(
+    bootstrap: str, properties: dict[str, str], group: str, scopes: tuple[str, ...], json_wanted: bool
+) -> int:
+    """Make GROUP forget where it has read to.
+
+    In topics that none of its members reads.
+
+    \b
+    Example:
+      tidelog groups delete-offsets billing --topic orders:0,1 --topic refunds
+    """
+
+    async def ask() -> dict[TopicPartition, KafkaError | None]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            described = await admin.describe_topics([scope.partition(":")[0] for scope in scopes])
+            counts = {name: len(topic.partitions) for name, topic in described.items()}
+            try:
+                partitions = chosen(scopes, counts)
+            except ResetError as error:
+                raise click.UsageError(str(error)) from None
+            return await admin.delete_group_offsets(group, partitions)
+
+    outcome = run(ask())
+    if json_wanted:
+        print_json(
+            [
+                {"topic": topic, "partition": number, "error": error and error.code.name}
+                for (topic, number), error in sorted(outcome.items())
+            ]
+        )
+    else:
+        rows = [
+            (topic, number, "forgotten" if error is None else error.code.name)
+            for (topic, number), error in sorted(outcome.items())
+        ]
+        print_table(("TOPIC", "PARTITION", "STATUS"), rows)
+    refused = [error for error in outcome.values() if error is not None]
+    return fail(f"{as_count(refused, 'partition')} kept") if refused else 0

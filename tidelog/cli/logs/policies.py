@@ -1,0 +1,48 @@
+"""Which topics are compacted, as far as the files of a stopped node say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidelog.protocol.batches.record_batch import check_crc, iter_headers
+from tidelog.protocol.batches.records import decode_batch
+from tidelog.protocol.errors import KafkaError, MalformedMessage
+from tidelog.protocol.messages.metadata_records import ConfigRecord, unframe
+from tidelog.storage.files.disk import Disk
+
+INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+_TOPIC = 2
+_CONFIG_RECORD = 4
+
+
+def compacted_topics(disk: Disk, directory: str) -> set[str]:
+    """The internal ones, and those whose cleanup.policy has ever named compaction in the metadata log there.
+
+    What was compacted once has gaps for good. What cannot be read is passed over: it is verified elsewhere.
+    """
+    found = set(INTERNAL)
+    for record in _config_records(disk, directory):
+        if record.resource_type == _TOPIC and record.name == "cleanup.policy" and "compact" in (record.value or ""):
+            found.add(record.resource_name)
+    return found
+
+
+def _config_records(disk: Disk, directory: str) -> Iterator[ConfigRecord]:
+    if not disk.exists(directory):
+        return
+    for entry in sorted(disk.list_directory(directory)):
+        if not entry.name.endswith((".checkpoint", ".log")):
+            continue
+        data = disk.read_file(f"{directory}/{entry.name}")
+        try:
+            for position, header in iter_headers(data):
+                if header.is_control or not check_crc(data, position, header):
+                    continue
+                for record in decode_batch(data, position, header):
+                    value = record.value or b""
+                    if value[1:2] == bytes((_CONFIG_RECORD,)):
+                        message = unframe(value)
+                        if isinstance(message, ConfigRecord):
+                            yield message
+        except (KafkaError, MalformedMessage):
+            continue

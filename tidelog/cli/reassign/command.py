@@ -1,0 +1,263 @@
+"""`tidelog reassign`: move partitions between brokers, by the plans of Kafka's kafka-reassign-partitions.
+
+What a plan is and means is in `partition_lists`; here it is carried out, and told about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from tidelog.cli.common import HELP, as_count, client_options, connecting, print_json, print_table, run
+from tidelog.cli.reassign import directories as reassign_directories
+from tidelog.cli.reassign import partition_lists, proposals
+from tidelog.cli.reassign.partition_lists import COMPLETE, ELSEWHERE, MOVING, Directories, Plan
+from tidelog.client import Admin, TopicPartition
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+T = TypeVar("T")
+
+_HEARSAY_S = 0.3
+_NO_THROTTLED_REPLICAS: dict[str, str | None] = {
+    partition_lists.LEADER_THROTTLE: None,
+    partition_lists.FOLLOWER_THROTTLE: None,
+}
+_NO_RATE: dict[str, str | None] = {partition_lists.LEADER_RATE: None, partition_lists.FOLLOWER_RATE: None}
+
+
+@click.command("reassign", context_settings=HELP)
+@click.option("--json", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The plan.")
+@click.option("--execute", "action", flag_value="execute", help="Start the moves of the plan.")
+@click.option("--verify", "action", flag_value="verify", help="Say how far they are; exit code 1 until all are done.")
+@click.option("--cancel", "action", flag_value="cancel", help="Stop them, and go back to where each began.")
+@click.option("--list", "action", flag_value="list", help="Say which partitions are being moved, of any plan.")
+@click.option("--generate", "action", flag_value="generate", help="Propose a plan for topics; nothing is moved.")
+@click.option(
+    "--topics-to-move-json",
+    "topics_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='--generate: the topics, {"version":1,"topics":[{"topic":"flights"}]}.',
+)
+@click.option("--broker-list", metavar="IDS", help="--generate: the brokers they shall lie on, 1,2,3.")
+@click.option("--disable-rack-aware", is_flag=True, help="--generate: leave racks out of account.")
+@click.option("--throttle", type=click.IntRange(1), metavar="BYTES", help="--execute: at most so much a second.")
+@click.option("--additional", is_flag=True, help="--execute: though others are being moved.")
+@click.option("--preserve-throttles", is_flag=True, help="--verify, --cancel: leave the throttles when all is done.")
+@click.option("--output-json", is_flag=True, help="--verify, --list: print JSON.")
+@connecting
+def command(
+    bootstrap: str,
+    properties: dict[str, str],
+    file: Path | None,
+    action: str | None,
+    throttle: int | None,
+    additional: bool,
+    preserve_throttles: bool,
+    output_json: bool,
+    topics_file: Path | None,
+    broker_list: str | None,
+    disable_rack_aware: bool,
+) -> int:
+    """Move partitions to other brokers, as a plan says.
+
+    A plan is what Kafka's own tool reads:
+    {"version":1,"partitions":[{"topic":"flights","partition":0,"replicas":[2,3,4]}]}.
+    --execute first prints the plan for the way back. Run --verify until all is done: it takes the throttles away.
+
+    \b
+    Example:
+      tidelog reassign --generate --topics-to-move-json topics.json --broker-list 2,3,4
+      tidelog reassign --json plan.json --execute --throttle 50000000
+      tidelog reassign --json plan.json --verify
+    """
+    if action is None:
+        raise click.UsageError("one of --generate, --execute, --verify, --cancel, --list is wanted")
+    if (topics_file is None or broker_list is None) if action == "generate" else (topics_file or broker_list):
+        raise click.UsageError("--generate, and nothing else, wants --topics-to-move-json and --broker-list")
+    if (file is None) != (action in ("list", "generate")):
+        raise click.UsageError(f"--{action} {'reads no plan' if file else 'wants a plan: --json FILE'}")
+
+    async def ask() -> int:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            if topics_file is not None and broker_list is not None:
+                return await _generate(admin, topics_file, broker_list, not disable_rack_aware)
+            if action == "list" or file is None:
+                return await _list(admin, output_json)
+            plan, paths = _read(file, partition_lists.plan_in), _read(file, partition_lists.directories_in)
+            if action == "execute":
+                return await _execute(admin, plan, paths, throttle, additional)
+            if action == "verify":
+                return await _verify(admin, plan, paths, preserve_throttles, output_json)
+            return await _cancel(admin, plan, paths, preserve_throttles)
+
+    return run(ask())
+
+
+def _read(path: Path, contents: Callable[[str], T]) -> T:
+    try:
+        return contents(path.read_text())
+    except (partition_lists.ListError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{path}: {error}") from None
+
+
+async def _placed(admin: Admin, plan: Plan) -> dict[TopicPartition, tuple[int, ...]]:
+    """Where all partitions of the plan's topics are now; topics that are not there are left out."""
+    wanted = {topic for topic, _ in plan}
+    described = await admin.describe_topics()
+    return partition_lists.current({name: topic for name, topic in described.items() if name in wanted})
+
+
+async def _generate(admin: Admin, topics_file: Path, broker_list: str, by_rack: bool) -> int:
+    """What is printed, and in which words, is what Kafka's tool prints; scripts cut it there."""
+    names = _read(topics_file, proposals.topics_in)
+    wanted = [_as_broker(text) for text in broker_list.split(",")]
+    if len(set(wanted)) < len(wanted):
+        raise click.ClickException(f"a broker is named twice in {broker_list}")
+    described = await admin.describe_topics(names)
+    placed = partition_lists.current(described)
+    nodes = {node.node_id: node for node in (await admin.describe_cluster()).nodes}
+    _refuse_strangers(set(wanted) - nodes.keys())
+    brokers = [nodes[broker_id] for broker_id in wanted]
+    try:
+        plan = proposals.proposal(placed, brokers, random.Random(), by_rack=by_rack)
+    except partition_lists.ListError as error:
+        raise click.ClickException(str(error)) from None
+    paths = await reassign_directories.present(admin, placed)
+    click.echo(f"Current partition replica assignment\n{partition_lists.as_plan(placed, paths)}\n")
+    click.echo(f"Proposed partition reassignment configuration\n{partition_lists.as_plan(plan)}")
+    return 0
+
+
+def _as_broker(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise click.ClickException(f"expected a broker's id, not {text!r}")
+    return int(text)
+
+
+def _refuse_strangers(strangers: Collection[int]) -> None:
+    if strangers:
+        raise click.ClickException(f"no such brokers: {', '.join(map(str, sorted(strangers)))}")
+
+
+async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int | None, additional: bool) -> int:
+    placed, moving = await _placed(admin, plan), await admin.list_partition_reassignments()
+    missing = [str(partition) for partition in plan if partition not in placed]
+    if missing:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ", ".join(missing))
+    known = {node.node_id for node in (await admin.describe_cluster(include_fenced=True)).nodes}
+    _refuse_strangers({replica for replicas in plan.values() for replica in replicas} - known)
+    if moving and not additional:
+        raise click.ClickException(f"already moving {as_count(moving, 'partition')}; --additional adds to them")
+    before = {partition: placed[partition] for partition in plan}
+    click.echo(partition_lists.as_plan(before, await reassign_directories.present(admin, before)))
+    if throttle is not None:
+        topics, brokers = partition_lists.throttles(plan, placed, moving)
+        rate: dict[str, str | None] = {
+            partition_lists.LEADER_RATE: str(throttle),
+            partition_lists.FOLLOWER_RATE: str(throttle),
+        }
+        if topics:
+            await admin.incremental_alter_configs(topics=topics)
+            await admin.incremental_alter_configs(brokers=dict.fromkeys(brokers, rate))
+            click.echo(f"{as_count(brokers, 'broker')} held to {throttle:,} B/s for these moves", err=True)
+    outcomes = await admin.alter_partition_reassignments(plan)
+    status = _told(outcomes, "started", "move")
+    return status or await reassign_directories.start(admin, paths)
+
+
+async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttles: bool, output_json: bool) -> int:
+    placed, moving = await _placed(admin, plan), await admin.list_partition_reassignments()
+    states = partition_lists.progress(plan, placed, moving)
+    if ELSEWHERE in states.values():
+        # The controller may have ended a move that the broker asked has not heard of yet.
+        await asyncio.sleep(_HEARSAY_S)
+        placed = await _placed(admin, plan)
+        states = partition_lists.progress(plan, placed, moving)
+    moves = await reassign_directories.progress(admin, paths) if paths else {}
+    if output_json:
+        told: list[dict[str, object]] = [
+            {"topic": topic, "partition": number, "state": state} for (topic, number), state in states.items()
+        ]
+        told += [{**one._asdict(), "log_dir": paths[one], "state": state} for one, state in moves.items()]
+        print_json(told)
+    else:
+        print_table(
+            ("TOPIC", "PARTITION", "STATE", "REPLICAS"),
+            [(*partition, state, _ids(placed.get(partition, ()))) for partition, state in states.items()],
+        )
+        if moves:
+            rows = [(*one, state, paths[one]) for one, state in moves.items()]
+            print_table(("TOPIC", "PARTITION", "BROKER", "STATE", "DIRECTORY"), rows)
+    found = {*states.values(), *moves.values()}
+    if MOVING not in found and not preserve_throttles:
+        await _clear_throttles(admin, plan, placed)
+    return int(found != {COMPLETE})
+
+
+async def _cancel(admin: Admin, plan: Plan, paths: Directories, preserve_throttles: bool) -> int:
+    moving = await admin.list_partition_reassignments()
+    outcomes = await admin.alter_partition_reassignments({partition: None for partition in plan if partition in moving})
+    status = _told(outcomes, "cancelled", "cancel the move of")
+    if paths:
+        stopped = await reassign_directories.cancel(admin, paths)
+        click.echo(f"stopped {as_count(range(stopped), 'move')} between directories", err=True)
+    if not status and not preserve_throttles:
+        await _clear_throttles(admin, plan, await _placed(admin, plan))
+    return status
+
+
+async def _list(admin: Admin, output_json: bool) -> int:
+    moving = await admin.list_partition_reassignments()
+    if output_json:
+        print_json(
+            [
+                {
+                    "topic": topic,
+                    "partition": number,
+                    "replicas": list(move.replicas),
+                    "adding": list(move.adding),
+                    "removing": list(move.removing),
+                }
+                for (topic, number), move in sorted(moving.items())
+            ]
+        )
+    else:
+        print_table(
+            ("TOPIC", "PARTITION", "REPLICAS", "ADDING", "REMOVING"),
+            [
+                (*partition, _ids(move.replicas), _ids(move.adding), _ids(move.removing))
+                for partition, move in sorted(moving.items())
+            ],
+        )
+    return 0
+
+
+async def _clear_throttles(admin: Admin, plan: Plan, placed: Mapping[TopicPartition, tuple[int, ...]]) -> None:
+    """All of them: which broker was held back for what cannot be told any more."""
+    topics = sorted({topic for topic, _ in plan if any(topic == known for known, _ in placed)})
+    brokers = [node.node_id for node in (await admin.describe_cluster()).nodes]
+    set_somewhere = await admin.describe_configs(topics=topics, keys=_NO_THROTTLED_REPLICAS)
+    changed = [name for name in topics if any(not entry.is_default for entry in set_somewhere[name].values())]
+    if changed:
+        await admin.incremental_alter_configs(topics=dict.fromkeys(changed, _NO_THROTTLED_REPLICAS))
+        await admin.incremental_alter_configs(brokers=dict.fromkeys(brokers, _NO_RATE))
+        click.echo(f"took away the throttles of {as_count(changed, 'topic')}", err=True)
+
+
+def _told(outcomes: Mapping[TopicPartition, KafkaError | None], done: str, failing: str) -> int:
+    """Says which partitions were refused and how many were not; the exit code."""
+    refused = {partition: error for partition, error in outcomes.items() if error is not None}
+    for partition, error in sorted(refused.items()):
+        click.echo(f"tidelog: cannot {failing} {partition}: {error}", err=True)
+    accepted = len(outcomes) - len(refused)
+    click.echo(f"{done} {accepted} of {as_count(outcomes, 'move')}", err=True)
+    return int(bool(refused))
+
+
+def _ids(nodes: tuple[int, ...]) -> str:
+    return ",".join(map(str, nodes)) or "-"

@@ -1,0 +1,96 @@
+"""The part of `tidelog reassign` that moves replicas between the log directories of their brokers.
+
+What a plan says of them is read in `partition_lists`. A replica that comes to a broker with the same plan can be sent
+to a directory only once the broker knows of it, so that is tried again for a while, as Kafka's tool does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import click
+
+from tidelog.cli.common import as_count
+from tidelog.cli.reassign.partition_lists import COMPLETE, IN_ANOTHER, MISSING, MOVING, Directories
+from tidelog.client import Admin, TopicPartition
+from tidelog.client.model import Replica
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+START_S = 10.0  # until a replica that comes to a broker must be known there (Kafka's --timeout)
+PAUSE_S = 0.1
+
+
+async def present(admin: Admin, placed: Mapping[TopicPartition, Iterable[int]]) -> Directories:
+    """Where these replicas lie, as far as their brokers say."""
+    replicas = [Replica(*partition, broker) for partition, brokers in placed.items() for broker in brokers]
+    known = {node.node_id for node in (await admin.describe_cluster()).nodes}
+    found: Directories = {}
+    for broker_id in sorted(known):
+        own = [replica for replica in replicas if replica.broker_id == broker_id]
+        try:
+            described = await admin.describe_replica_log_dirs(own)
+        except KafkaError as error:
+            click.echo(f"tidelog: broker {broker_id} does not say where its replicas lie: {error}", err=True)
+            continue
+        found.update({replica: where.current for replica, where in described.items() if where.current is not None})
+    return found
+
+
+async def start(admin: Admin, wanted: Directories) -> int:
+    """Send replicas to their directories; the exit code."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_S
+    pending = dict(wanted)
+    status = 0
+    while pending:
+        outcomes = await admin.alter_replica_log_dirs(pending)
+        for replica, error in sorted(outcomes.items()):
+            if error is None or error.code is not ErrorCode.REPLICA_NOT_AVAILABLE:
+                del pending[replica]
+            if error is not None and replica not in pending:
+                click.echo(f"tidelog: cannot move {_told(replica)} to {wanted[replica]}: {error}", err=True)
+                status = 1
+        if pending and loop.time() >= deadline:
+            for replica in sorted(pending):
+                click.echo(f"tidelog: {_told(replica)} is not there yet, and was not sent to a directory", err=True)
+            return 1
+        if pending:
+            await asyncio.sleep(PAUSE_S)
+    if wanted and not status:
+        click.echo(f"moving {as_count(wanted, 'replica')} between directories", err=True)
+    return status
+
+
+async def progress(admin: Admin, wanted: Directories) -> dict[Replica, str]:
+    """For each replica of a plan one of the words of `partition_lists`."""
+    known = {node.node_id for node in (await admin.describe_cluster()).nodes}
+    described = await admin.describe_replica_log_dirs(each for each in wanted if each.broker_id in known)
+    states = {}
+    for replica, path in sorted(wanted.items()):
+        where = described.get(replica)
+        if where is None:
+            states[replica] = MISSING
+        elif where.future == path:
+            states[replica] = MOVING
+        else:
+            states[replica] = COMPLETE if where.current == path and where.future is None else IN_ANOTHER
+    return states
+
+
+async def cancel(admin: Admin, wanted: Directories) -> int:
+    """Have those stay where they are that are on their way to where the plan sends them; how many."""
+    described = await admin.describe_replica_log_dirs(wanted)
+    back = {
+        replica: where.current
+        for replica, where in described.items()
+        if where.future == wanted[replica] and where.current is not None
+    }
+    for replica, error in (await admin.alter_replica_log_dirs(back)).items():
+        if error is not None:
+            raise click.ClickException(f"cannot cancel the move of {_told(replica)}: {error}")
+    return len(back)
+
+
+def _told(replica: Replica) -> str:
+    return f"{replica.topic}-{replica.partition} on broker {replica.broker_id}"

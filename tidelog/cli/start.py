@@ -1,0 +1,113 @@
+"""`tidelog start`: one node in this process, until SIGTERM or SIGINT.
+
+Turns what can be wrong from outside (a configuration, a port, a directory) into one line on standard error; whatever
+else is raised is a bug and shows its traceback. What a node does is in `broker/node.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidelog.broker.config.node_config import ConfigError, NodeConfig
+from tidelog.cli.common import HELP, fail, overriding, reason, swallow_output
+
+
+@click.command("start", context_settings=HELP)
+@click.argument("file", required=False, type=click.Path())
+@overriding("One configuration value, by Kafka's name; wins over FILE.")
+def command(file: str | None, overrides: dict[str, str]) -> int:
+    """Run a node until SIGTERM or Ctrl-C.
+
+    Without arguments: broker and controller in one, on 127.0.0.1:9092, data in ./tidelog-data, which is created and
+    formatted when it is not there. FILE is YAML (or Java properties) with Kafka's own configuration names. The first
+    line printed says the address that clients are told.
+
+    \b
+    Examples:
+      tidelog start
+      tidelog start node.yaml -o listeners=PLAINTEXT://127.0.0.1:19092 -o log.dirs=/var/lib/tidelog
+    """
+    return start(file, overrides)
+
+
+def start(file: str | None, overrides: dict[str, str]) -> int:
+    """Runs a node until it is told to stop; the exit code."""
+    try:
+        config = NodeConfig.load(Path(file) if file is not None else None, overrides)
+    except ConfigError as error:
+        return fail(str(error))
+    except OSError as error:
+        return fail(reason(error))
+    from tidelog.broker.logs import set_up
+    from tidelog.broker.node import run_node
+    from tidelog.storage.files.disk import DirectoryInUse
+    from tidelog.storage.files.meta_properties import ForeignDirectory
+    from tidelog.storage.log.partition_log import CorruptLog
+
+    set_up(config, sys.stderr)
+    _allow_files()
+    try:
+        _event_loop_run(_until_told(run_node(config, announce)))
+    except (ConfigError, CorruptLog, DirectoryInUse, ForeignDirectory) as error:
+        return fail(str(error))
+    except OSError as error:
+        return fail(reason(error))
+    return 0
+
+
+def _allow_files() -> None:
+    """As many open files as the system lets us have; shells and services begin with few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS counts otherwise
+            pass
+
+
+def announce(line: str) -> None:
+    """Prints the first line: ready, and at which address."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody listens; the node is there all the same
+        swallow_output()
+
+
+def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:
+    factory: Callable[[], asyncio.AbstractEventLoop] | None
+    try:
+        from uvloop import new_event_loop as factory
+    except ImportError:  # no uvloop on this platform; the node is the same, only slower
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
+
+
+async def _until_told(node: Coroutine[Any, Any, None]) -> None:
+    """Runs the node; the first SIGTERM or SIGINT cancels it, its clean way out, and later ones change nothing."""
+    task = asyncio.ensure_future(node)
+    loop = asyncio.get_running_loop()
+    told = False
+
+    def stop() -> None:
+        nonlocal told
+        if not told:
+            told = True
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not told:
+            raise

@@ -1,0 +1,322 @@
+"""`tidelog topics`: list, create, describe, alter, delete, through the admin client of any Kafka-compatible cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tidelog.cli.common import (
+    HELP,
+    as_count,
+    as_json,
+    client_options,
+    connecting,
+    key_values,
+    print_json,
+    print_table,
+    run,
+)
+from tidelog.cli.configs import warn_of_unknown
+from tidelog.client import Admin, NewTopic, TopicPartition
+from tidelog.client.model import ConfigEntry, PartitionDescription, PartitionReassignment, TopicDescription
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.uuids import uuid_to_text
+
+Moves = dict[TopicPartition, PartitionReassignment]
+
+_TOPIC_CONFIG = 1  # DescribeConfigs' source of a value set for the topic
+
+
+@click.group("topics", context_settings=HELP)
+def command() -> None:
+    """List, create, describe, alter and delete topics.
+
+    \b
+    Example:
+      tidelog topics create flights --partitions 6
+      tidelog topics describe flights
+    """
+
+
+@command.command("list")
+@click.option("--exclude-internal", is_flag=True, help="Leave out topics that Kafka keeps for itself.")
+@as_json
+@connecting
+def list_topics(bootstrap: str, properties: dict[str, str], exclude_internal: bool, json_wanted: bool) -> None:
+    """Print the name of every topic.
+
+    \b
+    Example:
+      tidelog topics list -b 127.0.0.1:9092
+    """
+
+    async def ask() -> list[str]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            return await admin.list_topics(include_internal=not exclude_internal)
+
+    names = run(ask())
+    if json_wanted:
+        print_json(names)
+    else:
+        for name in names:
+            click.echo(name)
+
+
+@command.command("create")
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(1), help="How many; without it the broker's num.partitions.")
+@click.option("-r", "--replication-factor", type=click.IntRange(1), help="Without it the broker's default.")
+@click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each partition instead of numbers: 1:2,2:3.")
+@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic configuration.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is there already.")
+@click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
+@as_json
+@connecting
+def create(
+    name: str,
+    bootstrap: str,
+    properties: dict[str, str],
+    partitions: int | None,
+    replication_factor: int | None,
+    assignment: str | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    dry_run: bool,
+    json_wanted: bool,
+) -> None:
+    """Create the topic NAME.
+
+    \b
+    Example:
+      tidelog topics create flights --partitions 6 --config retention.ms=86400000
+      tidelog topics create flights --assignment 1:2,2:3,3:1
+    """
+    replicas = _assignment(assignment)
+    warn_of_unknown("topics", key_values(configs))
+    if replicas and (partitions or replication_factor):
+        raise click.UsageError("--assignment says both how many partitions and how many replicas")
+    topic = NewTopic(name, partitions or -1, replication_factor or -1, key_values(configs), dict(enumerate(replicas)))
+
+    async def ask() -> bytes | None:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            try:
+                return (await admin.create_topics([topic], validate_only=dry_run))[name]
+            except KafkaError as error:
+                if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
+                    raise
+                return None
+
+    topic_id = run(ask())
+    outcome = "exists" if topic_id is None else "would be created" if dry_run else "created"
+    if json_wanted:
+        text = uuid_to_text(topic_id) if topic_id is not None and not dry_run else None
+        print_json({"name": name, "topic_id": text, "outcome": outcome})
+    elif topic_id is None:
+        click.echo(f"Topic {name} is there already.")
+    else:
+        click.echo(f"{'Would create' if dry_run else 'Created'} topic {name}.")
+
+
+def _assignment(text: str | None) -> list[list[int]]:
+    """`1:2,2:3` as the replicas of each partition; the same form as kafka-topics takes."""
+    try:
+        return [[int(broker) for broker in part.split(":")] for part in text.split(",")] if text else []
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not of the form 1:2,2:3: brokers of each partition") from None
+
+
+@command.command("describe")
+@click.argument("names", nargs=-1)
+@click.option("--under-replicated", "wanted", flag_value="under-replicated", help="Only with replicas out of sync.")
+@click.option("--unavailable", "wanted", flag_value="unavailable", help="Only those without a leader.")
+@as_json
+@connecting
+def describe(
+    names: tuple[str, ...], bootstrap: str, properties: dict[str, str], wanted: str | None, json_wanted: bool
+) -> None:
+    """Print who holds each partition of the topics NAMES, of all topics without NAMES.
+
+    Replicas that a move is only adding do not make a partition under-replicated.
+
+    \b
+    Example:
+      tidelog topics describe flights --json
+      tidelog topics describe --under-replicated
+    """
+
+    async def ask() -> tuple[list[TopicDescription], dict[str, dict[str, str | None]], Moves]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            found = await admin.describe_topics(list(names) or None)
+            entries = await admin.describe_configs(topics=found)
+            moves = await _moves(admin) if wanted == "under-replicated" else {}
+            return [found[name] for name in sorted(found)], {name: _set_here(entries[name]) for name in found}, moves
+
+    topics, configs, moves = run(ask())
+
+    def chosen_of(topic: TopicDescription) -> list[PartitionDescription]:
+        if wanted == "under-replicated":
+            return [each for each in topic.partitions if _lacks_replicas(topic.name, each, moves)]
+        return [each for each in topic.partitions if wanted is None or each.leader is None]
+
+    chosen = {topic.name: chosen_of(topic) for topic in topics}
+    if wanted is not None:
+        topics = [topic for topic in topics if chosen[topic.name]]
+    if json_wanted:
+        print_json([{**_as_dict(topic, chosen[topic.name]), "configs": configs[topic.name]} for topic in topics])
+        return
+    rows = [
+        (topic.name, part.partition, "none" if part.leader is None else part.leader, part.leader_epoch)
+        + (_ids(part.replicas), _ids(part.isr), _ids(part.offline_replicas))
+        for topic in topics
+        for part in chosen[topic.name]
+    ]
+    print_table(("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE"), rows)
+    settings = [(topic.name, key, value) for topic in topics for key, value in sorted(configs[topic.name].items())]
+    if settings:
+        click.echo()
+        print_table(("TOPIC", "CONFIG", "VALUE"), settings)
+
+
+@command.command("alter")
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(1), help="How many there shall be; never fewer than there are.")
+@click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each new partition: 1:2,2:3.")
+@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A configuration to set.")
+@click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="One to put back to its default.")
+@click.option("--if-exists", is_flag=True, help="Succeed when there is no such topic.")
+@click.option("--dry-run", is_flag=True, help="Only ask whether it would be allowed.")
+@as_json
+@connecting
+def alter(
+    name: str,
+    bootstrap: str,
+    properties: dict[str, str],
+    partitions: int | None,
+    assignment: str | None,
+    configs: tuple[str, ...],
+    deleted: tuple[str, ...],
+    if_exists: bool,
+    dry_run: bool,
+    json_wanted: bool,
+) -> None:
+    """Give the topic NAME more partitions, or another configuration.
+
+    \b
+    Example:
+      tidelog topics alter flights --partitions 12
+      tidelog topics alter flights --config retention.ms=3600000 --delete-config segment.bytes
+    """
+    changes: dict[str, str | None] = {**key_values(configs), **dict.fromkeys(deleted)}
+    if partitions is None and not changes:
+        raise click.UsageError("nothing to change: --partitions, --config or --delete-config is wanted")
+    if assignment and partitions is None:
+        raise click.UsageError("--assignment is about new partitions: --partitions says how many there shall be")
+    placed = {name: _assignment(assignment)} if assignment else None
+    warn_of_unknown("topics", changes)
+
+    def tell(line: str) -> None:
+        if not json_wanted:
+            click.echo(line)
+
+    async def ask() -> None:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            if changes:
+                await admin.incremental_alter_configs(topics={name: changes}, validate_only=dry_run)
+                tell(f"{'Would change' if dry_run else 'Changed'} the configuration of topic {name}.")
+            if partitions is not None:
+                await admin.create_partitions({name: partitions}, assignments=placed, validate_only=dry_run)
+                verb = "would have" if dry_run else "has"
+                tell(f"Topic {name} {verb} {as_count(range(partitions), 'partition')}.")
+
+    outcome = "would change" if dry_run else "changed"
+    try:
+        run(ask())
+    except KafkaError as error:
+        if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            raise
+        outcome = "missing"
+        tell(f"There is no topic {name}.")
+    if json_wanted:
+        print_json({"name": name, "partitions": partitions, "configs": changes, "outcome": outcome})
+
+
+@command.command("delete")
+@click.argument("names", nargs=-1, required=True)
+@click.option("--if-exists", is_flag=True, help="Succeed when there is no such topic.")
+@as_json
+@connecting
+def delete(
+    names: tuple[str, ...], bootstrap: str, properties: dict[str, str], if_exists: bool, json_wanted: bool
+) -> None:
+    """Delete the topics NAMES with all their records.
+
+    \b
+    Example:
+      tidelog topics delete flights
+    """
+
+    def told(name: str, outcome: str) -> dict[str, str]:
+        if not json_wanted:
+            click.echo(f"Deleted topic {name}." if outcome == "deleted" else f"There is no topic {name}.")
+        return {"name": name, "outcome": outcome}
+
+    async def ask() -> list[dict[str, str]]:
+        outcomes = []
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            for name in names:
+                try:
+                    await admin.delete_topics([name])
+                    outcomes.append(told(name, "deleted"))
+                except KafkaError as error:
+                    if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                        raise
+                    outcomes.append(told(name, "not there"))
+        return outcomes
+
+    outcomes = run(ask())
+    if json_wanted:
+        print_json(outcomes)
+
+
+async def _moves(admin: Admin) -> Moves:
+    try:
+        return await admin.list_partition_reassignments()
+    except KafkaError as error:
+        if error.code is ErrorCode.UNSUPPORTED_VERSION:
+            return {}  # a cluster too old to move partitions by request
+        raise
+
+
+def _lacks_replicas(topic: str, partition: PartitionDescription, moves: Moves) -> bool:
+    move = moves.get(TopicPartition(topic, partition.partition))
+    due = set(partition.replicas) - set(move.adding if move else ())
+    return len(partition.isr) < len(due)
+
+
+def _set_here(entries: dict[str, ConfigEntry]) -> dict[str, str | None]:
+    """What was set for the topic itself, not what it has from its broker."""
+    return {name: entry.value for name, entry in entries.items() if entry.source == _TOPIC_CONFIG}
+
+
+def _ids(nodes: tuple[int, ...]) -> str:
+    return ",".join(map(str, nodes)) or "-"
+
+
+def _as_dict(topic: TopicDescription, partitions: list[PartitionDescription]) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": uuid_to_text(topic.topic_id),
+        "internal": topic.internal,
+        "partitions": [
+            {
+                "partition": part.partition,
+                "leader": part.leader,
+                "leader_epoch": part.leader_epoch,
+                "replicas": list(part.replicas),
+                "isr": list(part.isr),
+                "offline_replicas": list(part.offline_replicas),
+            }
+            for part in partitions
+        ],
+    }

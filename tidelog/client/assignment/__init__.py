@@ -1,0 +1,1 @@
+"""Who gets what: partitions for the members of a group, a partition for a record. Pure."""

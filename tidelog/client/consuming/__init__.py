@@ -1,0 +1,1 @@
+"""The consumer: subscription, positions, fetches, and its side of a rebalance."""

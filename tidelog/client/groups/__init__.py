@@ -1,0 +1,1 @@
+"""What a member of a consumer group says to the coordinator, and hears from it."""

@@ -1,0 +1,368 @@
+"""One connection to one broker: frames in and out, answers matched to requests, versions agreed, timeouts kept.
+
+Here: bytes, correlation ids, ApiVersions, the request timeout. Not here: which broker to ask and when to try again
+(`cluster`). Invariants: answers come in the order of the requests, and one that does not ends the connection; no frame
+larger than `max_frame_bytes` is read and no more than `MAX_IN_FLIGHT` requests are unanswered; after `close` every
+request has an answer or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from tidelog.protocol.codec.schema import Message
+from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
+
+Response = TypeVar("Response", bound=Message)
+
+MAX_IN_FLIGHT = 128
+_INBOX_BYTES = 64 * 1024
+_CORRELATION_MASK = 0x7FFFFFFF
+_API_VERSIONS = 18
+_WRITE_BUFFER_BYTES = 1024 * 1024
+
+
+def request_header_version(request: type[Message], version: int) -> int:
+    """2 from the first flexible version on, else 1."""
+    return 2 if version >= request.FLEXIBLE_FROM else 1
+
+
+def response_header_version(response: type[Message], version: int) -> int:
+    """1 from the first flexible version on, else 0; always 0 for ApiVersions, whose reader may not know better."""
+    return 1 if version >= response.FLEXIBLE_FROM and response.API_KEY != _API_VERSIONS else 0
+
+
+class _Pending:
+    """One request that waits for its answer."""
+
+    __slots__ = ("correlation_id", "deadline", "future", "response", "version")
+
+    def __init__(
+        self,
+        correlation_id: int,
+        response: type[Message],
+        version: int,
+        future: asyncio.Future[Message],
+        deadline: float,
+    ) -> None:
+        self.correlation_id = correlation_id
+        self.response = response
+        self.version = version
+        self.future = future
+        self.deadline = deadline
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made by `connect`, which returns it ready: connected, and with the versions agreed."""
+
+    def __init__(self, address: str, client_id: str, max_frame_bytes: int) -> None:
+        self.address = address
+        self.node_id = -1
+        self.closed = False
+        self.last_used = 0.0
+        self.writable = True
+        self.on_close: Callable[[Connection], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._client_id = client_id
+        self._max_frame_bytes = max_frame_bytes
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._chosen: dict[tuple[int, int], int] = {}
+        self._transport: asyncio.Transport | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._pending: deque[_Pending] = deque()
+        self._correlation_id = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._inbox = memoryview(bytearray(_INBOX_BYTES))
+        self._start = 0
+        self._end = 0
+        self._large: bytearray | None = None
+        self._large_view = memoryview(b"")
+        self._large_filled = 0
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self.last_used = self._loop.time()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._fail(
+            ErrorCode.NETWORK_EXCEPTION, f"{self.address} closed the connection" + (f": {error}" if error else "")
+        )
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            return self._large_view[self._large_filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == _INBOX_BYTES:
+            unread = self._end - self._start
+            self._inbox[:unread] = bytes(self._inbox[self._start : self._end])
+            self._start, self._end = 0, unread
+        return self._inbox[self._end :]
+
+    def buffer_updated(self, count: int) -> None:
+        if self._large is not None:
+            self._large_filled += count
+            if self._large_filled == len(self._large):
+                frame, self._large = self._large, None
+                self._large_view = memoryview(b"")
+                self._answer(memoryview(frame))
+            return
+        self._end += count
+        self._split_frames()
+
+    def eof_received(self) -> bool:
+        return False
+
+    # -- frames
+
+    def _split_frames(self) -> None:
+        while self._end - self._start >= 4 and not self.closed:
+            size = int.from_bytes(self._inbox[self._start : self._start + 4], "big", signed=True)
+            if not 0 <= size <= self._max_frame_bytes:
+                self._fail(
+                    ErrorCode.NETWORK_EXCEPTION,
+                    f"{self.address} announced {size} bytes, allowed are {self._max_frame_bytes}: not a Kafka broker?",
+                )
+                return
+            first = self._start + 4
+            if self._end - first >= size:
+                self._start = first + size
+                self._answer(bytes(self._inbox[first : first + size]))
+            elif size + 4 > _INBOX_BYTES:
+                # Read straight into a buffer of its own, of which record batches may stay views.
+                self._large = bytearray(size)
+                self._large_view = memoryview(self._large)
+                self._large_filled = self._end - first
+                self._large_view[: self._large_filled] = self._inbox[first : self._end]
+                self._start = self._end = 0
+                return
+            else:
+                return
+
+    def _answer(self, frame: bytes | memoryview) -> None:
+        pending = self._pending.popleft() if self._pending else None
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        if pending is None or len(frame) < 4 or pending.correlation_id != correlation_id:
+            if pending is not None:
+                self._pending.appendleft(pending)
+            self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} answered {correlation_id} out of turn")
+            return
+        if pending.future.done():
+            return
+        try:
+            pending.future.set_result(self._decode(pending, frame))
+        except (MalformedMessage, KafkaError) as error:
+            pending.future.set_exception(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{self.address}: {error}"))
+            self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} sent an answer that cannot be read")
+
+    @staticmethod
+    def _decode(pending: _Pending, frame: bytes | memoryview) -> Message:
+        version = pending.version
+        position = 4
+        if response_header_version(pending.response, version):
+            if len(frame) > 4 and frame[4] == 0:
+                position = 5
+            else:
+                _, position = ResponseHeader.read(frame, 0, 1)
+        if (
+            pending.response is ApiVersionsResponse
+            and int.from_bytes(frame[4:6], "big", signed=True) == ErrorCode.UNSUPPORTED_VERSION
+        ):
+            version = 0
+        message, _ = pending.response.read(frame, position, version)
+        return message
+
+    # -- requests
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    def version_of(self, request: type[Message], newest: int = 32767) -> int:
+        """The highest version both sides have, at most `newest`. Raises KafkaError(UNSUPPORTED_VERSION)."""
+        key = request.API_KEY
+        assert key is not None
+        chosen = self._chosen.get((key, newest))
+        if chosen is None:
+            lowest, highest = self._versions.get(key, (0, -1))
+            chosen = min(highest, request.VERSIONS.stop - 1, newest)
+            if chosen < max(lowest, request.VERSIONS.start):
+                name = request.__name__.removesuffix("Request")
+                theirs = f"versions {lowest} to {highest}" if highest >= 0 else "no version"
+                ours = f"{request.VERSIONS.start} to {min(request.VERSIONS.stop - 1, newest)}"
+                raise KafkaError(
+                    ErrorCode.UNSUPPORTED_VERSION, f"{self.address} has {theirs} of {name}, this client {ours}"
+                )
+            self._chosen[key, newest] = chosen
+        return chosen
+
+    def supports(self, request: type[Message], version: int) -> bool:
+        """Whether the broker takes this version or a later one."""
+        return request.API_KEY in self._versions and self._versions[request.API_KEY][1] >= version
+
+    def send(
+        self,
+        request: Message,
+        response: type[Response],
+        version: int,
+        timeout_ms: float,
+    ) -> asyncio.Future[Response]:
+        """Write the request now; the future has the answer, or KafkaError NETWORK_EXCEPTION or REQUEST_TIMED_OUT."""
+        if len(self._pending) >= MAX_IN_FLIGHT:
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} owes {MAX_IN_FLIGHT} answers already")
+        future: asyncio.Future[Response] = self._loop.create_future()
+        self._write(request, version)
+        deadline = self.last_used + timeout_ms / 1000
+        self._pending.append(_Pending(self._correlation_id, response, version, future, deadline))  # type: ignore[arg-type]
+        if self._timer is None or deadline < self._timer.when():
+            self._arm(deadline)
+        return future
+
+    def send_unanswered(self, request: Message, version: int) -> None:
+        """Write a request that has no answer (Produce with acks=0)."""
+        self._write(request, version)
+
+    async def call(
+        self, request: Message, response: type[Response], timeout_ms: float, newest: int = 32767
+    ) -> Response:
+        """Ask and wait, in the highest common version."""
+        return await self.send(request, response, self.version_of(type(request), newest), timeout_ms)
+
+    def _write(self, request: Message, version: int) -> None:
+        if self.closed or self._transport is None:
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} is not connected")
+        kind = type(request)
+        self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
+        header = RequestHeader(
+            request_api_key=kind.API_KEY or 0,
+            request_api_version=version,
+            correlation_id=self._correlation_id,
+            client_id=self._client_id,
+        )
+        frame = bytearray(4)
+        header.write(frame, request_header_version(kind, version))
+        request.write(frame, version)
+        frame[:4] = (len(frame) - 4).to_bytes(4, "big")
+        self.last_used = self._loop.time()
+        self._transport.write(frame)
+
+    # -- timeouts and the end
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        late = [pending for pending in self._pending if pending.deadline <= now]
+        for pending in late:
+            if not pending.future.done():
+                name = pending.response.__name__.removesuffix("Response")
+                pending.future.set_exception(
+                    KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.address} did not answer {name} in time")
+                )
+        if late:
+            # Later answers wait behind this one, and it may never come.
+            self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} was given up: it did not answer in time")
+        elif self._pending:
+            self._arm(min(pending.deadline for pending in self._pending))
+
+    def close(self) -> None:
+        """Close once what was written has left; requests without an answer fail with NETWORK_EXCEPTION now."""
+        self._fail(ErrorCode.NETWORK_EXCEPTION, "the client closed the connection", abort=False)
+
+    async def let_go(self, timeout_s: float) -> None:
+        """After `close`: wait until what was written has left; a broker that does not read is cut off after a while."""
+        if self._transport is None:
+            return
+        try:
+            await asyncio.wait([self._lost], timeout=timeout_s)
+        finally:
+            if not self._lost.done():
+                self._transport.abort()
+                await asyncio.sleep(0)
+
+    def _fail(self, code: ErrorCode, message: str, *, abort: bool = True) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            if abort:
+                self._transport.abort()
+            else:
+                self._transport.close()
+        for pending in self._pending:
+            if not pending.future.done():
+                pending.future.set_exception(KafkaError(code, message))
+        self._pending.clear()
+        self._large = None
+        if self.on_close is not None:
+            self.on_close(self)
+
+    # -- agreeing on versions
+
+    async def negotiate(self, software_version: str, timeout_ms: float) -> None:
+        """Ask for the broker's versions; an older broker refuses the newest form and is asked again in its own."""
+        version = ApiVersionsRequest.VERSIONS.stop - 1
+        while True:
+            request = ApiVersionsRequest(client_software_name="tidelog", client_software_version=software_version)
+            answer = await self.send(request, ApiVersionsResponse, version, timeout_ms)
+            code = ErrorCode.of(answer.error_code)
+            if code is ErrorCode.UNSUPPORTED_VERSION and version > 0:
+                offered = [each.max_version for each in answer.api_keys if each.api_key == _API_VERSIONS]
+                version = min(version - 1, offered[0]) if offered and offered[0] >= 0 else 0
+                continue
+            if code is not ErrorCode.NONE:
+                raise KafkaError(code, f"{self.address} refused to name its versions")
+            self._versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+            return
+
+
+async def connect(
+    host: str, port: int, *, client_id: str, max_frame_bytes: int, software_version: str, timeout_ms: float
+) -> Connection:
+    """A connection that is ready for requests. Raises KafkaError(NETWORK_EXCEPTION) within the timeout."""
+    loop = asyncio.get_running_loop()
+    address = f"{host}:{port}"
+    connection: Connection | None = None
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            _, connection = await loop.create_connection(
+                lambda: Connection(address, client_id, max_frame_bytes), host, port
+            )
+            await connection.negotiate(software_version, timeout_ms)
+        return connection
+    except TimeoutError:
+        problem = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{address} did not answer within {timeout_ms:.0f} ms")
+    except (OSError, ValueError, OverflowError) as error:
+        # No OSError: a host or a port that cannot exist.
+        reason = getattr(error, "strerror", None) or error
+        problem = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {reason}")
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        raise
+    if connection is not None:
+        connection.close()
+    raise problem

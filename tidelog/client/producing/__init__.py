@@ -1,0 +1,1 @@
+"""The producer: records gathered into batches, batches sent, and what their answers mean."""

@@ -1,0 +1,152 @@
+"""The blocking twin of the admin client: every call is the asynchronous one, waited for; see `sync`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tidelog.client.admin import client as admin
+from tidelog.client.admin.configs import ConfigChange, ConfigResource
+from tidelog.client.groups.model import GroupDescription, GroupListing, PartitionLag
+from tidelog.client.model import (
+    ClusterDescription,
+    ConfigEntry,
+    NewTopic,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    PartitionReassignment,
+    QuorumDescription,
+    Replica,
+    ReplicaLogDirs,
+    TopicDescription,
+    TopicPartition,
+)
+from tidelog.client.sync.loop_thread import Twin
+from tidelog.protocol.errors import KafkaError
+
+
+class Admin(Twin):
+    """`tidelog.Admin`, blocking."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._admin = admin.Admin(**options)
+
+    def start(self) -> None:
+        self._run(self._admin.start)
+
+    def close(self) -> None:
+        self._end(self._admin.close)
+
+    def create_topics(self, topics: Iterable[NewTopic], **how: Any) -> dict[str, bytes]:
+        return self._run(lambda: self._admin.create_topics(topics, **how))
+
+    def delete_topics(self, names: Iterable[str], **how: Any) -> None:
+        self._run(lambda: self._admin.delete_topics(names, **how))
+
+    def list_topics(self, *, include_internal: bool = False) -> list[str]:
+        return self._run(lambda: self._admin.list_topics(include_internal=include_internal))
+
+    def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
+        return self._run(lambda: self._admin.describe_topics(names))
+
+    def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
+        return self._run(lambda: self._admin.describe_cluster(include_fenced=include_fenced))
+
+    def unregister_broker(self, broker_id: int) -> None:
+        self._run(lambda: self._admin.unregister_broker(broker_id))
+
+    def create_partitions(self, counts: Mapping[str, int], **how: Any) -> None:
+        self._run(lambda: self._admin.create_partitions(counts, **how))
+
+    def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None = None, **how: Any
+    ) -> dict[TopicPartition, KafkaError | None]:
+        return self._run(lambda: self._admin.elect_leaders(partitions, **how))
+
+    def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
+        return self._run(lambda: self._admin.describe_replica_log_dirs(replicas))
+
+    def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
+        return self._run(lambda: self._admin.alter_replica_log_dirs(paths))
+
+    def alter_partition_reassignments(
+        self, targets: Mapping[TopicPartition, Sequence[int] | None], **how: Any
+    ) -> dict[TopicPartition, KafkaError | None]:
+        return self._run(lambda: self._admin.alter_partition_reassignments(targets, **how))
+
+    def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        return self._run(lambda: self._admin.list_partition_reassignments(partitions))
+
+    def incremental_alter_configs(self, **what: Any) -> None:
+        self._run(lambda: self._admin.incremental_alter_configs(**what))
+
+    def describe_quorum(self) -> QuorumDescription:
+        return self._run(self._admin.describe_quorum)
+
+    def add_raft_voter(self, node_id: int, directory_id: bytes, endpoints: Iterable[tuple[str, str, int]]) -> None:
+        self._run(lambda: self._admin.add_raft_voter(node_id, directory_id, endpoints))
+
+    def remove_raft_voter(self, node_id: int, directory_id: bytes) -> None:
+        self._run(lambda: self._admin.remove_raft_voter(node_id, directory_id))
+
+    def list_config_resources(self, types: Iterable[str] = ()) -> list[ConfigResource]:
+        return self._run(lambda: self._admin.list_config_resources(types))
+
+    def describe_config_resources(
+        self, resources: Iterable[ConfigResource], **how: Any
+    ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
+        return self._run(lambda: self._admin.describe_config_resources(resources, **how))
+
+    def alter_config_resources(self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], **how: Any) -> None:
+        self._run(lambda: self._admin.alter_config_resources(changes, **how))
+
+    def describe_configs(self, **what: Any) -> dict[str | int, dict[str, ConfigEntry]]:
+        return self._run(lambda: self._admin.describe_configs(**what))
+
+    def list_offsets(
+        self, partitions: Mapping[TopicPartition, int | str], *, isolation_level: str = "read_uncommitted"
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return self._run(lambda: self._admin.list_offsets(partitions, isolation_level=isolation_level))
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._admin.delete_records(offsets))
+
+    def list_groups(self, **which: Any) -> list[GroupListing]:
+        return self._run(lambda: self._admin.list_groups(**which))
+
+    def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
+        return self._run(lambda: self._admin.describe_groups(group_ids))
+
+    def delete_groups(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
+        return self._run(lambda: self._admin.delete_groups(group_ids))
+
+    def remove_group_members(
+        self, group_id: str, instance_ids: Iterable[str] | None = None, **how: Any
+    ) -> dict[str, KafkaError | None]:
+        return self._run(lambda: self._admin.remove_group_members(group_id, instance_ids, **how))
+
+    def list_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None, **how: Any
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self._run(lambda: self._admin.list_group_offsets(group_id, partitions, **how))
+
+    def list_consumer_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self._run(lambda: self._admin.list_consumer_group_offsets(group_id, partitions))
+
+    def alter_group_offsets(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]) -> None:
+        self._run(lambda: self._admin.alter_group_offsets(group_id, offsets))
+
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        return self._run(lambda: self._admin.delete_group_offsets(group_id, partitions))
+
+    def group_lag(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None, *, times: bool = False
+    ) -> dict[TopicPartition, PartitionLag]:
+        return self._run(lambda: self._admin.group_lag(group_id, partitions, times=times))

@@ -1,0 +1,257 @@
+"""The blocking twins of producer, consumer and admin, and a blocking raw reader, each on an event loop in a thread.
+
+No second implementation: every call is one of the asynchronous client's, waited for. Two hot paths differ, so that a
+record does not cost a change of threads: records to send are queued and taken over in bulk (`sync_producer`), and
+iteration takes from what one poll brought. A consumer is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from tidelog.client.config import ClientConfig
+from tidelog.client.consuming import consumer
+from tidelog.client.consuming.consumer import Offsets
+from tidelog.client.consuming.subscription import RebalanceListener
+from tidelog.client.model import (
+    ConsumerRecord,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    TopicPartition,
+)
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
+from tidelog.client.sync.admin import Admin
+from tidelog.client.sync.caller_thread import CallerThread
+from tidelog.client.sync.loop_thread import Twin
+from tidelog.client.sync.producer import Producer
+
+__all__ = ["Admin", "Consumer", "Producer", "RawReader"]
+
+Outcome = TypeVar("Outcome")
+
+
+class _ListenerInCallersThread(RebalanceListener):
+    """Passes each call on to the thread that waits in `poll` or `close`."""
+
+    def __init__(self, listener: RebalanceListener, caller: CallerThread) -> None:
+        self._listener = listener
+        self._caller = caller
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        await self._pass_on(self._listener.on_partitions_revoked, revoked)
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        await self._pass_on(self._listener.on_partitions_assigned, assigned)
+
+    async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        await self._pass_on(self._listener.on_partitions_lost, lost)
+
+    async def _pass_on(self, method: Callable[..., Any], partitions: Collection[TopicPartition]) -> None:
+        outcome = await self._caller.run(method, partitions)
+        if outcome is not None:
+            await outcome
+
+
+class Consumer(Twin):
+    """`tidelog.Consumer`, blocking. A listener runs in the thread that called `poll`, `close` or `unsubscribe`, and may
+    seek and commit; one whose methods are `async def` runs on the loop's thread, where it must not call this object.
+    """
+
+    def __init__(self, *topics: str, **options: Any) -> None:
+        super().__init__()
+        self._consumer = consumer.Consumer(*topics, **options)
+        self._records: deque[ConsumerRecord] = deque()
+        self._caller = CallerThread()
+
+    def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        if self._caller.in_callback:
+            raise RuntimeError(f"{name}() cannot be called in a rebalance listener")
+        return self._run(call, self._caller.wait)
+
+    def start(self) -> None:
+        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
+        self._run(self._consumer.start)
+
+    def close(self) -> None:
+        """Commit if that is automatic, leave the group, disconnect. An iteration in another thread ends."""
+        try:
+            if not self._closed and self._thread is not None:
+                self._run_with_listener("close", self._consumer.close)
+        finally:
+            if not self._caller.in_callback:
+                self._end(self._consumer.close)
+
+    def subscribe(
+        self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
+    ) -> None:
+        here = None if listener is None else _ListenerInCallersThread(listener, self._caller)
+
+        async def call() -> None:
+            self._consumer.subscribe(topics, pattern=pattern, listener=here)
+
+        self._run(call)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        async def call() -> None:
+            self._consumer.assign(partitions)
+
+        self._run(call)
+
+    def unsubscribe(self) -> None:
+        self._run_with_listener("unsubscribe", self._consumer.unsubscribe)
+
+    def subscription(self) -> set[str]:
+        return self._consumer.subscription()
+
+    def assignment(self) -> set[TopicPartition]:
+        return self._consumer.assignment()
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
+        return self._run_with_listener("poll", lambda: self._consumer.poll(timeout_ms, max_records))
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """The next record, however long it takes; the iteration ends when another thread closes the consumer."""
+        if not self._records:
+            self._refill()
+        self._consumer.alive()
+        try:
+            return self._records.popleft()
+        except IndexError:
+            raise StopIteration from None
+
+    def _refill(self) -> None:
+        try:
+            self._records = self._run_with_listener("next", self._consumer.refill)
+        except RuntimeError:
+            if not self._closed:
+                raise
+
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        async def call() -> None:
+            self._consumer.seek(partition, offset)
+
+        self._run(call)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        self._run(lambda: self._consumer.seek_to_beginning(*partitions))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        self._run(lambda: self._consumer.seek_to_end(*partitions))
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._run(lambda: self._consumer.position(partition))
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        async def call() -> None:
+            self._consumer.pause(*partitions)
+
+        self._run(call)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        async def call() -> None:
+            self._consumer.resume(*partitions)
+
+        self._run(call)
+
+    def paused(self) -> set[TopicPartition]:
+        return self._consumer.paused()
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        self._run(lambda: self._consumer.commit(offsets))
+
+    def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        return self._run(lambda: self._consumer.committed(*partitions))
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._consumer.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._consumer.end_offsets(partitions))
+
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return self._run(lambda: self._consumer.offsets_for_times(timestamps))
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return self._run(lambda: self._consumer.partitions_for_topic(topic))
+
+    def topics(self) -> set[str]:
+        return self._run(self._consumer.topics)
+
+
+class RawReader(Twin):
+    """Whole record batches as bytes, for readers that decode by themselves; see `raw_fetch`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._config = ClientConfig.from_options(options)
+        self._cluster: Cluster | None = None
+
+    def start(self) -> None:
+        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
+        self._run(self._reach)
+
+    async def _reach(self) -> Cluster:
+        if self._cluster is None:
+            cluster = Cluster(self._config)
+            try:
+                await cluster.start()
+            except BaseException:
+                await cluster.close()
+                raise
+            self._cluster = cluster
+        return self._cluster
+
+    def fetch(
+        self,
+        partition: TopicPartition,
+        start_offset: int,
+        end_offset: int,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        isolation_level: str = "read_uncommitted",
+        stall_timeout_ms: float = 60_000,
+    ) -> Iterator[RawBatches]:
+        """The batches that hold [start_offset, end_offset); the next chunk is on its way while this one is read."""
+
+        async def begin() -> AsyncIterator[RawBatches]:
+            return fetch_raw(
+                await self._reach(),
+                TopicPartition(*partition),
+                start_offset,
+                end_offset,
+                chunk_bytes=chunk_bytes,
+                isolation_level=isolation_level,
+                stall_timeout_ms=stall_timeout_ms,
+            )
+
+        chunks = self._run(begin)
+
+        async def advance() -> RawBatches | None:
+            return await anext(chunks, None)
+
+        async def end() -> None:
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+        try:
+            while (chunk := self._run(advance)) is not None:
+                yield chunk
+        finally:
+            if not self._closed:
+                self._run(end)
+
+    def close(self) -> None:
+        async def end() -> None:
+            if self._cluster is not None:
+                await self._cluster.close()
+
+        self._end(end)

@@ -1,0 +1,1 @@
+"""Record batches: built, read, checked and compressed. Pure."""

@@ -1,0 +1,393 @@
+"""Record batches as Arrow columns, without a Python object per record.
+
+In go whole batches as they came from a Fetch; out come `pyarrow.RecordBatch`es with the columns of Spark's Kafka
+source, in the order asked for. The loops are in `columnar_kernel.py` (numba); where numba is missing the records go
+through `records.decode_section`, and the columns are the same. pyarrow, numpy and numba are imported on first use.
+Nothing here knows Spark or the network.
+
+Memory is bounded whatever the batches claim: one batch decompresses to at most `max_batch_bytes`, and at most
+PIECE_BYTES and PIECE_ROWS of records become columns at a time. How well a whole chunk compresses does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidelog.protocol.batches import compression as codecs
+from tidelog.protocol.batches.record import read_varint
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, BatchHeader, Buffer, check_magic
+from tidelog.protocol.batches.records import MIN_RECORD_BYTES, Record, decode_section, iter_data_batches, record_section
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
+PIECE_BYTES: Final = 16 * 1024 * 1024
+"""Of decompressed records that become columns at once; a chunk of a Fetch that is not compressed is less."""
+PIECE_ROWS: Final = 200_000
+"""What the kernel notes of a row takes 76 bytes."""
+
+_MAX_INT32: Final = 2**31 - 1
+_MAX_INT64: Final = 2**63 - 1
+_MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
+
+
+@cache
+def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    """The Arrow schema of `columns` (a tuple), with the types that Spark takes for its Kafka source's schema."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    types = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+        "headers": pa.list_(header),
+    }
+    return pa.schema([pa.field(name, types[name]) for name in columns])
+
+
+def decode_columns(
+    batches: Buffer,
+    *,
+    topic: str,
+    partition: int,
+    first_offset: int = 0,
+    end_offset: int = _MAX_INT64,
+    columns: Sequence[str] = COLUMNS,
+    aborted: Iterable[tuple[int, int]] = (),
+    max_batch_bytes: int = codecs.DEFAULT_MAX_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """The records of concatenated `batches` with offsets in [first_offset, end_offset), one row each, in pieces.
+
+    Control batches, aborted transactions (`aborted`: producer id and first offset of each, from the fetch response) and
+    a torn last batch are left out. `key`, `value` and `headers` may be null. A piece may be empty. Raises KafkaError as
+    `decode_batch` does, also MESSAGE_TOO_LARGE when one batch decompresses to more than `max_batch_bytes`; the message
+    names the partition and the batch's offset. No CRC is looked at.
+    """
+    selected = [
+        (position, header)
+        for position, header in iter_data_batches(batches, aborted)
+        if header.last_offset >= first_offset and header.base_offset < end_offset
+    ]
+    partition_name = f"{topic}-{partition}"
+    try:
+        for _, header in selected:
+            check_magic(header)
+    except KafkaError as error:
+        raise _in_batch(error, partition_name, header) from None
+    to_columns = _rows_by_kernel if _has_numba() else _rows_by_records
+    for data, sections in _pieces(batches, selected, partition_name, max_batch_bytes):
+        yield to_columns(data, sections, topic, partition, first_offset, end_offset, tuple(columns))
+
+
+def _in_batch(error: KafkaError, partition_name: str, header: BatchHeader) -> KafkaError:
+    """The same error, which also says which batch is meant."""
+    return KafkaError(error.code, f"{partition_name}: batch at offset {header.base_offset}: {error.message}")
+
+
+@cache
+def _has_numba() -> bool:
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class _Section(NamedTuple):
+    """Records that lie together in one batch: all of them, or some that follow each other."""
+
+    start: int
+    end: int
+    record_count: int
+    header: BatchHeader
+
+
+def _constant_columns(topic: str, partition: int, rows: int) -> dict[str, Callable[[], Any]]:
+    import pyarrow as pa
+
+    return {
+        "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), rows),
+        "partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), rows),
+    }
+
+
+def _assemble(columns: tuple[str, ...], makers: dict[str, Callable[[], Any]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([makers[name]() for name in columns], schema=arrow_schema(columns))
+
+
+def _pieces(
+    batches: Buffer, selected: list[tuple[int, BatchHeader]], partition_name: str, max_batch_bytes: int
+) -> Iterator[tuple[Buffer, list[_Section]]]:
+    """What becomes columns at once: bytes, and the sections in them, of PIECE_ROWS and PIECE_BYTES at most in all.
+
+    A single record may be larger. Uncompressed batches stay where they are; others are decompressed one after another
+    into one buffer until a piece is full.
+    """
+    data = bytearray()
+    sections: list[_Section] = []
+    rows = size = 0
+    in_place = all(header.compression == codecs.NONE for _, header in selected)
+    try:
+        for position, header in selected:
+            if in_place:
+                whole = batches
+                section = _Section(position + HEADER_SIZE, position + header.size_bytes, header.record_count, header)
+            else:
+                whole = record_section(batches, position, header, max_batch_bytes)
+                section = _Section(0, len(whole), header.record_count, header)
+            _check_section(section)
+            length = section.end - section.start
+            if sections and (rows + section.record_count > PIECE_ROWS or size + length > PIECE_BYTES):
+                yield batches if in_place else data, sections
+                data, sections, rows, size = bytearray(), [], 0, 0
+            if section.record_count > PIECE_ROWS or length > PIECE_BYTES:
+                for part in _parts(whole, section):
+                    yield whole, [part]
+                continue
+            if not in_place:
+                section = section._replace(start=len(data), end=len(data) + length)
+                data += whole
+            sections.append(section)
+            rows += section.record_count
+            size += length
+    except KafkaError as error:
+        raise _in_batch(error, partition_name, header) from None
+    if sections:
+        yield batches if in_place else data, sections
+
+
+def _check_section(section: _Section) -> None:
+    size = section.end - section.start
+    if not 0 <= section.record_count * MIN_RECORD_BYTES <= size:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{section.record_count} records in {size} bytes")
+    header = section.header
+    if abs(header.base_offset) > _MAX_INT64 - 2**31 or abs(header.base_timestamp) > _MAX_INT64 - 2**13:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
+
+
+def _parts(data: Buffer, section: _Section) -> Iterator[_Section]:
+    """A large section as several of at most PIECE_ROWS records and about PIECE_BYTES."""
+    cut = _kernel_cut if _has_numba() else _cut
+    start, left = section.start, section.record_count
+    while left:
+        count, end = cut(data, start, section.end, min(left, PIECE_ROWS), PIECE_BYTES)
+        if end < 0:
+            raise KafkaError(ErrorCode.INVALID_RECORD, "malformed record")
+        left -= count
+        # The last part takes all that is left, so that bytes behind the last record are found.
+        yield _Section(start, end if left else section.end, count, section.header)
+        start = end
+
+
+def _cut(data: Buffer, position: int, end: int, max_records: int, max_bytes: int) -> tuple[int, int]:
+    """How many records of a section lie within the bounds (at least one), and where they end; -1 when malformed."""
+    start = position
+    count = 0
+    while count < max_records:
+        try:
+            size, fields = read_varint(data, position, 32)
+        except (IndexError, KafkaError):
+            return 0, -1
+        if size < 0 or fields > end or size > end - fields:
+            return 0, -1
+        if count and fields + size - start > max_bytes:
+            break
+        position = fields + size
+        count += 1
+    return count, position
+
+
+def _kernel_cut(data: Buffer, position: int, end: int, max_records: int, max_bytes: int) -> tuple[int, int]:
+    from tidelog.protocol.batches.columnar_kernel import cut
+
+    count, cut_end = cut(_as_array(data), position, end, max_records, max_bytes)
+    return int(count), int(cut_end)
+
+
+def _as_array(data: Buffer) -> Any:
+    import numpy as np
+
+    array = np.frombuffer(data, np.uint8)
+    array.flags.writeable = False  # or numba would compile its loops once more for writable input
+    return array
+
+
+def _rows_by_records(
+    data: Buffer,
+    sections: list[_Section],
+    topic: str,
+    partition: int,
+    first_offset: int,
+    end_offset: int,
+    columns: tuple[str, ...],
+) -> pa.RecordBatch:
+    """The fallback without numba: a Python object per record, and its cost."""
+    import pyarrow as pa
+
+    rows: list[Record] = []
+    types: list[int] = []
+    view = memoryview(data)
+    for start, end, count, header in sections:
+        try:
+            records = decode_section(bytes(view[start:end]), header._replace(record_count=count))
+        except KafkaError as error:
+            raise _in_batch(error, f"{topic}-{partition}", header) from None
+        kept = [record for record in records if first_offset <= record.offset < end_offset]
+        rows += kept
+        types += [header.timestamp_type] * len(kept)
+    arrow_type = {field.name: field.type for field in arrow_schema()}
+
+    def microseconds() -> list[int]:
+        return [min(max(row.timestamp, -_MAX_MILLISECONDS), _MAX_MILLISECONDS) * 1000 for row in rows]
+
+    def headers() -> list[list[dict[str, Any]] | None]:
+        return [[{"key": key, "value": value} for key, value in row.headers] if row.headers else None for row in rows]
+
+    return _assemble(
+        columns,
+        {
+            "key": lambda: pa.array([row.key for row in rows], arrow_type["key"]),
+            "value": lambda: pa.array([row.value for row in rows], arrow_type["value"]),
+            "offset": lambda: pa.array([row.offset for row in rows], arrow_type["offset"]),
+            "timestamp": lambda: pa.array(microseconds(), pa.int64()).view(arrow_type["timestamp"]),
+            "timestampType": lambda: pa.array(types, arrow_type["timestampType"]),
+            "headers": lambda: pa.array(headers(), arrow_type["headers"]),
+            **_constant_columns(topic, partition, len(rows)),
+        },
+    )
+
+
+def _rows_by_kernel(
+    data: Buffer,
+    sections: list[_Section],
+    topic: str,
+    partition: int,
+    first_offset: int,
+    end_offset: int,
+    columns: tuple[str, ...],
+) -> pa.RecordBatch:
+    import numpy as np
+    import pyarrow as pa
+
+    from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
+
+    array = _as_array(data)
+    table = np.array([_scanned(section) for section in sections], np.int64)
+    capacity = int(table[:, 2].sum())
+    offsets = np.empty(capacity, np.int64)
+    timestamps = np.empty(capacity, np.int64)
+    types = np.empty(capacity, np.int32)
+    places = np.empty((PLACE_FIELDS, capacity), np.int64)
+    rows = scan(array, table, first_offset, end_offset, offsets, timestamps, types, places)
+    if rows < 0:
+        malformed = KafkaError(ErrorCode.INVALID_RECORD, "malformed record")
+        raise _in_batch(malformed, f"{topic}-{partition}", sections[-1 - rows].header)
+    key_starts, key_sizes, value_starts, value_sizes = (places[field, :rows] for field in range(4))
+    return _assemble(
+        columns,
+        {
+            "key": lambda: _bytes_array(pa.binary(), array, key_starts, key_sizes),
+            "value": lambda: _bytes_array(pa.binary(), array, value_starts, value_sizes),
+            "offset": lambda: _fixed_array(pa.int64(), offsets, rows),
+            "timestamp": lambda: _fixed_array(pa.timestamp("us", tz="UTC"), timestamps, rows),
+            "timestampType": lambda: _fixed_array(pa.int32(), types, rows),
+            "headers": lambda: _headers_array(array, places, rows),
+            **_constant_columns(topic, partition, rows),
+        },
+    )
+
+
+def _scanned(section: _Section) -> tuple[int, ...]:
+    """A section in the words of the kernel's `scan`."""
+    start, end, count, header = section
+    return (
+        start,
+        end,
+        count,
+        header.base_offset,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.timestamp_type,
+    )
+
+
+def _fixed_array(arrow_type: pa.DataType, values: Any, rows: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(arrow_type, rows, [None, pa.py_buffer(values)])
+
+
+def _offsets_of(sizes: Any) -> Any:
+    """Arrow's int32 offsets of elements of these sizes, of which negative ones (null) count 0."""
+    import numpy as np
+
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(np.maximum(sizes, 0), out=ends[1:])
+    if ends[-1] > _MAX_INT32:
+        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"a column of {ends[-1]} bytes is more than Arrow takes at once")
+    return ends.astype(np.int32)
+
+
+def _validity_of(present: Any) -> tuple[pa.Buffer | None, int]:
+    """Arrow's validity bitmap (None when nothing is null) and the count of nulls."""
+    import numpy as np
+    import pyarrow as pa
+
+    nulls = len(present) - int(np.count_nonzero(present))
+    return (pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None), nulls
+
+
+def _bytes_array(arrow_type: pa.DataType, data: Any, starts: Any, sizes: Any) -> pa.Array:
+    """A binary or string array of `data[start : start + size]`, null where the size is -1."""
+    import numpy as np
+    import pyarrow as pa
+
+    from tidelog.protocol.batches.columnar_kernel import gather
+
+    ends = _offsets_of(sizes)
+    out = np.empty(int(ends[-1]), np.uint8)
+    gather(data, starts, ends, out)
+    validity, nulls = _validity_of(sizes >= 0)
+    buffers = [validity, pa.py_buffer(ends), pa.py_buffer(out)]
+    return pa.Array.from_buffers(arrow_type, len(sizes), buffers, nulls)
+
+
+def _headers_array(data: Any, places: Any, rows: int) -> pa.Array:
+    """Null for a record without headers, as in Spark's own source, else the list of its (key, value) pairs."""
+    import numpy as np
+    import pyarrow as pa
+
+    from tidelog.protocol.batches.columnar_kernel import scan_headers
+
+    counts = places[6, :rows]
+    ends = _offsets_of(counts)
+    found = np.empty((4, int(ends[-1])), np.int64)
+    scan_headers(data, places, rows, found)
+    keys = _text_array(data, found[0], found[1])
+    values = _bytes_array(pa.binary(), data, found[2], found[3])
+    list_type = arrow_schema().field("headers").type
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(list_type.value_type))
+    validity, nulls = _validity_of(counts > 0)
+    return pa.Array.from_buffers(list_type, rows, [validity, pa.py_buffer(ends)], nulls, children=[pairs])
+
+
+def _text_array(data: Any, starts: Any, sizes: Any) -> pa.Array:
+    import pyarrow as pa
+
+    texts = _bytes_array(pa.binary(), data, starts, sizes)
+    if bytes(texts.buffers()[2] or b"").isascii():
+        return texts.view(pa.string())
+    # Neighbours could mend each other's broken UTF-8 in the joined bytes, so each is looked at alone.
+    return pa.array([text.decode("utf-8", "replace") for text in texts.to_pylist()], pa.string())

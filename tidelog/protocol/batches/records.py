@@ -1,0 +1,253 @@
+"""Records taken out of batches: decoded, checked, and chosen for a reader.
+
+Batches are built in `batch_builder.py`, control records known in `control_batches.py`, Arrow columns made in
+`columnar.py`; the names of the first two can be had from here. Whatever a batch from outside claims (counts, sizes,
+deltas) is checked against the bytes that are there: `decode_batch` returns every record or raises
+KafkaError(CORRUPT_MESSAGE or INVALID_RECORD), and holds at most `max_decompressed_bytes` of decompressed input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tidelog.protocol.batches import compression as codecs
+from tidelog.protocol.batches.batch_builder import BatchBuilder, encode_batch
+from tidelog.protocol.batches.control_batches import (
+    ControlRecordType,
+    control_record_type,
+    decode_end_txn_value,
+    encode_control_batch,
+    encode_end_txn_value,
+)
+from tidelog.protocol.batches.record import ZIGZAG, Headers, Record, RecordLike, encode_varint, read_varint
+from tidelog.protocol.batches.record_batch import (
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    check_magic,
+    iter_headers,
+    read_header,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+__all__ = [
+    "MIN_RECORD_BYTES",
+    "BatchBuilder",
+    "ControlRecordType",
+    "Headers",
+    "Record",
+    "RecordLike",
+    "control_record_type",
+    "decode_batch",
+    "decode_end_txn_value",
+    "decode_section",
+    "encode_batch",
+    "encode_control_batch",
+    "encode_end_txn_value",
+    "encode_varint",
+    "iter_data_batches",
+    "iter_records",
+    "record_section",
+]
+
+MIN_RECORD_BYTES: Final = 7
+"""Length, attributes, two deltas, two sizes and a header count of one byte each."""
+MIN_HEADER_BYTES: Final = 2
+"""The sizes of its key and of its value."""
+HEADERS_MAX: Final = 1_000_000
+"""Of one record; each becomes a hundred times its size when it is decoded."""
+
+_MAX_INT64: Final = 2**63 - 1
+
+
+def decode_batch(
+    buffer: Buffer,
+    position: int = 0,
+    header: BatchHeader | None = None,
+    max_decompressed_bytes: int = codecs.DEFAULT_MAX_BYTES,
+) -> list[Record]:
+    """All records of the batch at `position`, with absolute offsets and timestamps. The CRC is not looked at.
+
+    Raises KafkaError: CORRUPT_MESSAGE for a batch that is not whole or does not decompress, INVALID_RECORD for records
+    that are not what the header says, MESSAGE_TOO_LARGE past `max_decompressed_bytes`.
+    """
+    if header is None:
+        header = read_header(buffer, position)
+    check_magic(header)
+    return decode_section(record_section(buffer, position, header, max_decompressed_bytes), header)
+
+
+def decode_section(data: bytes, header: BatchHeader) -> list[Record]:
+    """The records of a batch from its decompressed record section. Raises INVALID_RECORD as `decode_batch` does."""
+    count = header.record_count
+    if count < 0 or count * MIN_RECORD_BYTES > len(data):
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
+    # Far enough from the ends that no delta of 32 bits, in a timestamp of 14, leaves the 64 bits.
+    if abs(header.base_offset) > _MAX_INT64 - 2**31 or abs(header.base_timestamp) > _MAX_INT64 - 2**13:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
+    try:
+        records, end = _decode_records(data, header)
+    except IndexError:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "records end before their batch says") from None
+    if end != len(data):
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{len(data) - end} bytes left after the last of {count} records")
+    return records
+
+
+def record_section(buffer: Buffer, position: int, header: BatchHeader, max_bytes: int) -> bytes:
+    """The bytes of a batch's records, decompressed. The magic has been checked."""
+    end = position + header.size_bytes
+    if end > len(buffer):
+        raise CorruptRecord(f"batch of {header.size_bytes} bytes where {len(buffer) - position} are left")
+    section = memoryview(buffer)[position + HEADER_SIZE : end]
+    codec = header.compression
+    if codec == codecs.NONE:
+        return bytes(section)
+    if codec not in codecs.NAMES:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"unknown compression codec {codec}")
+    return codecs.decompress(codec, section, max_bytes)
+
+
+def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int]:
+    """The records in `data` and where they end. Running past the end raises IndexError.
+
+    The varints of one and two bytes are read in place, as a call for each field would double the cost.
+    """
+    base_offset = header.base_offset
+    base_timestamp = header.base_timestamp
+    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
+    zigzag = ZIGZAG
+    new = tuple.__new__
+    records: list[Record] = []
+    add = records.append
+    limit = len(data)
+    position = 0
+    for _ in range(header.record_count):
+        byte = data[position]
+        if byte < 0x80:
+            size = zigzag[byte]
+            position += 1
+        elif (second := data[position + 1]) < 0x80:
+            size = zigzag[byte & 0x7F | second << 7]
+            position += 2
+        else:
+            size, position = read_varint(data, position, 32)
+        end = position + size
+        if size < MIN_RECORD_BYTES - 1 or end > limit:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"record of {size} bytes where {limit - position} are left")
+        # One byte of unused attributes, then the deltas.
+        if (byte := data[position + 1]) < 0x80 and (second := data[position + 2]) < 0x80:
+            timestamp = base_timestamp + zigzag[byte]
+            offset = base_offset + zigzag[second]
+            position += 3
+        else:
+            timestamp, offset, position = _read_deltas(data, position + 1, base_timestamp, base_offset)
+        byte = data[position]
+        if byte < 0x80:
+            size = zigzag[byte]
+            position += 1
+        else:
+            size, position = read_varint(data, position, 32)
+        if size < 0:
+            key = None
+        else:
+            key = data[position : position + size]
+            position += size
+        byte = data[position]
+        if byte < 0x80:
+            size = zigzag[byte]
+            position += 1
+        elif (second := data[position + 1]) < 0x80:
+            size = zigzag[byte & 0x7F | second << 7]
+            position += 2
+        else:
+            size, position = read_varint(data, position, 32)
+        if size < 0:
+            value = None
+        else:
+            value = data[position : position + size]
+            position += size
+        if position < end and data[position] == 0:
+            position += 1
+            headers: tuple[tuple[str, bytes | None], ...] = ()
+        else:
+            headers, position = _decode_headers(data, position, end)
+        # Every size above is checked here at once: a slice past the end is short, but the position is not.
+        if position != end:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"record fields end {position - end} bytes off the record's end")
+        add(new(Record, (offset, timestamp if append_time is None else append_time, key, value, headers)))
+    return records, position
+
+
+def _read_deltas(data: bytes, position: int, base_timestamp: int, base_offset: int) -> tuple[int, int, int]:
+    """Timestamp and offset where the delta of either takes more than a byte, and the position behind them."""
+    byte = data[position]
+    if byte < 0x80:
+        timestamp = base_timestamp + ZIGZAG[byte]
+        position += 1
+    elif (second := data[position + 1]) < 0x80:
+        timestamp = base_timestamp + ZIGZAG[byte & 0x7F | second << 7]
+        position += 2
+    else:
+        delta, position = read_varint(data, position, 64)
+        timestamp = base_timestamp + delta
+        if not -_MAX_INT64 <= timestamp <= _MAX_INT64:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"timestamp {timestamp} needs more than 64 bits")
+    byte = data[position]
+    if byte < 0x80:
+        return timestamp, base_offset + ZIGZAG[byte], position + 1
+    if (second := data[position + 1]) < 0x80:
+        return timestamp, base_offset + ZIGZAG[byte & 0x7F | second << 7], position + 2
+    delta, position = read_varint(data, position, 32)
+    return timestamp, base_offset + delta, position
+
+
+def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    count, position = read_varint(data, position, 32)
+    if not 0 <= count * MIN_HEADER_BYTES <= end - position or count > HEADERS_MAX:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} record headers in {end - position} bytes")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        size, position = read_varint(data, position, 32)
+        if not 0 <= size <= end - position:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"header key of {size} bytes")
+        key = str(data[position : position + size], "utf-8", "replace")  # as Java: a reader must get past it
+        size, position = read_varint(data, position + size, 32)
+        if size < 0:
+            headers.append((key, None))
+            continue
+        headers.append((key, data[position : position + size]))
+        position += size
+        if position > end:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"header value of {size} bytes")
+    return tuple(headers), position
+
+
+def iter_data_batches(buffer: Buffer, aborted: Iterable[tuple[int, int]] = ()) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch that a reader is to see, in order.
+
+    Left out are control batches and, for read_committed, the batches of aborted transactions: `aborted` is what the
+    fetch response listed, (producer id, first offset) pairs. As in Kafka's CompletedFetch, a transaction is
+    dropped from its first offset to its producer's next ABORT marker.
+    """
+    waiting = sorted(((first_offset, producer_id) for producer_id, first_offset in aborted), reverse=True)
+    dropped: set[int] = set()
+    for position, header in iter_headers(buffer):
+        while waiting and waiting[-1][0] <= header.last_offset:
+            dropped.add(waiting.pop()[1])
+        if header.is_control:
+            if header.producer_id in dropped:
+                marker = decode_batch(buffer, position, header)
+                if marker and control_record_type(marker[0].key) is ControlRecordType.ABORT:
+                    dropped.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in dropped):
+            yield position, header
+
+
+def iter_records(buffer: Buffer, max_decompressed_bytes: int = codecs.DEFAULT_MAX_BYTES) -> Iterator[Record]:
+    """The records of all batches in `buffer`, in order, without control records; a torn last batch is left out."""
+    for position, header in iter_data_batches(buffer):
+        yield from decode_batch(buffer, position, header, max_decompressed_bytes)

@@ -1,0 +1,239 @@
+"""Writes the Python source of one encoder: a function (message, out: bytearray) -> None, the mirror of `decoding`.
+
+One function per (message, version), nested messages unrolled into it; neighbours of fixed width, the length prefix
+that follows them and an empty section of tagged fields are packed by one Struct. A field that the version lacks must
+hold its default or be ignorable (Kafka's rule), else UNSUPPORTED_VERSION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct, pack
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tidelog.protocol.codec.fields import FIXED_WIDTH, Field
+from tidelog.protocol.codec.primitives import write_uvarint
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from tidelog.protocol.codec.schema import Message
+
+Encoder = Callable[[Any, bytearray], None]
+
+# Arrays of up to this many integers are packed by a Struct made beforehand.
+PREPARED_COUNT = 17
+PREPARED = {width: [Struct(f">{count}{width}").pack for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
+
+_PAD = "x"  # one zero byte: an empty section of tagged fields
+
+
+class EncoderSource:
+    """Emits statements into `lines`; `names` are the globals they refer to.
+
+    `run` holds the fixed-width values to be written next: (struct format, expression) pairs. `out` names the
+    bytearray that is written to, which changes inside a tagged field, whose size must be known first.
+    """
+
+    def __init__(self, message: type[Message], version: int) -> None:
+        self.version = version
+        self.flexible = version >= message.FLEXIBLE_FROM
+        self.lines: list[str] = []
+        self.depth = 1
+        self.run: list[tuple[str, str]] = []
+        self.out = "out"
+        self.names: dict[str, Any] = {
+            "uvarint": write_uvarint,
+            "pack": pack,
+            "unsupported": _unsupported,
+            "version": version,
+        }
+        self.counter = 0
+        self.message("m", message)
+        self.flush()
+        self.source = "def encode(m, out):\n" + "\n".join(self.lines or ["    pass"]) + "\n"
+
+    # -- statements
+
+    def emit(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line)
+
+    def name(self, stem: str) -> str:
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    def packed(self, run: list[tuple[str, str]]) -> str:
+        """The statement that writes a run."""
+        if all(width == _PAD for width, _ in run):
+            return f"{self.out} += {bytes(len(run))!r}"
+        if len(run) == 1 and run[0][0] == "B":
+            return f"{self.out}.append({run[0][1]})"
+        pack_run = self.name("pack")
+        self.names[pack_run] = Struct(">" + "".join(width for width, _ in run)).pack
+        values = ", ".join(value for width, value in run if width != _PAD)
+        return f"{self.out} += {pack_run}({values})"
+
+    def flush(self) -> None:
+        if self.run:
+            self.emit(self.packed(self.run))
+            self.run.clear()
+
+    def length(self, length: str, compact: bool, width: str) -> None:
+        """Write a length prefix (already one too high when compact) together with the run before it."""
+        if not compact:
+            self.run.append((width, length))
+            self.flush()
+            return
+        self.emit(f"if {length} < 128: {self.packed([*self.run, ('B', length)])}")
+        self.emit("else:")
+        self.depth += 1
+        self.flush()
+        self.emit(f"uvarint({self.out}, {length})")
+        self.depth -= 1
+
+    # -- values
+
+    def message(self, variable: str, message: type[Message]) -> None:
+        tagged: list[tuple[str, Field]] = []
+        for name, field in message.FIELDS:
+            value = f"{variable}.{name}"
+            if self.version not in field.versions:
+                if not field.ignorable:
+                    self.emit(f"if {differs(value, field)}: unsupported({message.__name__!r}, {name!r}, version)")
+            elif field.is_tagged(self.version):
+                tagged.append((value, field))
+            else:
+                self.value(value, field)
+        if self.flexible:
+            if tagged:
+                self.tagged_fields(tagged)
+            else:
+                self.run.append((_PAD, ""))
+
+    def tagged_fields(self, fields: list[tuple[str, Field]]) -> None:
+        """Only those that differ from their default, in the order of their tags."""
+        present = [self.name("c") for _ in fields]
+        for flag, (value, field) in zip(present, fields):
+            self.emit(f"{flag} = {differs(value, field)}")
+        count = self.name("t")
+        self.emit(f"{count} = {' + '.join(present)}")
+        self.run.append(("B", count))
+        self.flush()
+        self.emit(f"if {count}:")
+        self.depth += 1
+        for flag, (value, field) in sorted(zip(present, fields), key=lambda each: each[1][1].tag or 0):
+            self.emit(f"if {flag}:")
+            self.depth += 1
+            outer, self.out = self.out, self.name("sub")
+            self.emit(f"{self.out} = bytearray()")
+            self.value(value, field)
+            self.flush()
+            self.emit(f"uvarint({outer}, {field.tag})")
+            self.emit(f"uvarint({outer}, len({self.out}))")
+            self.emit(f"{outer} += {self.out}")
+            self.out = outer
+            self.depth -= 1
+        self.depth -= 1
+
+    def value(self, value: str, field: Field) -> None:
+        nullable = self.version in field.nullable
+        compact = self.flexible and field.compact
+        if field.kind in FIXED_WIDTH:
+            self.run.append((FIXED_WIDTH[field.kind][0], value))
+            return
+        local = self.name("v")
+        self.emit(f"{local} = {value}")
+        if field.nullable and not nullable:
+            owner, _, name = value.rpartition(".")
+            self.emit(f"if {local} is None: unsupported(type({owner}).__name__, {name!r}, version)")
+        if field.kind == "struct":
+            self.struct(local, field.element, nullable)
+        elif field.kind == "array":
+            self.array(local, field.element, nullable, compact)
+        else:
+            self.sized(local, field.kind, nullable, compact)
+
+    def struct(self, local: str, message: type[Message], nullable: bool) -> None:
+        if not nullable:
+            self.message(local, message)
+            return
+        self.flush()
+        self.emit(f"if {local} is None: {self.out}.append(255)")
+        self.emit("else:")
+        self.depth += 1
+        self.run.append(("B", "1"))
+        self.message(local, message)
+        self.flush()
+        self.depth -= 1
+
+    def sized(self, local: str, kind: str, nullable: bool, compact: bool) -> None:
+        """A string, a byte string or records."""
+        length = self.name("n")
+        one_more = " + 1" if compact else ""
+        if nullable:
+            self.emit(f"if {local} is None:")
+            self.emit(f"    {local} = b''")
+            self.emit(f"    {length} = {0 if compact else -1}")
+            self.emit("else:")
+            self.depth += 1
+        if kind == "string":
+            self.emit(f"{local} = {local}.encode()")
+        self.emit(f"{length} = len({local}){one_more}")
+        if nullable:
+            self.depth -= 1
+        self.length(length, compact, "h" if kind == "string" else "i")
+        self.emit(f"{self.out} += {local}")
+
+    def array(self, local: str, element: Any, nullable: bool, compact: bool) -> None:
+        count = self.name("n")
+        one_more = " + 1" if compact else ""
+        if nullable:
+            self.emit(f"if {local} is None:")
+            self.emit(f"    {local} = ()")
+            self.emit(f"    {count} = {0 if compact else -1}")
+            self.emit(f"else: {count} = len({local}){one_more}")
+        else:
+            self.emit(f"{count} = len({local}){one_more}")
+        self.length(count, compact, "i")
+        if element == "uuid":
+            self.emit(f'if {local}: {self.out} += pack("16s" * len({local}), *{local})')
+        elif element in FIXED_WIDTH:
+            width = FIXED_WIDTH[element][0]
+            prepared, size = self.name("prepared"), self.name("n")
+            self.names[prepared] = PREPARED[width]
+            self.emit(f"{size} = len({local})")
+            self.emit(f"if {size} < {PREPARED_COUNT}: {self.out} += {prepared}[{size}](*{local})")
+            self.emit(f'else: {self.out} += pack(f">{{{size}}}{width}", *{local})')
+        else:
+            item = self.name("i")
+            self.emit(f"for {item} in {local}:")
+            self.depth += 1
+            if isinstance(element, type):
+                self.message(item, element)
+                self.flush()
+            else:
+                self.sized(item, element, False, compact)
+            self.depth -= 1
+
+
+def differs(value: str, field: Field) -> str:
+    """An expression: does `value` differ from the field's default?"""
+    if field.default is None:
+        return f"({value} is not None)"
+    if field.kind == "array":
+        return f"({value} != [])"
+    if field.kind == "struct":
+        inner = [differs(f"{value}.{name}", inner) for name, inner in field.element.FIELDS]
+        return "(" + " or ".join(inner) + ")"
+    return f"({value} != {field.default!r})"
+
+
+def compile_encoder(message: type[Message], version: int) -> Encoder:
+    written = EncoderSource(message, version)
+    code = compile(written.source, f"<encoder of {message.__name__} version {version}>", "exec")
+    exec(code, written.names)  # noqa: S102 - our own text, made of declarations only
+    encoder: Encoder = written.names["encode"]
+    return encoder
+
+
+def _unsupported(message: str, field: str, version: int) -> NoReturn:
+    raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{message}.{field} cannot be expressed in version {version}")

@@ -1,0 +1,237 @@
+"""Messages: declare one as a typed class with version ranges, and it can be built, compared, encoded and decoded.
+
+    class MetadataRequest(Message, key=3, versions="0-13", flexible="9+"):
+        topics: list[MetadataRequestTopic] | None = array(MetadataRequestTopic, nullable="1+")
+
+Encoders and decoders are compiled on first use, one per (message, version); `decoding` and `encoding` write them.
+Whatever the bytes, decoding ends in a message, `MalformedMessage`, or UNSUPPORTED_VERSION for an undeclared version.
+"""
+
+from __future__ import annotations
+
+from struct import error as StructError
+from typing import Any, ClassVar, Self, dataclass_transform
+
+from tidelog.protocol.codec.decoding import Decoder, compile_decoder
+from tidelog.protocol.codec.encoding import Encoder, compile_encoder
+from tidelog.protocol.codec.fields import (
+    NEVER,
+    NONE,
+    Bytes,
+    Field,
+    array,
+    boolean,
+    byte_string,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    parse_versions,
+    record_batches,
+    string,
+    struct,
+    uint16,
+    uint32,
+    uuid,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+
+__all__ = [
+    "Bytes",
+    "Message",
+    "array",
+    "boolean",
+    "byte_string",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "record_batches",
+    "string",
+    "struct",
+    "uint16",
+    "uint32",
+    "uuid",
+]
+
+_UNDECODABLE = (StructError, IndexError, UnicodeDecodeError, OverflowError)
+_UNENCODABLE = (StructError, AttributeError, TypeError, UnicodeEncodeError, OverflowError)
+
+
+class _Decoders(dict[int, Decoder]):
+    """Version -> decoder, compiled when first asked for."""
+
+    def __init__(self, message: type[Message]) -> None:
+        self.message = message
+
+    def __missing__(self, version: int) -> Decoder:
+        _check_version(self.message, version)
+        decoder = self[version] = compile_decoder(self.message, version, views=self.message.READS_IN_PLACE)
+        return decoder
+
+
+class _Encoders(dict[int, Encoder]):
+    """Version -> encoder, compiled when first asked for."""
+
+    def __init__(self, message: type[Message]) -> None:
+        self.message = message
+
+    def __missing__(self, version: int) -> Encoder:
+        _check_version(self.message, version)
+        encoder = self[version] = compile_encoder(self.message, version)
+        return encoder
+
+
+def _check_version(message: type[Message], version: int) -> None:
+    if version not in message.VERSIONS:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{message.__name__} has no version {version}")
+
+
+@dataclass_transform(kw_only_default=True)
+class MessageType(type):
+    """Turns the declared fields into slots, and remembers them in `FIELDS`."""
+
+    def __new__(
+        mcls,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        key: int | None = None,
+        versions: str = "none",
+        flexible: str = "none",
+        in_place: bool = False,
+    ) -> MessageType:
+        fields = tuple((each, value) for each, value in namespace.items() if isinstance(value, Field))
+        for each, _ in fields:
+            del namespace[each]
+        namespace["__slots__"] = tuple(each for each, _ in fields)
+        namespace["FIELDS"] = fields
+        namespace["API_KEY"] = key
+        namespace["VERSIONS"] = NONE
+        namespace["FLEXIBLE_FROM"] = NEVER
+        namespace["HAS_RECORDS"] = any(_has_records(value) for _, value in fields)
+        namespace["READS_IN_PLACE"] = in_place or namespace["HAS_RECORDS"]
+        if bases:
+            namespace["__init__"] = _build_on_first_use
+        created: Any = super().__new__(mcls, name, bases, namespace)
+        created.DECODERS = _Decoders(created)
+        created.ENCODERS = _Encoders(created)
+        if versions != "none":
+            _adopt(created, parse_versions(versions), parse_versions(flexible))
+        return created  # type: ignore[no-any-return]
+
+
+def _has_records(field: Field) -> bool:
+    return field.kind == "records" or (isinstance(field.element, type) and field.element.HAS_RECORDS)  # type: ignore[attr-defined]
+
+
+def _adopt(message: type[Message], versions: range, flexible: range) -> None:
+    """A message's versions are those of the messages nested in it."""
+    flexible_from = flexible.start if flexible else NEVER
+    if message.VERSIONS:
+        assert flexible_from == message.FLEXIBLE_FROM, f"{message.__name__} is shared by messages that differ"
+        versions = range(min(versions.start, message.VERSIONS.start), max(versions.stop, message.VERSIONS.stop))
+    message.VERSIONS = versions
+    message.FLEXIBLE_FROM = flexible_from
+    for _, field in message.FIELDS:
+        if isinstance(field.element, type):
+            _adopt(field.element, versions, flexible)
+
+
+def _build_on_first_use(self: Message, **values: Any) -> None:
+    """Stands in for `__init__` until the first message of a class is made."""
+    kind = type(self)
+    kind.__init__ = _constructor(kind)  # type: ignore[method-assign]
+    kind.__init__(self, **values)
+
+
+def _constructor(message: type[Message]) -> Any:
+    names: dict[str, Any] = {"default": object()}
+    parameters = []
+    body = []
+    for name, field in message.FIELDS:
+        if field.default is None or field.kind not in ("array", "struct"):
+            parameters.append(f"{name}={field.default!r}")
+            body.append(f"self.{name} = {name}")
+        else:
+            names[f"make_{name}"] = list if field.kind == "array" else field.element
+            parameters.append(f"{name}=default")
+            body.append(f"self.{name} = make_{name}() if {name} is default else {name}")
+    star = "*, " if parameters else ""
+    source = f"def __init__(self, {star}{', '.join(parameters)}):\n    " + "\n    ".join(body or ["pass"])
+    exec(compile(source, f"<constructor of {message.__name__}>", "exec"), names)  # noqa: S102 - our own text
+    return names["__init__"]
+
+
+class Message(metaclass=MessageType):
+    """Base of every message. The constructor takes the fields by keyword and gives the rest Kafka's defaults.
+
+    `VERSIONS` are those declared, `FLEXIBLE_FROM` the first with compact types and tagged fields; a nested message has
+    those of the messages it is part of. `API_KEY` is the API's key, or the record type's in the metadata log.
+    """
+
+    FIELDS: ClassVar[tuple[tuple[str, Field], ...]]
+    API_KEY: ClassVar[int | None]
+    VERSIONS: ClassVar[range]
+    FLEXIBLE_FROM: ClassVar[int]
+    HAS_RECORDS: ClassVar[bool]
+    READS_IN_PLACE: ClassVar[bool]
+    DECODERS: ClassVar[_Decoders]
+    ENCODERS: ClassVar[_Encoders]
+
+    @classmethod
+    def decode(cls, buffer: Bytes, version: int) -> Self:
+        """The message that is the whole of `buffer`. Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION)."""
+        message, position = cls.read(buffer, 0, version)
+        if position != len(buffer):
+            raise MalformedMessage(f"{len(buffer) - position} bytes follow {cls.__name__} version {version}")
+        return message
+
+    @classmethod
+    def read(cls, buffer: Bytes, position: int, version: int) -> tuple[Self, int]:
+        """The message at `position`, and where it ends. Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION).
+
+        Records stay views into `buffer`; a message that can hold none copies a buffer that is not bytes.
+        """
+        decoder = cls.DECODERS[version]
+        if type(buffer) is not bytes and not cls.READS_IN_PLACE:
+            buffer = bytes(buffer)
+        try:
+            message, end = decoder(buffer, position)
+        except _UNDECODABLE as error:
+            raise MalformedMessage(f"{cls.__name__} version {version}: {error}") from error
+        if end > len(buffer):
+            raise MalformedMessage(f"{cls.__name__} version {version} ends {end - len(buffer)} bytes early")
+        return message, end
+
+    def encode(self, version: int) -> bytes:
+        """Raises KafkaError(UNSUPPORTED_VERSION) if `version` cannot carry it, ValueError for a value out of range."""
+        out = bytearray()
+        self.write(out, version)
+        return bytes(out)
+
+    def write(self, out: bytearray, version: int) -> None:
+        """Append to `out`; raises as `encode`, and then may leave part of the message in `out`."""
+        encoder = type(self).ENCODERS[version]
+        try:
+            encoder(self, out)
+        except _UNENCODABLE as error:
+            raise ValueError(f"{type(self).__name__} version {version} cannot be encoded: {error}") from error
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name, _ in self.FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={_shown(getattr(self, name))}" for name, _ in self.FIELDS)
+        return f"{type(self).__name__}({values})"
+
+
+def _shown(value: Any) -> str:
+    return f"<{len(value)} bytes>" if isinstance(value, memoryview) else repr(value)

@@ -1,0 +1,1 @@
+"""What the controller decides, as pure functions: a command and an image in, records and an answer out."""

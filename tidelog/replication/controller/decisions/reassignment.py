@@ -1,0 +1,156 @@
+"""Moving partitions to other brokers (KIP-455): begun, completed by the ISR, cancelled, listed. Pure.
+
+While it lasts, `replicas` is the target followed by those that will go; `partition_changes.py` ends it as soon as all
+of the target are in sync. Follows Kafka's `ReplicationControlManager`, `PartitionReassignmentReplicas` and `-Revert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from tidelog.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+from tidelog.protocol.messages.metadata_records import PartitionChangeRecord
+from tidelog.replication.controller.decisions.partition_changes import Election, PartitionChange
+from tidelog.replication.controller.decisions.state import ControllerState
+from tidelog.replication.controller.metadata.image import PartitionImage, TopicImage
+
+Records = list[Any]
+
+
+def alter_partition_reassignments(
+    state: ControllerState, request: AlterPartitionReassignmentsRequest
+) -> tuple[Records, AlterPartitionReassignmentsResponse]:
+    """Each partition is decided on its own; null replicas cancel what is under way."""
+    records: Records = []
+    response = AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change, error_message=None
+    )
+    for wanted_topic in request.topics:
+        answers = ReassignableTopicResponse(name=wanted_topic.name)
+        response.responses.append(answers)
+        seen: set[int] = set()
+        for wanted in wanted_topic.partitions:
+            index = wanted.partition_index
+            answer = ReassignablePartitionResponse(partition_index=index, error_message=None)
+            answers.partitions.append(answer)
+            try:
+                if index in seen:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Partition {index} is named twice.")
+                seen.add(index)
+                record = _alter(
+                    state, wanted_topic.name, index, wanted.replicas, request.allow_replication_factor_change
+                )
+            except KafkaError as error:
+                answer.error_code, answer.error_message = error.code, error.message
+                continue
+            if record is not None:
+                records.append(record)
+    return records, response
+
+
+def _alter(
+    state: ControllerState, name: str, index: int, replicas: list[int] | None, factor_may_change: bool
+) -> PartitionChangeRecord | None:
+    topic = state.image.topics_by_name.get(name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {name}.")
+    partition = topic.partitions.get(index)
+    if partition is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{index}.")
+    if replicas is None:
+        return _cancel(state, topic, index, partition)
+    return _begin(state, topic, index, partition, replicas, factor_may_change)
+
+
+def _begin(
+    state: ControllerState,
+    topic: TopicImage,
+    index: int,
+    partition: PartitionImage,
+    target: list[int],
+    factor_may_change: bool,
+) -> PartitionChangeRecord | None:
+    state.check_manual_assignment(target, None)
+    before = [replica for replica in partition.replicas if replica not in partition.adding_replicas]
+    if not factor_may_change and len(target) != len(before):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"The replication factor is changed from {len(before)} to {len(target)}",
+        )
+    removing = sorted(set(partition.replicas) - set(target))
+    change = PartitionChange(partition, index, state.topic_rules(topic), state.election_rules())
+    change.replicas = [*target, *removing]
+    change.removing = removing
+    # Who joined by a reassignment that this one replaces is still being added.
+    change.adding = sorted((set(target) - set(partition.replicas)) | (set(target) & set(partition.adding_replicas)))
+    return change.build()
+
+
+def _cancel(
+    state: ControllerState, topic: TopicImage, index: int, partition: PartitionImage
+) -> PartitionChangeRecord | None:
+    if not is_reassigning(partition):
+        raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+    replicas = [replica for replica in partition.replicas if replica not in partition.adding_replicas]
+    isr = [replica for replica in partition.isr if replica not in partition.adding_replicas]
+    if not isr and partition.isr:
+        # Only newcomers are in sync: going back would need somebody who may have less.
+        if not state.unclean_enabled(topic.name):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Unable to revert partition assignment for {topic.name}:{index} because it would require an "
+                "unclean leader election.",
+            )
+        isr = replicas[:1]
+    change = PartitionChange(partition, index, state.topic_rules(topic), state.election_rules())
+    if state.unclean_enabled(topic.name):
+        change.election = Election.UNCLEAN
+    change.isr, change.replicas, change.removing, change.adding = isr, replicas, (), ()
+    return change.build()
+
+
+def is_reassigning(partition: PartitionImage) -> bool:
+    return bool(partition.adding_replicas or partition.removing_replicas)
+
+
+def list_partition_reassignments(
+    state: ControllerState, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    """Those under way, of the given partitions or of all."""
+    wanted: dict[str, Iterable[int]] = {}
+    if request.topics is None:
+        for topic_id, index in state.index.reassigning:
+            name = state.image.topics_by_id[topic_id].name
+            wanted[name] = [*wanted.get(name, ()), index]
+    else:
+        wanted = {one.name: one.partition_indexes for one in request.topics}
+    response = ListPartitionReassignmentsResponse(error_message=None)
+    for name, indexes in wanted.items():
+        ongoing = OngoingTopicReassignment(name=name)
+        for index in sorted(indexes):
+            partition = state.image.partition(name, index)
+            if partition is not None and is_reassigning(partition):
+                ongoing.partitions.append(
+                    OngoingPartitionReassignment(
+                        partition_index=index,
+                        replicas=list(partition.replicas),
+                        adding_replicas=list(partition.adding_replicas),
+                        removing_replicas=list(partition.removing_replicas),
+                    )
+                )
+        if ongoing.partitions:
+            response.topics.append(ongoing)
+    return response

@@ -1,0 +1,274 @@
+"""The committed metadata of one node: follows the quorum, replays what is committed, publishes image after image.
+
+Every node has one; a controller that is active hands it the images it built (`take_committed`), so that nothing is
+decoded twice. Snapshots of the log are written from here too. One image is published per advance of the high
+watermark, in log order, and never one that is not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from tidelog.replication.controller.metadata.image import METADATA_VERSION, MetadataDelta, MetadataImage
+from tidelog.replication.controller.metadata.image_delta import difference, merge
+from tidelog.replication.controller.metadata.image_records import image_records
+from tidelog.replication.controller.metadata.loader import MetadataLoader
+from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, encode_record
+from tidelog.replication.controller.metadata.records import MetadataError
+from tidelog.replication.controller.raft_port import RaftLog, RunInExecutor
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
+
+log = logging.getLogger("tidelog.metadata")
+
+OnImage = Callable[[MetadataImage, MetadataDelta], None]
+
+
+class BuiltImage(NamedTuple):
+    """An image that the active controller made, and the bytes of the records that led to it."""
+
+    image: MetadataImage
+    delta: MetadataDelta
+    size_bytes: int
+
+
+class ActiveSide(Protocol):
+    """The controller of this node, as the tracker sees it."""
+
+    def on_lead(self, epoch: int, *, in_transaction: bool) -> None: ...
+    def on_resign(self, epoch: int) -> None: ...
+
+    def take_committed(self, end_offset: int) -> Sequence[BuiltImage] | None:
+        """The images built up to here, each once; None while not active: what is committed must be read then."""
+        ...
+
+    def on_published(self, end_offset: int) -> None:
+        """Everything below is published."""
+        ...
+
+
+class MetadataTracker:
+    """The listener of a `RaftNode`; set `raft` before that starts, and `controller` on a node that has one.
+
+    `on_image(image, delta)` and `on_leader(leader_id, epoch)` are called on the loop thread; `on_failure(error)` when
+    the log cannot be understood, after which nothing is published any more. `snapshot_bytes_min`: bytes of records
+    between two snapshots (metadata.log.max.record.bytes.between.snapshots); `snapshot_interval_ms`: when one follows
+    fewer bytes than that (metadata.log.max.snapshot.interval.ms), 0 for never.
+    """
+
+    raft: RaftLog
+    controller: ActiveSide | None
+
+    def __init__(
+        self,
+        *,
+        on_image: OnImage,
+        loop: asyncio.AbstractEventLoop,
+        run_in_executor: RunInExecutor,
+        clock_ms: Callable[[], int],
+        snapshot_bytes_min: int = 20 * 1024 * 1024,
+        snapshot_interval_ms: int = 0,
+        on_leader: Callable[[int, int], None] = lambda leader_id, epoch: None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.image = MetadataImage()
+        self.offset = -1
+        self.leader_id = -1
+        self.leader_epoch = 0
+        self.controller = None
+        self.failure: Exception | None = None
+        self._on_image = on_image
+        self._on_leader = on_leader
+        self._on_failure = on_failure
+        self._loop = loop
+        self._run_in_executor = run_in_executor
+        self._clock_ms = clock_ms
+        self._loader = MetadataLoader()
+        self._snapshot_bytes_min = snapshot_bytes_min
+        self._snapshot_interval_ms = snapshot_interval_ms
+        self._bytes_since_snapshot = 0
+        self._last_snapshot_ms = clock_ms()
+        self._snapshotting: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._tickets = count()
+
+    # -- what the quorum tells ---------------------------------------------------------------------------------------
+
+    def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
+        """Replaces everything known, unless more is known: what damage has cut may be fetched from further back."""
+        if self.failure is not None or identity.end_offset <= self.offset:
+            return
+        try:
+            self._loader = MetadataLoader()
+            self._feed(values, identity.end_offset - 1, identity.epoch, timestamp_ms)
+            image, _ = self._loader.finish(self.leader_id)
+            self._check_readable(image)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._begin_counting()
+        self._publish(image, difference(self.image, image))
+        self._reached(identity.end_offset)
+
+    def on_high_watermark(self, offset: int) -> None:
+        """Offsets below are committed: publish them as one change."""
+        if self.failure is not None or offset <= self.offset + 1:
+            return
+        built = None if self.controller is None else self.controller.take_committed(offset)
+        if built is None:
+            offset = self._read_to(offset)
+        elif built:
+            self._adopt(built)
+        if self.failure is None:
+            self._reached(offset)
+            if self.controller is not None:
+                self.controller.on_published(offset)
+            self._maybe_snapshot()
+
+    def on_damage(self) -> None:
+        """The image holds what the damaged records said."""
+        if self.failure is None and not self._loader.in_transaction:
+            self._begin_snapshot()
+
+    def on_leader(self, leader_id: int, epoch: int) -> None:
+        self.leader_id, self.leader_epoch = leader_id, epoch
+        self._on_leader(leader_id, epoch)
+
+    def on_lead(self, epoch: int) -> None:
+        assert self.controller is not None, "a node without a controller leads the quorum"
+        self.controller.on_lead(epoch, in_transaction=self._loader.in_transaction)
+
+    def on_resign(self, epoch: int) -> None:
+        if self.controller is not None:
+            self.controller.on_resign(epoch)
+
+    # -- images ------------------------------------------------------------------------------------------------------
+
+    def _read_to(self, offset: int) -> int:
+        """Returns up to where it came: not to `offset` where damaged records are to be fetched again first."""
+        reached = self.offset + 1
+        try:
+            for batch in self.raft.read(self.offset + 1):
+                if batch.last_offset >= offset:
+                    break  # committed since: the next notice is of it
+                self._bytes_since_snapshot += sum(map(len, batch.values))
+                self._feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
+                reached = batch.last_offset + 1
+            if self._loader.is_empty:
+                return reached
+            image, delta = self._loader.finish(self.leader_id)
+            self._check_readable(image)
+        except Exception as error:
+            self._fail(error)
+            return reached
+        self._publish(image, delta)
+        return reached
+
+    def _feed(self, values: Iterable[bytes], last_offset: int, epoch: int, timestamp_ms: int) -> None:
+        self._loader.feed(values, last_offset, epoch, timestamp_ms)
+        for kind, times in self._loader.unknown_kinds.items():
+            log.warning("metadata log holds %d records of unknown kind %d: kept, not acted upon", times, kind)
+        self._loader.unknown_kinds.clear()
+
+    def _adopt(self, built: Sequence[BuiltImage]) -> None:
+        image, delta, size_bytes = built[0]
+        for each in built[1:]:
+            delta = merge(delta, each.delta, each.image)
+            image = each.image
+            size_bytes += each.size_bytes
+        self._bytes_since_snapshot += size_bytes
+        self._loader = MetadataLoader(image)
+        self._publish(image, delta)
+
+    def _check_readable(self, image: MetadataImage) -> None:
+        level = image.feature_level(METADATA_VERSION)
+        if level > LATEST_METADATA_VERSION:
+            raise MetadataError(
+                f"the cluster's metadata.version is {level}, this node reads up to {LATEST_METADATA_VERSION}"
+            )
+
+    def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        self.image = image
+        self.offset = image.offset
+        self._on_image(image, delta)
+
+    def _fail(self, error: Exception) -> None:
+        log.critical("the metadata log cannot be followed any more: %s", error, exc_info=True)
+        self.failure = error
+        self._on_failure(error)
+
+    def on_failure(self, error: Exception) -> None:
+        """The quorum does without this node from now on, and so it hears of nothing any more."""
+        if self.failure is None:
+            self.failure = error
+            self._on_failure(error)
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait_for(self, offset: int) -> asyncio.Future[None]:
+        """Done when the record at `offset` is in the published image. Cancelling it is all it takes to forget it."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        if offset <= self.offset:
+            future.set_result(None)
+        else:
+            heapq.heappush(self._waiting, (offset, next(self._tickets), future))
+        return future
+
+    def _reached(self, end_offset: int) -> None:
+        self.offset = end_offset - 1
+        while self._waiting and self._waiting[0][0] <= self.offset:
+            _, _, future = heapq.heappop(self._waiting)
+            if not future.done():
+                future.set_result(None)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def _maybe_snapshot(self) -> None:
+        is_due = self._bytes_since_snapshot >= self._snapshot_bytes_min
+        if not is_due and self._snapshot_interval_ms and self._bytes_since_snapshot:
+            is_due = self._clock_ms() - self._last_snapshot_ms >= self._snapshot_interval_ms
+        # An open transaction is not in the image, so its records must stay in the log.
+        is_due = is_due and not self._loader.in_transaction
+        if is_due:
+            self._begin_snapshot()
+
+    def _begin_snapshot(self) -> None:
+        if self._snapshotting is None and self.image.offset >= 0:
+            self._begin_counting()
+            self._snapshotting = self._loop.create_task(self._snapshot(self.image), name="metadata snapshot")
+
+    def _begin_counting(self) -> None:
+        """Towards the next snapshot."""
+        self._bytes_since_snapshot = 0
+        self._last_snapshot_ms = self._clock_ms()
+
+    async def _snapshot(self, image: MetadataImage) -> None:
+        """The image as a file beside the log, made on another thread: images do not change."""
+        identity = SnapshotId(image.offset + 1, image.epoch)
+        metadata_version = image.feature_level(METADATA_VERSION)
+        now_ms = self._clock_ms()
+
+        def write() -> None:
+            values = (encode_record(record, metadata_version) for record in image_records(image))
+            self.raft.write_snapshot(values, identity, image.timestamp_ms, now_ms)
+
+        try:
+            await self._run_in_executor(write)
+            self.raft.snapshot_written(identity)
+        except OSError as error:
+            # The log has it all; the next one may succeed.
+            log.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)
+        finally:
+            self._snapshotting = None
+
+    async def close(self) -> None:
+        """Ends what waits; a snapshot under way is finished."""
+        for _, _, future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+        if self._snapshotting is not None:
+            await self._snapshotting

@@ -1,0 +1,87 @@
+"""Writes the vote file off the loop's thread, the newest state only, and knows who waits for it.
+
+Invariant: `written` returns only after every state handed in before it is on the device, itself or a later one; where
+it cannot be written for now, it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.backoff import SHORTAGE_PAUSE_S
+from tidelog.replication.quorum.files.vote_store import VoteStore, state_of
+from tidelog.replication.quorum.raft.messages import ElectionState
+from tidelog.replication.quorum.raft.voters import VoterHistory
+
+
+class VoteWriter:
+    """`tolerates` hears of a file that cannot be written, and says whether to try again."""
+
+    def __init__(
+        self,
+        store: VoteStore,
+        voters: VoterHistory,
+        loop: asyncio.AbstractEventLoop,
+        run_in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
+        tolerates: Callable[[Exception], bool],
+    ) -> None:
+        self._store = store
+        self._voters = voters
+        self._loop = loop
+        self._run_in_executor = run_in_executor
+        self._tolerates = tolerates
+        self._wanted: tuple[int, ElectionState] = (0, ElectionState())
+        self._written = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._is_over = False
+
+    def write(self, state: ElectionState) -> None:
+        self._wanted = (self._wanted[0] + 1, state)
+        if self._writing is None:
+            self._writing = self._loop.create_task(self._write_all(), name="quorum-state")
+
+    async def written(self) -> None:
+        number = self._wanted[0]
+        if self._written < number:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append((number, future))
+            await future
+
+    async def close(self) -> None:
+        self._is_over = True
+        if self._writing is not None:
+            await self._writing
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Nobody's wait will end any more."""
+        self._is_over = True
+        while self._waiters:
+            _, future = self._waiters.popleft()
+            if not future.done():
+                future.set_exception(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this node has left the quorum"))
+
+    async def _write_all(self) -> None:
+        try:
+            while self._written < self._wanted[0]:
+                number, state = self._wanted
+                try:
+                    await self._run_in_executor(partial(self._store.write, state_of(state, self._voters), sync=True))
+                except OSError as error:
+                    if not self._tolerates(error) or self._is_over:
+                        return
+                    await asyncio.sleep(SHORTAGE_PAUSE_S)
+                    continue
+                self._written = number
+                while self._waiters and self._waiters[0][0] <= number:
+                    _, future = self._waiters.popleft()
+                    if not future.done():
+                        future.set_result(None)
+        finally:
+            self._writing = None

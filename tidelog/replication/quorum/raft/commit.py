@@ -1,0 +1,147 @@
+"""A leader's view of the others: how far each has synced its log, the high watermark that follows, who is still there.
+
+Pure. Invariants: the high watermark never goes back; it moves only to what a majority of the voters of now has synced,
+and not before a record of the leader's own epoch is among that (Raft, section 5.4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterSet
+
+# An observer that has not fetched for so long is not shown any more (LeaderState.OBSERVER_SESSION_TIMEOUT_MS).
+OBSERVER_SESSION_MS: Final = 300_000
+OBSERVERS_MAX: Final = 10_000
+CAUGHT_UP_MS: Final = 3_600_000
+
+
+@dataclass(eq=False, repr=False)
+class ReplicaProgress:
+    """-1: not known yet. `end_offset`: what it fetched from, so all below is in its log, and synced if it may vote."""
+
+    key: ReplicaKey
+    end_offset: int = -1
+    last_fetch_ms: float = -1.0
+    last_caught_up_ms: float = -1.0
+    leader_end_at_fetch: int = -1
+
+    def fetched(self, end_offset: int, leader_end_offset: int, now_ms: float) -> None:
+        """Caught up: has the log as it is now, or had all that was there at its last fetch."""
+        if end_offset >= leader_end_offset:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
+        elif self.leader_end_at_fetch >= 0 and end_offset >= self.leader_end_at_fetch and self.last_fetch_ms >= 0:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, self.last_fetch_ms)
+        self.last_fetch_ms = max(self.last_fetch_ms, now_ms)
+        self.leader_end_at_fetch = leader_end_offset
+        self.end_offset = end_offset
+
+
+class Progress:
+    """All replicas that fetch from this leader. The leader itself is in it when it votes."""
+
+    def __init__(self, own: ReplicaKey, voters: VoterSet, epoch_start_offset: int, now_ms: float) -> None:
+        self._own = own
+        self._epoch_start_offset = epoch_start_offset
+        self._since_ms = now_ms
+        self._voters: dict[int, ReplicaProgress] = {}
+        self._observers: dict[ReplicaKey, ReplicaProgress] = {}
+        self.high_watermark = -1
+        self.set_voters(voters, now_ms)
+
+    def set_voters(self, voters: VoterSet, now_ms: float) -> None:
+        """Take over a changed set; what is known of a replica stays known. Who comes in has its time to be heard."""
+        before, self._voters = self._voters, {}
+        for voter in voters:
+            known = before.pop(voter.key.id, None)
+            if known is None or not known.key.matches(voter.key):
+                known = self._observer_like(voter.key) or ReplicaProgress(voter.key)
+            else:
+                known.key = voter.key
+            self._voters[voter.key.id] = known
+        for left in before.values():
+            if left.key.id != self._own.id:
+                self._observers[left.key] = left
+        self._since_ms = now_ms
+
+    def _observer_like(self, key: ReplicaKey) -> ReplicaProgress | None:
+        return self._observers.pop(key, None)
+
+    def find(self, key: ReplicaKey) -> ReplicaProgress | None:
+        voter = self._voters.get(key.id)
+        if voter is not None and voter.key.matches(key):
+            return voter
+        return self._observers.get(key)
+
+    @property
+    def voters(self) -> Iterator[ReplicaProgress]:
+        return iter(self._voters.values())
+
+    @property
+    def observers(self) -> Iterator[ReplicaProgress]:
+        return iter(self._observers.values())
+
+    def on_own_log(self, synced_offset: int) -> bool:
+        """True: the high watermark moved."""
+        own = self._voters.get(self._own.id)
+        if own is None or not own.key.matches(self._own):
+            return False
+        own.end_offset = synced_offset
+        return self.advance()
+
+    def on_fetch(self, key: ReplicaKey, end_offset: int, leader_end_offset: int, now_ms: float) -> bool:
+        """True: the high watermark moved."""
+        replica = self.find(key)
+        if replica is None:
+            self._forget_silent(now_ms)
+            if key.id < 0 or len(self._observers) >= OBSERVERS_MAX:
+                return False
+            replica = self._observers[key] = ReplicaProgress(key)
+        replica.fetched(end_offset, leader_end_offset, now_ms)
+        return key.id in self._voters and self.advance()
+
+    def on_contact(self, key: ReplicaKey, now_ms: float) -> None:
+        """It asked for something else than records, a snapshot: it lives."""
+        replica = self.find(key)
+        if replica is not None:
+            replica.last_fetch_ms = max(replica.last_fetch_ms, now_ms)
+
+    def advance(self) -> bool:
+        """Look what a majority has; True: the high watermark moved."""
+        if not self._voters:
+            return False
+        ends = sorted((replica.end_offset for replica in self._voters.values()), reverse=True)
+        candidate = ends[len(ends) // 2]
+        if candidate <= self._epoch_start_offset or candidate <= self.high_watermark:
+            return False
+        self.high_watermark = candidate
+        return True
+
+    def quorum_lost_at_ms(self, timeout_ms: float) -> float | None:
+        """When the leader has heard from no majority (itself included) for `timeout_ms`; None: it needs nobody."""
+        others = [replica for replica in self._voters.values() if replica.key.id != self._own.id]
+        needed = len(self._voters) // 2 + 1 - (len(self._voters) - len(others))
+        if needed <= 0:
+            return None
+        heard = sorted((max(replica.last_fetch_ms, self._since_ms) for replica in others), reverse=True)
+        return heard[needed - 1] + timeout_ms
+
+    def successors(self) -> tuple[ReplicaKey, ...]:
+        """The other voters, the one that has most of the log first."""
+        others = [replica for replica in self._voters.values() if replica.key.id != self._own.id]
+        return tuple(replica.key for replica in sorted(others, key=lambda one: (-one.end_offset, one.key.id)))
+
+    def is_caught_up(self, key: ReplicaKey, now_ms: float) -> bool:
+        """Whether an observer may become a voter: it has been caught up, and fetched within the last hour."""
+        replica = self._observers.get(key)
+        return (
+            replica is not None
+            and replica.last_caught_up_ms >= 0
+            and replica.last_fetch_ms >= max(0.0, now_ms - CAUGHT_UP_MS)
+        )
+
+    def _forget_silent(self, now_ms: float) -> None:
+        for key in [key for key, one in self._observers.items() if one.last_fetch_ms < now_ms - OBSERVER_SESSION_MS]:
+            del self._observers[key]

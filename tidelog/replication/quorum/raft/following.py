@@ -1,0 +1,234 @@
+"""What a replica does that does not lead: find the leader, fetch from it, truncate, load its snapshots. Pure.
+
+Functions over `raft.py`'s Raft. Invariants: what may vote fetches only when all it has is synced, so that an offset it
+reports never goes back; nothing below the high watermark is truncated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.quorum.raft.messages import (
+    AppendRecords,
+    FetchAnswer,
+    FetchAsk,
+    KeepSnapshotPart,
+    OffsetAndEpoch,
+    Peer,
+    Recovered,
+    ReportHighWatermark,
+    SnapshotAnswer,
+    SnapshotAsk,
+    Truncate,
+    UpdateVoterAsk,
+)
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.state import Download, Follower, Unattached
+
+if TYPE_CHECKING:
+    from tidelog.replication.quorum.raft.raft import Raft
+
+
+def poll_follower(raft: Raft, now_ms: float) -> None:
+    state = raft.state
+    assert isinstance(state, Follower)
+    if state.download is not None and state.download.is_installing:
+        state.give_up_at_ms = max(state.give_up_at_ms, now_ms + raft.settings.fetch_timeout_ms)
+    high_watermark = min(state.leader_high_watermark, raft.log.end_offset)
+    if high_watermark > raft.high_watermark:
+        raft.committed(high_watermark)
+    if raft.lacks_records:
+        _recover(raft, state)
+    if now_ms >= state.give_up_at_ms:
+        if raft.is_voter:
+            raft.become_prospective(now_ms)
+        else:
+            raft.lose_leader(now_ms)
+        raft.poll(now_ms)
+        return
+    raft.due(state.give_up_at_ms)
+    peer = raft.leader_peer()
+    if peer is None or state.is_gone:
+        return
+    if state.download is not None:
+        if not state.download.is_installing:
+            ask = SnapshotAsk(raft.own, raft.epoch, state.download.snapshot, state.download.position)
+            raft.send(peer, ask, now_ms)
+    elif not raft.can_vote or raft.log.synced_offset >= raft.log.end_offset:
+        raft.send(peer, _fetch(raft), now_ms)
+    _tell_own_endpoints(raft, state, peer, now_ms)
+
+
+def _recover(raft: Raft, state: Follower) -> None:
+    """Once all that was committed is here again, on the device where this replica may vote."""
+    end_offset = raft.log.end_offset
+    if raft.can_vote:
+        end_offset = min(end_offset, raft.log.synced_offset)
+    # A leader's high watermark is that of its own epoch or unknown: all that was committed before lies below it.
+    if max(state.leader_high_watermark, raft.high_watermark) <= end_offset and state.leader_high_watermark >= 0:
+        raft.lacks_records = False
+        raft.emit(Recovered())
+        if raft.high_watermark >= 0:  # the listener may have missed records that were cut before it had read them
+            raft.emit(ReportHighWatermark(raft.high_watermark))
+
+
+def _fetch(raft: Raft) -> FetchAsk:
+    return FetchAsk(
+        raft.own,
+        raft.epoch,
+        raft.log.end_offset,
+        raft.log.last_epoch,
+        raft.high_watermark,
+        raft.settings.fetch_wait_ms,
+    )
+
+
+def find_leader(raft: Raft, now_ms: float) -> None:
+    """For who may not vote: ask the voters and the bootstrap servers in turn; one of them knows."""
+    known = [raft.peer(voter_id) for voter_id in raft.voters.latest.ids if voter_id != raft.own.id]
+    peers = [peer for peer in known if peer is not None]
+    peers += [Peer(-2 - index, endpoint) for index, endpoint in enumerate(raft.settings.bootstrap_servers)]
+    if not peers or (raft.can_vote and raft.log.synced_offset < raft.log.end_offset):
+        return
+    first = raft.rng.randrange(len(peers))
+    for peer in peers[first:] + peers[:first]:
+        if raft.send(peer, _fetch(raft)._replace(max_wait_ms=0), now_ms):
+            # The others after a moment: one that hangs must not hold up the search.
+            for other in peers:
+                if other != peer and raft.requests.is_ready(other.id, "fetch", now_ms):
+                    raft.requests.rest(other.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
+                    raft.due(now_ms + raft.settings.pre_vote_retry_ms)
+            return
+
+
+def leader_is_gone(raft: Raft, run_at_ms: float) -> None:
+    """The leader resigned, or nobody listens where it was. Who may vote runs then; the others look for the next one."""
+    state = raft.state
+    assert isinstance(state, Follower)
+    state.is_gone = True
+    state.give_up_at_ms = min(state.give_up_at_ms, run_at_ms)
+
+
+def on_fetch_failure(raft: Raft, peer: Peer, failures: int, refused: bool, now_ms: float) -> None:
+    state = raft.state
+    if isinstance(state, Unattached):
+        raft.requests.rest(peer.id, "fetch", now_ms + min(failures, 5) * raft.settings.pre_vote_retry_ms)
+    elif isinstance(state, Follower) and peer.id == raft.leader_id and not state.is_gone:
+        if refused:
+            delay_ms = raft.rng.random() * raft.settings.gone_delay_max_ms if raft.is_voter else 0.0
+            leader_is_gone(raft, now_ms + delay_ms)
+        elif not raft.is_voter and failures > 1:
+            leader_is_gone(raft, now_ms)
+
+
+def on_fetch_answer(raft: Raft, peer: Peer, ask: FetchAsk, answer: FetchAnswer, now_ms: float) -> None:
+    state = raft.state
+    if not isinstance(state, Follower):
+        raft.requests.rest(peer.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
+        return
+    if answer.error != ErrorCode.NONE:
+        _on_refusal(raft, peer, answer.error, answer.leader_id, now_ms)
+        return
+    if (ask.end_offset, ask.last_epoch) != (raft.log.end_offset, raft.log.last_epoch) or state.download is not None:
+        return
+    state.has_fetched = True
+    if not state.is_gone:  # else it resigned behind this answer
+        state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
+    if answer.diverging is not None:
+        state.leader_high_watermark = -1
+        end_offset = truncation_point(raft, answer.diverging)
+        is_cut_by_damage = raft.lacks_records and raft.log.end_offset < raft.high_watermark
+        assert is_cut_by_damage or end_offset >= raft.high_watermark, f"leader {peer} cuts what is committed"
+        raft.emit(Truncate(end_offset))
+    elif answer.snapshot is not None:
+        state.download = Download(answer.snapshot)
+    else:
+        if len(answer.records):
+            raft.emit(AppendRecords(answer.records))
+        state.leader_high_watermark = answer.high_watermark
+
+
+def on_append_failed(raft: Raft, now_ms: float) -> None:
+    """What came is damaged: ask for it again, not at once."""
+    if isinstance(raft.state, Follower):
+        raft.requests.rest(raft.leader_id, "fetch", now_ms + raft.settings.retry_backoff_max_ms)
+
+
+def truncation_point(raft: Raft, diverging: OffsetAndEpoch) -> int:
+    """As ReplicatedLog.truncateToEndOffset: the last offset at which both logs can still agree."""
+    own = raft.log.end_of_epoch(diverging.epoch)
+    if own.epoch == diverging.epoch:
+        return min(own.end_offset, diverging.end_offset)
+    return own.end_offset
+
+
+def _on_refusal(raft: Raft, peer: Peer, error: int, leader_id: int, now_ms: float) -> None:
+    state = raft.state
+    assert isinstance(state, Follower)
+    raft.requests.rest(peer.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
+    if error == ErrorCode.NOT_LEADER_OR_FOLLOWER and peer.id == raft.leader_id and leader_id < 0:
+        # It was restarted, or has resigned.
+        leader_is_gone(raft, now_ms + raft.rng.random() * raft.settings.gone_delay_max_ms)
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+def on_snapshot_answer(raft: Raft, peer: Peer, ask: SnapshotAsk, answer: SnapshotAnswer, now_ms: float) -> None:
+    state = raft.state
+    if not isinstance(state, Follower) or state.download is None:
+        return
+    download = state.download
+    if answer.error != ErrorCode.NONE:
+        state.download = None  # the next fetch says what to load instead
+        _on_refusal(raft, peer, answer.error, answer.leader_id, now_ms)
+        return
+    if ask.snapshot != download.snapshot or answer.position != download.position or download.is_installing:
+        return
+    state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
+    download.position += len(answer.data)
+    is_last = download.position >= answer.size_bytes
+    if not len(answer.data) and not is_last:
+        raft.requests.rest(peer.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
+        return
+    download.is_installing = is_last
+    raft.emit(KeepSnapshotPart(download.snapshot, answer.position, answer.data, is_last))
+
+
+def on_snapshot_installed(raft: Raft, snapshot: SnapshotId, now_ms: float) -> None:
+    """The log now begins at its end; everything it holds is committed."""
+    raft.high_watermark = max(raft.high_watermark, snapshot.end_offset)
+    _end_download(raft, snapshot, now_ms)
+
+
+def on_snapshot_failed(raft: Raft, snapshot: SnapshotId, now_ms: float) -> None:
+    """It could not be kept or was damaged: ask anew."""
+    _end_download(raft, snapshot, now_ms)
+    if isinstance(raft.state, Follower):
+        raft.requests.rest(raft.leader_id, "fetch", now_ms + raft.settings.retry_backoff_max_ms)
+
+
+def _end_download(raft: Raft, snapshot: SnapshotId, now_ms: float) -> None:
+    state = raft.state
+    if isinstance(state, Follower):
+        state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
+        if state.download is not None and state.download.snapshot == snapshot:
+            state.download = None
+
+
+# -- own addresses (KIP-853) -------------------------------------------------------------------------------------------
+
+
+def _tell_own_endpoints(raft: Raft, state: Follower, peer: Peer, now_ms: float) -> None:
+    own = raft.voters.latest.get(raft.own.id)
+    if state.update_sent or raft.voters.kraft_version < 1 or not raft.is_voter or own is None:
+        return
+    if raft.own_endpoints and own.endpoints != raft.own_endpoints and state.has_fetched:
+        state.update_sent = raft.send(peer, UpdateVoterAsk(raft.epoch, raft.own), now_ms)
+
+
+def on_update_answer(raft: Raft, peer: Peer, error: int, now_ms: float) -> None:
+    if isinstance(raft.state, Follower) and error != ErrorCode.NONE:
+        raft.state.update_sent = False
+        raft.requests.rest(peer.id, "update", now_ms + raft.settings.fetch_timeout_ms)

@@ -1,0 +1,148 @@
+"""What a leader of the metadata log does: make itself known, serve fetches, commit, notice that it is alone. Pure.
+
+Functions over `raft.py`'s Raft while its state is a Leader. Invariant: what a fetch is answered with begins where the
+leader's and the fetching replica's log are known to agree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.quorum.raft.messages import BeginAsk, FetchAnswer, FetchAsk, Peer, SnapshotAsk, WakeFetches
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.state import Leader, LogView
+
+if TYPE_CHECKING:
+    from tidelog.replication.quorum.raft.raft import Raft
+
+CHECK_QUORUM_FACTOR: Final = 1.5
+BOOTSTRAP_SNAPSHOT: Final = SnapshotId(0, 0)
+
+
+def poll_leader(raft: Raft, now_ms: float) -> None:
+    state = raft.state
+    assert isinstance(state, Leader)
+    if raft.is_voter and state.progress.on_own_log(raft.log.synced_offset):
+        on_commit(raft)
+    lost_at_ms = state.progress.quorum_lost_at_ms(raft.settings.fetch_timeout_ms * CHECK_QUORUM_FACTOR)
+    if lost_at_ms is not None:
+        if now_ms >= lost_at_ms:
+            raft.resign(now_ms)
+            return
+        raft.due(lost_at_ms)
+    has_left = not raft.voters.latest.includes(raft.own)
+    if has_left and state.is_active and raft.voters.latest_offset < raft.high_watermark:
+        raft.resign(now_ms)
+        return
+    _make_known(raft, state, now_ms)
+
+
+def _make_known(raft: Raft, state: Leader, now_ms: float) -> None:
+    """BeginQuorumEpoch to every voter that does not fetch."""
+    interval_ms = raft.settings.fetch_timeout_ms / 2
+    endpoint = raft.own_endpoints[0][1] if raft.own_endpoints else None
+    for replica in state.progress.voters:
+        voter_id = replica.key.id
+        peer = raft.peer(voter_id)
+        if voter_id == raft.own.id or peer is None:
+            continue
+        not_before_ms = state.silent_until_ms.get(voter_id, 0.0)
+        if replica.last_fetch_ms >= 0:
+            not_before_ms = max(not_before_ms, replica.last_fetch_ms + interval_ms)
+        if now_ms < not_before_ms:
+            raft.due(not_before_ms)
+        else:
+            raft.send(peer, BeginAsk(raft.epoch, raft.own.id, replica.key, endpoint), now_ms)
+
+
+def on_begin_answer(raft: Raft, peer: Peer, error: int, now_ms: float) -> None:
+    if isinstance(raft.state, Leader):
+        raft.state.silent_until_ms[peer.id] = now_ms + raft.settings.fetch_timeout_ms / 2
+
+
+def on_commit(raft: Raft) -> None:
+    """The high watermark moved."""
+    assert isinstance(raft.state, Leader)
+    raft.committed(raft.state.progress.high_watermark)
+    raft.emit(WakeFetches())
+
+
+def refusal(raft: Raft, epoch: int) -> ErrorCode:
+    """Why this node does not serve what only the leader of `epoch` serves; NONE: it does."""
+    if epoch < raft.epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    if epoch > raft.epoch:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if not isinstance(raft.state, Leader):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return ErrorCode.NONE
+
+
+def on_fetch(raft: Raft, ask: FetchAsk, now_ms: float) -> FetchAnswer:
+    answer = answer_fetch(raft, ask)
+    state = raft.state
+    if answer.error or not isinstance(state, Leader):
+        return answer
+    if answer.diverging is not None or answer.snapshot is not None:
+        state.progress.on_contact(ask.replica, now_ms)
+        return answer
+    if state.progress.on_fetch(ask.replica, ask.end_offset, raft.log.end_offset, now_ms):
+        on_commit(raft)
+        return answer._replace(high_watermark=state.progress.high_watermark)
+    return answer
+
+
+def answer_fetch(raft: Raft, ask: FetchAsk) -> FetchAnswer:
+    """What a fetch is answered with now, records apart; changes nothing."""
+    error = refusal(raft, ask.epoch)
+    state = raft.state
+    if error != ErrorCode.NONE or not isinstance(state, Leader):
+        return FetchAnswer(error, raft.epoch, raft.leader_id, raft.known_leader_endpoint())
+    high_watermark = state.progress.high_watermark
+    base = FetchAnswer(ErrorCode.NONE, raft.epoch, raft.leader_id, raft.known_leader_endpoint(), high_watermark)
+    return check_position(raft.log, ask.end_offset, ask.last_epoch, base)
+
+
+def check_position(log: LogView, offset: int, epoch: int, base: FetchAnswer) -> FetchAnswer:
+    """Whether a log that ends at `offset`, with `epoch` last, is a part of ours; else where to truncate, what to load.
+
+    As ReplicatedLog.validateOffsetAndEpoch: an empty log is better off with a snapshot, if there is one.
+    """
+    if log.snapshots is not None:
+        earliest, latest = log.snapshots
+        if offset == 0 and latest != BOOTSTRAP_SNAPSHOT:
+            return base._replace(snapshot=latest)
+        if log.start_offset == 0 and offset == 0:
+            return base
+        if (
+            offset < log.start_offset
+            or (offset == log.start_offset and epoch != earliest.epoch)
+            or epoch < earliest.epoch
+        ):
+            return base._replace(snapshot=latest)
+    elif log.start_offset == 0 and offset == 0:
+        return base
+    end = log.end_of_epoch(epoch)
+    if end.epoch != epoch or end.end_offset < offset:
+        return base._replace(diverging=end)
+    return base
+
+
+def is_worth_answering(raft: Raft, ask: FetchAsk, answer: FetchAnswer) -> bool:
+    """Whether a fetch is to be answered at once rather than parked."""
+    return bool(
+        answer.error
+        or answer.diverging is not None
+        or answer.snapshot is not None
+        or raft.log.end_offset > ask.end_offset
+        or answer.high_watermark > ask.high_watermark
+    )
+
+
+def on_fetch_snapshot(raft: Raft, ask: SnapshotAsk, now_ms: float) -> ErrorCode:
+    """Whether the shell may answer with a part of the snapshot, if it has it."""
+    error = refusal(raft, ask.epoch)
+    if error == ErrorCode.NONE and isinstance(raft.state, Leader):
+        raft.state.progress.on_contact(ask.replica, now_ms)
+    return error

@@ -1,0 +1,109 @@
+"""Which part of a compacted log is to be cleaned, how urgently, and which segments become one.
+
+Pure: facts about segments, offsets and settings in, decisions out. The rules are those of Kafka's LogCleanerManager
+(what is dirty, min and max compaction lag) and of the grouping in its Cleaner. Invariant: nothing at or above the last
+stable offset and nothing of the active segment is ever cleaned, and only whole segments are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+
+_MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+_MAX_POSITION: Final = 2**31 - 1
+
+
+class CleanerSegment(NamedTuple):
+    """What is to be known of a segment. The two timestamps are only looked at where a compaction lag is set: the
+    largest of its records, and that of its first batch (0 or less where it has none)."""
+
+    base_offset: int
+    size_bytes: int
+    largest_timestamp: int = -1
+    first_timestamp: int = -1
+
+
+class CleanableRange(NamedTuple):
+    """Records from `first_dirty_offset` on have not been compared with each other yet; segments from `end_offset` on
+    stay as they are. `delay_ms`: for how long the log should have been cleaned already, by max.compaction.lag.ms."""
+
+    first_dirty_offset: int
+    end_offset: int
+    clean_bytes: int
+    cleanable_bytes: int
+    delay_ms: int
+
+    @property
+    def dirty_ratio(self) -> float:
+        total = self.clean_bytes + self.cleanable_bytes
+        return self.cleanable_bytes / total if total else 0.0
+
+    def is_due(self, min_dirty_ratio: float) -> bool:
+        if not self.cleanable_bytes:
+            return False
+        return self.delay_ms > 0 or self.dirty_ratio > min_dirty_ratio
+
+
+def first_dirty(cleaned_offset: int, log_start_offset: int, log_end_offset: int) -> int:
+    """Where the dirty part begins, by what was cleaned before; an offset outside the log says nothing any more."""
+    return cleaned_offset if log_start_offset <= cleaned_offset <= log_end_offset else log_start_offset
+
+
+def cleanable_range(
+    segments: Sequence[CleanerSegment],
+    first_dirty_offset: int,
+    last_stable_offset: int,
+    config: LogConfig,
+    now_ms: int,
+) -> CleanableRange:
+    """`segments` are all of the log's, the active one last."""
+    bases = [segment.base_offset for segment in segments]
+    dirty_from = max(0, sum(1 for base in bases if base <= first_dirty_offset) - 1)
+    closed_dirty = segments[dirty_from:-1] if bases[-1] > first_dirty_offset else []
+    bound = min(last_stable_offset, bases[-1])
+    if config.min_compaction_lag_ms > 0:
+        newest_allowed = now_ms - config.min_compaction_lag_ms
+        bound = min([bound, *(s.base_offset for s in closed_dirty if s.largest_timestamp > newest_allowed)])
+    bound = max(first_dirty_offset, bound)
+    # Whole segments: the one that holds the bound is not cleaned.
+    end_offset = max((base for base in bases if base <= bound), default=bases[0])
+    # As in Kafka, the segment in which the dirty part begins counts as both.
+    clean = sum(segment.size_bytes for segment in segments if segment.base_offset < first_dirty_offset)
+    dirty = sum(segment.size_bytes for segment in segments[dirty_from:-1] if segment.base_offset < end_offset)
+    delay_ms = _delay(closed_dirty, config, now_ms)
+    return CleanableRange(first_dirty_offset, end_offset, clean, dirty, delay_ms)
+
+
+def _delay(closed_dirty: Sequence[CleanerSegment], config: LogConfig, now_ms: int) -> int:
+    if config.max_compaction_lag_ms == INT64_MAX:
+        return 0
+    first_timestamps = [segment.first_timestamp for segment in closed_dirty if segment.first_timestamp > 0]
+    return max(0, now_ms - config.max_compaction_lag_ms - min(first_timestamps, default=INT64_MAX))
+
+
+def groups(segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
+    """Which of the segments (all that are cleaned) become one: (first, one past the last) indexes, in order.
+
+    A group is no larger than a segment may be before anything is taken out of it, and its last offset can be told
+    from its first in 32 bits. `end_offset` is where the last one ends.
+    """
+    limit = min(segment_bytes, _MAX_POSITION)
+    ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
+    found: list[tuple[int, int]] = []
+    start = 0
+    while start < len(segments):
+        size = segments[start].size_bytes
+        stop = start + 1
+        while (
+            stop < len(segments)
+            and size + segments[stop].size_bytes <= limit
+            and ends[stop] - 1 - segments[start].base_offset <= _MAX_RELATIVE_OFFSET
+        ):
+            size += segments[stop].size_bytes
+            stop += 1
+        found.append((start, stop))
+        start = stop
+    return found

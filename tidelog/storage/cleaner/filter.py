@@ -1,0 +1,196 @@
+"""One batch after another as the cleaner leaves it: whole, with fewer records, empty, or gone.
+
+Pure. Decides by the rules of Kafka's Cleaner and MemoryRecords.filterTo (KIP-98 for transactions, KIP-534 for the time
+at which tombstones and markers may go) and writes the batch. Invariant: what is left of a batch keeps its first and
+last offset, its leader epoch, its producer with its sequences, and every byte of every record but the timestamp delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidelog.protocol.batches import compression as codecs
+from tidelog.protocol.batches.control_batches import ControlRecordType, control_record_type
+from tidelog.protocol.batches.record_batch import (
+    CONTROL_FLAG,
+    DELETE_HORIZON_FLAG,
+    HEADER,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    LOG_APPEND_TIME_FLAG,
+    LOG_OVERHEAD,
+    MAGIC,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    CorruptRecord,
+    check_crc,
+    check_magic,
+    write_crc,
+)
+from tidelog.protocol.batches.records import decode_section, record_section
+from tidelog.storage.cleaner.keys import KeptRecords, KeyTable, Run, largest_timestamp, rebased
+from tidelog.storage.cleaner.transactions import CleanedTransactions
+
+if TYPE_CHECKING:
+    from tidelog.storage.segments.transaction_index import AbortedTransaction
+
+Buffer = bytes | bytearray | memoryview
+
+LastOfProducer = tuple[int, int]
+"""A producer's epoch, and the last offset of its last batch of data, -1 where a marker was the last."""
+
+_FLAGS_OF_EMPTY: Final = LOG_APPEND_TIME_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG
+
+
+@dataclass(slots=True)
+class FilterStats:
+    messages_read: int = 0
+    messages_kept: int = 0
+    keyless: int = 0
+
+
+class CleanedBatch(NamedTuple):
+    """`max_timestamp` is that of the records, -1 without any; `aborted` goes to the transaction index."""
+
+    data: Buffer
+    last_offset: int
+    max_timestamp: int
+
+
+class BatchFilter:
+    """`now_ms`: when the cleaning began. `last_of_producers`: producer id -> its last batch, of all that are known."""
+
+    def __init__(
+        self,
+        keys: KeyTable,
+        transactions: CleanedTransactions,
+        last_of_producers: Mapping[int, LastOfProducer],
+        now_ms: int,
+        delete_retention_ms: int,
+    ) -> None:
+        self._keys = keys
+        self._transactions = transactions
+        self._last_of_producers = last_of_producers
+        self._now_ms = now_ms
+        self._new_horizon_ms = now_ms + delete_retention_ms
+        self.stats = FilterStats()
+        self.newly_indexed: list[AbortedTransaction] = []
+        """Aborted transactions whose marker was met and stays, for the index of the segment that is written."""
+
+    def clean(self, buffer: Buffer, position: int, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
+        """What stays of the batch at `position`; None when it goes. Raises KafkaError for one that is damaged.
+
+        The last one of a segment always leaves something: a segment is to end where it ended before.
+        """
+        check_magic(header)
+        if not check_crc(buffer, position, header):
+            raise CorruptRecord(f"the CRC of the batch at offset {header.base_offset} is wrong")
+        if header.is_control:
+            return self._clean_control(buffer, position, header, is_last)
+        self.stats.messages_read += header.record_count
+        if self._transactions.on_data(header):
+            return self._without_records(header, is_last)
+        section = record_section(buffer, position, header, codecs.DEFAULT_MAX_BYTES)
+        drop_tombstones = header.has_delete_horizon and header.base_timestamp <= self._now_ms
+        kept = self._keys.keep(section, header, drop_tombstones)
+        self.stats.keyless += kept.keyless
+        if not kept.records:
+            return self._without_records(header, is_last)
+        self.stats.messages_kept += kept.records
+        needs_horizon = kept.has_tombstone and not header.has_delete_horizon
+        if kept.records == header.record_count and not needs_horizon:
+            return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
+        return self._rewritten(section, header, kept, needs_horizon)
+
+    def _clean_control(self, buffer: Buffer, position: int, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
+        section = record_section(buffer, position, header, codecs.DEFAULT_MAX_BYTES)
+        records = decode_section(section, header)
+        self.stats.messages_read += len(records)
+        kind: ControlRecordType | None = control_record_type(records[0].key) if records else None
+        may_go, aborted = self._transactions.on_control(header, kind)
+        if aborted is not None:
+            self.newly_indexed.append(aborted)
+        is_over = header.has_delete_horizon and header.base_timestamp <= self._now_ms
+        if not records or (may_go and is_over):
+            return self._without_records(header, is_last)
+        self.stats.messages_kept += len(records)
+        if may_go and not header.has_delete_horizon:
+            everything = KeptRecords([(0, len(section))], len(records), None, False, 0)
+            return self._rewritten(section, header, everything, True)
+        return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
+
+    def _without_records(self, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
+        """A bare header where somebody still needs to know of the batch."""
+        if header.producer_id >= 0 and self._is_last_of_producer(header):
+            return CleanedBatch(_empty(header, header.attributes & _FLAGS_OF_EMPTY), header.last_offset, NO_TIMESTAMP)
+        if is_last:
+            nobodys = header._replace(
+                producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH, base_sequence=NO_SEQUENCE
+            )
+            return CleanedBatch(_empty(nobodys, 0), header.last_offset, NO_TIMESTAMP)
+        return None
+
+    def _is_last_of_producer(self, header: BatchHeader) -> bool:
+        last = self._last_of_producers.get(header.producer_id)
+        if last is None:
+            return False
+        epoch, last_offset = last
+        if last_offset >= 0:
+            return header.last_offset == last_offset
+        return header.is_control and header.producer_epoch == epoch
+
+    def _rewritten(self, section: bytes, header: BatchHeader, kept: KeptRecords, with_horizon: bool) -> CleanedBatch:
+        attributes, base_timestamp = header.attributes, header.base_timestamp
+        if with_horizon:
+            attributes |= DELETE_HORIZON_FLAG
+            base_timestamp = self._new_horizon_ms
+            records = rebased(section, kept.runs, header.base_timestamp, base_timestamp)
+        else:
+            records = _joined(section, kept.runs)
+        if header.compression:
+            records = codecs.compress(header.compression, records)
+        if header.timestamp_type == LOG_APPEND_TIME or kept.records == header.record_count:
+            max_timestamp = header.max_timestamp
+        elif kept.max_timestamp is not None:
+            max_timestamp = kept.max_timestamp
+        else:
+            max_timestamp = largest_timestamp(section, kept.runs, header.base_timestamp)
+        left = header._replace(
+            attributes=attributes,
+            base_timestamp=base_timestamp,
+            max_timestamp=max_timestamp,
+            record_count=kept.records,
+        )
+        return CleanedBatch(_batch(left, records), header.last_offset, max_timestamp)
+
+
+def _whole(buffer: Buffer, position: int, header: BatchHeader) -> memoryview:
+    return memoryview(buffer)[position : position + header.size_bytes]
+
+
+def _joined(section: bytes, runs: list[Run]) -> bytes:
+    if len(runs) == 1:
+        return section[runs[0][0] : runs[0][1]]
+    return b"".join([section[start:end] for start, end in runs])
+
+
+def _empty(header: BatchHeader, attributes: int) -> bytearray:
+    """The maximum timestamp stays: it says when the producer was last heard of."""
+    return _batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")
+
+
+def _batch(header: BatchHeader, records: bytes) -> bytearray:
+    batch = bytearray(HEADER_SIZE) + records
+    HEADER.pack_into(
+        batch, 0, header.base_offset, len(batch) - LOG_OVERHEAD, header.partition_leader_epoch, MAGIC, 0,
+        header.attributes, header.last_offset_delta, header.base_timestamp, header.max_timestamp, header.producer_id,
+        header.producer_epoch, header.base_sequence, header.record_count,
+    )  # fmt: skip
+    write_crc(batch, 0, len(batch))
+    return batch

@@ -1,0 +1,1 @@
+"""The disk port, and the small files beside the logs."""

@@ -1,0 +1,81 @@
+"""Whose a log directory is: its meta.properties, written once when the directory is formatted, checked ever after.
+
+Opening and locking a directory is `log_directory.py`'s. Invariant: a directory that is not empty and not ours is never
+formatted over.
+"""
+
+from __future__ import annotations
+
+from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
+from tidelog.storage.files.checkpoints import (
+    META_PROPERTIES_FILE,
+    CorruptCheckpoint,
+    decode_properties,
+    encode_properties,
+    replace_file,
+)
+from tidelog.storage.files.disk import Disk
+
+
+class ForeignDirectory(Exception):
+    """The directory belongs to another cluster or node, or is none of ours; the message is one line."""
+
+
+def make_durably(disk: Disk, path: str) -> None:
+    """Make the directory and its parents, each known to the one above it before this returns."""
+    created = []
+    missing = path.rstrip("/")
+    while missing and not disk.exists(missing):
+        missing = missing.rpartition("/")[0]
+        created.append(missing or ("/" if path.startswith("/") else "."))
+    disk.make_directory(path)
+    for parent in created:
+        disk.sync_directory(parent)
+
+
+def format_directory(
+    disk: Disk, path: str, node_id: int, cluster_id: str | None, directory_id: str | None
+) -> dict[str, str]:
+    properties = {
+        "version": "1",
+        "cluster.id": cluster_id or uuid_to_text(random_id(disk)),
+        "node.id": str(node_id),
+        "directory.id": directory_id or uuid_to_text(random_id(disk)),
+    }
+    replace_file(disk, path, META_PROPERTIES_FILE, encode_properties(properties))
+    return properties
+
+
+def check_properties(disk: Disk, path: str, data: bytes, node_id: int, cluster_id: str | None) -> dict[str, str]:
+    where = f"{path}/{META_PROPERTIES_FILE}"
+    try:
+        properties = decode_properties(data)
+    except CorruptCheckpoint as error:
+        raise ForeignDirectory(f"{where} is unreadable: {error}") from None
+    missing = [key for key in ("version", "cluster.id", "node.id") if not properties.get(key)]
+    if missing:
+        raise ForeignDirectory(f"{where} has no {missing[0]}")
+    if properties["version"] != "1":
+        raise ForeignDirectory(f"{where} is of version {properties['version']}, only 1 is known")
+    if properties["node.id"] != str(node_id):
+        raise ForeignDirectory(f"{path} belongs to node {properties['node.id']}, this is node {node_id}")
+    if cluster_id is not None and properties["cluster.id"] != cluster_id:
+        raise ForeignDirectory(f"{path} belongs to cluster {properties['cluster.id']}, this is cluster {cluster_id}")
+    if "directory.id" not in properties:
+        properties["directory.id"] = uuid_to_text(random_id(disk))
+        replace_file(disk, path, META_PROPERTIES_FILE, encode_properties(properties))
+    try:
+        uuid_from_text(properties["directory.id"])
+    except ValueError as error:
+        raise ForeignDirectory(f"{where}: {error}") from None
+    return properties
+
+
+def random_id(disk: Disk) -> bytes:
+    """A random id as Kafka makes them: version 4, and never one whose text begins with a dash."""
+    while True:
+        raw = bytearray(disk.random_bytes(16))
+        raw[6] = raw[6] & 0x0F | 0x40
+        raw[8] = raw[8] & 0x3F | 0x80
+        if not uuid_to_text(bytes(raw)).startswith("-"):
+            return bytes(raw)

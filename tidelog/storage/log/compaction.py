@@ -1,0 +1,407 @@
+"""One cleaning of one log: the keys of its dirty part noted, its segments written anew without what is superseded.
+
+`begin` and `advance` run on the owner's thread, `run` in any, never both at once; each `run` is a bounded piece of
+work, so that the owner can throttle, give up, or close in between. What is decided is `cleaner_filter.py`'s, how the
+new segment takes the place of the old ones `cleaner_swap.py`'s. Invariant: the log is never touched but by the swap,
+and whoever cuts or closes the log gives up its cleaning first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol.batches import compression as codecs
+from tidelog.protocol.batches.control_batches import ControlRecordType, control_record_type
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, BatchHeader, CorruptRecord, check_crc, read_header
+from tidelog.protocol.batches.records import decode_batch, record_section
+from tidelog.protocol.errors import KafkaError
+from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, cleanable_range, first_dirty, groups
+from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer
+from tidelog.storage.cleaner.keys import KeyTable
+from tidelog.storage.cleaner.transactions import CleanedTransactions
+from tidelog.storage.files.disk import Disk, is_exhaustion
+from tidelog.storage.log.swap import Swap
+from tidelog.storage.segments import lookup
+from tidelog.storage.segments.damage import CorruptIndex
+from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.reader import headers
+from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXES, UNKNOWN, Segment, file_name
+
+if TYPE_CHECKING:
+    from tidelog.storage.log.partition_log import PartitionLog
+
+MAX_POSITION: Final = 2**31 - 1
+"""What a row of an index can hold."""
+
+
+class CleaningFailed(Exception):
+    """The log cannot be cleaned: a batch of it is damaged. It is served as it is."""
+
+
+@dataclass(slots=True)
+class CleaningStats:
+    """What one cleaning did. Bytes are of batches."""
+
+    map_bytes_read: int = 0
+    map_messages_read: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    messages_read: int = 0
+    messages_written: int = 0
+    keyless: int = 0
+    table_utilization: float = 0.0
+
+    @property
+    def bytes_moved(self) -> int:
+        """Everything read and written, for the throttle."""
+        return self.map_bytes_read + self.bytes_read + self.bytes_written
+
+
+def find_cleanable(log: PartitionLog, now_ms: int) -> CleanableRange:
+    """What of the log could be cleaned now. Raises CorruptIndex, also for a log in which damage is known, OSError."""
+    config, segments = log.config, log.segments
+    damaged = log.damaged_ranges()
+    if damaged:
+        raise CorruptIndex(damaged[0][0].path, "is being repaired")
+    start = first_dirty(log.cleaned_offset, log.log_start_offset, log.log_end_offset)
+    wants_times = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms != INT64_MAX
+    dirty = segments.from_offset(start)[:-1] if wants_times else []
+    first_with_times = dirty[0].base_offset if dirty else INT64_MAX
+    facts = [
+        CleanerSegment(
+            segment.base_offset,
+            segment.size_bytes,
+            *(_times(segment) if segment.base_offset >= first_with_times and segment is not segments.active else ()),
+        )
+        for segment in segments
+    ]
+    return cleanable_range(facts, start, log.last_stable_offset, config, now_ms)
+
+
+def _times(segment: Segment) -> tuple[int, int]:
+    if segment.first_batch_timestamp == UNKNOWN:
+        for _, header in headers(segment):
+            segment.set_first_batch_timestamp(header.max_timestamp)
+            break
+    return lookup.max_timestamp_of(segment), segment.first_batch_timestamp
+
+
+class Compaction:
+    """`make_keys` is called by the first `run`. `piece_bytes`: how much is read at once, and done by one `run`."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        chosen: CleanableRange,
+        make_keys: Callable[[], KeyTable],
+        now_ms: int,
+        *,
+        piece_bytes: int,
+    ) -> None:
+        assert log.compaction is None, log
+        self.log = log
+        self.chosen = chosen
+        self.stats = CleaningStats()
+        self.error: Exception | None = None
+        self.is_given_up = False
+        self.is_short = False
+        """The process ran out of something in the last `run`, which is to be done again, after a while."""
+        self.retention_waits = False
+        """Retention was due meanwhile and is to be seen to when this is over."""
+        self.cleaned_offset = chosen.first_dirty_offset
+        """Where the dirty part begins once this is finished."""
+        self._disk = log.disk
+        self._make_keys = make_keys
+        self._piece_bytes = max(piece_bytes, HEADER_SIZE)
+        self._read_to = 0
+        self._written_before = 0
+        self._config = log.config
+        self._segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
+        self._ends = [segment.base_offset for segment in self._segments[1:]] + [chosen.end_offset]
+        self._aborted = lookup.aborted_between(log.segments, log.segments.first.base_offset, chosen.end_offset)
+        self._filter_at_ms = now_ms
+        synced = log.durability.recovery_point
+        self._to_sync = [segment.path for segment in log.segments if segment.next_offset > synced]
+        self._last_of_producers: dict[int, LastOfProducer] = {
+            entry.producer_id: (entry.epoch, entry.batches[-1][3] if entry.batches else -1)
+            for entry in log.producers.entries.values()
+        }
+        self._ready: tuple[list[Segment], Segment] | None = None
+        self._swap: Swap | None = None
+        self._unfinished: Segment | None = None
+        self._work = self._whole()
+        self._is_done = False
+        log.compaction = self
+
+    # The owner's side
+
+    def advance(self) -> bool:
+        """After each `run`: take over what it did. False when there is nothing more to run.
+
+        Raises CleaningFailed when the log cannot be cleaned, OSError when its directory cannot be used.
+        """
+        if self.is_given_up:
+            self._clear_up()
+            return False
+        try:
+            self.is_short = self._swap is not None and self.error is not None and is_exhaustion(self.error)
+            if self.is_short:  # the directory goes on to be used, so half a swap must not be left in it
+                self.error = None
+                return True
+            if self.error is not None:
+                raise self.error
+            if self._ready is not None:
+                self._swap, self._ready = Swap(self.log, *self._ready), None
+            if self._swap is not None:
+                self._swap.advance()
+                if self._swap.is_done:
+                    self._swap = self._unfinished = None
+            elif self._is_done:
+                self._finish()
+                return False
+        except (KafkaError, CleaningFailed) as error:
+            self.give_up()
+            self._clear_up()
+            raise CleaningFailed(f"{self.log.directory}: {error}") from error
+        except OSError:
+            self.abandon()
+            raise
+        return True
+
+    def give_up(self) -> None:
+        """The log is to be cut, closed or deleted. A swap that has begun is finished, waiting for the device."""
+        if self.is_given_up:
+            return
+        self.is_given_up = True
+        self.log.compaction = None
+        if self._swap is not None and self._swap.has_begun:
+            self._swap.finish_now()
+            self._swap = self._unfinished = None
+
+    def abandon(self) -> None:
+        """Nothing is touched any more: the log is deleted, or its directory out of use."""
+        self.is_given_up = True
+        self.log.compaction = self._swap = self._unfinished = None
+
+    def _finish(self) -> None:
+        self.log.cleaned_offset = self.cleaned_offset
+        self.log.compaction = None
+
+    def _clear_up(self) -> None:
+        """Leave nothing of a segment that was not finished. Not while a `run` is under way."""
+        self._work.close()
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished.release()
+            _remove_cleaned(self._disk, self.log.directory, unfinished.base_offset)
+
+    # The work, in any thread
+
+    def run(self) -> None:
+        """The next piece. An error is kept for `advance`."""
+        if self.is_given_up:
+            return
+        try:
+            if self._swap is not None:
+                self._swap.sync()
+            else:
+                next(self._work, None)
+        except (OSError, KafkaError, CleaningFailed) as error:
+            self.error = error
+
+    def _whole(self) -> Generator[None]:
+        keys = self._make_keys()
+        yield
+        yield from self._note_keys(keys)
+        self.cleaned_offset = keys.latest_offset + 1
+        cleaned = [segment for segment in self._segments if segment.base_offset < self.cleaned_offset]
+        facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in cleaned]
+        end_offset = self._ends[len(cleaned) - 1] if cleaned else 0
+        for path in self._to_sync:
+            # Or a loss of power could take a record, or the end of its transaction, or its producer's last batch, after
+            # what it supersedes was dropped for its sake.
+            try:
+                self._disk.sync_file(path)
+            except FileNotFoundError:
+                pass  # it was empty, and replaced by one of another name
+            yield
+        batches = BatchFilter(
+            keys,
+            CleanedTransactions(self._aborted),
+            self._last_of_producers,
+            self._filter_at_ms,
+            self._config.delete_retention_ms,
+        )
+        for start, stop in groups(facts, end_offset, self._config.segment_bytes):
+            yield from self._clean_group(cleaned[start:stop], batches)
+        self.stats.messages_read = batches.stats.messages_read
+        self.stats.messages_written = batches.stats.messages_kept
+        self.stats.keyless = batches.stats.keyless
+        self.stats.table_utilization = keys.utilization
+        self._is_done = True
+
+    def _note_keys(self, keys: KeyTable) -> Iterator[None]:
+        """Fill the table from the dirty part, as far as it has room."""
+        start = self.chosen.first_dirty_offset
+        transactions = CleanedTransactions(row for row in self._aborted if row.last_offset >= start)
+        keys.latest_offset = start - 1
+        for segment, end_offset in zip(self._segments, self._ends):
+            if end_offset <= start:
+                continue
+            for chunk, batches in self._chunks(segment):
+                for position, header in batches:
+                    if header.last_offset < start:
+                        continue
+                    if not self._note(keys, chunk, position, header, transactions):
+                        return
+                    keys.latest_offset = header.last_offset
+                    self.stats.map_messages_read += header.record_count
+                self.stats.map_bytes_read += len(chunk)
+                yield
+            keys.latest_offset = end_offset - 1
+
+    def _note(
+        self,
+        keys: KeyTable,
+        chunk: memoryview,
+        position: int,
+        header: BatchHeader,
+        transactions: CleanedTransactions,
+    ) -> bool:
+        if header.is_control:
+            transactions.on_control(header, _kind(chunk, position, header))
+            return True
+        if transactions.on_data(header) or not header.record_count:
+            return True
+        if not check_crc(chunk, position, header):
+            raise CorruptRecord(f"the CRC of the batch at offset {header.base_offset} is wrong")
+        section = record_section(chunk, position, header, codecs.DEFAULT_MAX_BYTES)
+        return keys.note(section, header, self.chosen.first_dirty_offset)
+
+    def _clean_group(self, old: list[Segment], batches: BatchFilter) -> Iterator[None]:
+        new = self._begin_segment(old[0].base_offset)
+        written = 0
+        last_with_batches = max((i for i, segment in enumerate(old) if segment.size_bytes), default=-1)
+        for number, segment in enumerate(old):
+            for chunk, found in self._chunks(segment):
+                parts: list[CleanedBatch] = []
+                for position, header in found:
+                    is_last = number == last_with_batches and position + header.size_bytes == len(chunk)
+                    is_last = is_last and self._read_to == segment.size_bytes
+                    left = batches.clean(chunk, position, header, is_last)
+                    if left is not None:
+                        parts.append(left)
+                written = _write(new, parts, written)
+                self.stats.bytes_read += len(chunk)
+                self.stats.bytes_written = self._written_before + written
+                yield
+        for row in batches.newly_indexed:
+            new.transaction_index.append(row)
+        batches.newly_indexed.clear()
+        new.size_bytes = new.warm_from = written
+        new.may_have_gaps = new.may_end_early = True
+        new.next_offset = old[-1].next_offset
+        new.seal()
+        new.file.sync()
+        new.sync_indexes()
+        new.synced_bytes = written
+        self._written_before += written
+        self._ready = (old, new)
+        yield
+
+    def _begin_segment(self, base_offset: int) -> Segment:
+        log = self.log
+        _remove_cleaned(self._disk, log.directory, base_offset)
+        new = Segment(
+            self._disk, log.directory, base_offset, self._config, self._filter_at_ms, jitter_ms=log.jitter_ms,
+            suffix=CLEANED_SUFFIX,
+        )  # fmt: skip
+        self._unfinished = new
+        self._disk.write_file(new.path, b"", sync=False)
+        new.begin_rebuild()
+        new.transaction_index.begin_rebuild()
+        return new
+
+    def _chunks(self, segment: Segment) -> Iterator[tuple[memoryview, list[tuple[int, BatchHeader]]]]:
+        """The segment in pieces of whole batches: (bytes, position and header of each)."""
+        size = segment.size_bytes
+        file = self._disk.open(_log_path(segment))
+        try:
+            position, want, offset = 0, self._piece_bytes, segment.base_offset
+            while position < size:
+                data = memoryview(file.read_at(min(want, size - position), position))
+                found, end, offset = _batches_in(data, offset)
+                if offset > segment.next_offset:
+                    raise CorruptRecord(f"a batch beyond the end of {segment.path}, {segment.next_offset}")
+                if not found:
+                    want = _size_of_first(data, size - position, segment.path)
+                    continue
+                self._read_to = position + end
+                yield data[:end], found
+                position += end
+                want = self._piece_bytes
+            if offset != segment.next_offset and not segment.may_end_early:
+                raise CorruptRecord(f"{segment.path} ends at offset {offset}, not {segment.next_offset}")
+        finally:
+            file.close()
+
+
+def _log_path(segment: Segment) -> str:
+    """Of a segment in the log, whatever it is called by the time it is replaced or cut."""
+    return f"{segment.directory}/{file_name(segment.base_offset, LOG_SUFFIX)}"
+
+
+def _batches_in(data: memoryview, offset: int) -> tuple[list[tuple[int, BatchHeader]], int, int]:
+    """(position and header of every whole batch, where they end, the offset after them); none may be below `offset`."""
+    found = []
+    position, size = 0, len(data)
+    while size - position >= HEADER_SIZE:
+        header = read_header(data, position)
+        end = position + header.size_bytes
+        if end > size:
+            break
+        if header.base_offset < offset or header.last_offset_delta < 0:
+            raise CorruptRecord(f"a batch of offset {header.base_offset} where {offset} should follow")
+        found.append((position, header))
+        position, offset = end, header.next_offset
+    return found, position, offset
+
+
+def _size_of_first(data: memoryview, left: int, path: str) -> int:
+    """Of the batch that begins `data` and is not whole in it. Raises where it is not whole in the file either."""
+    size = read_header(data).size_bytes
+    if size > left or size <= len(data):
+        raise CorruptRecord(f"a batch of {size} bytes where {left} are left in {path}")
+    return size
+
+
+def _kind(chunk: memoryview, position: int, header: BatchHeader) -> ControlRecordType | None:
+    records = decode_batch(chunk, position, header)
+    return control_record_type(records[0].key) if records else None
+
+
+def _write(segment: Segment, parts: list[CleanedBatch], position: int) -> int:
+    """Append the batches to the segment's file and index them; where the file ends then."""
+    if not parts:
+        return position
+    data = memoryview(parts[0].data if len(parts) == 1 else b"".join([part.data for part in parts]))
+    at = position
+    while data:
+        count = segment.file.write_at(data, at)
+        if not count:
+            raise OSError(5, "a write made no progress", segment.path)
+        at += count
+        data = data[count:]
+    for part in parts:
+        if position > MAX_POSITION:
+            segment.is_full = True
+        segment.note_scanned(position, len(part.data), part.last_offset, part.max_timestamp)
+        position += len(part.data)
+    return position
+
+
+def _remove_cleaned(disk: Disk, directory: str, base_offset: int) -> None:
+    for kind in SUFFIXES:
+        disk.remove(f"{directory}/{file_name(base_offset, kind)}{CLEANED_SUFFIX}")

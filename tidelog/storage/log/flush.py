@@ -1,0 +1,250 @@
+"""What of a log is known to be on the device, and the task that makes it more.
+
+Group commit: however many appends arrive while a sync runs, the next one covers them all. The owner's thread decides
+(`begin`, `finish`), any thread runs the task, which only syncs. Invariants: the recovery point moves only after every
+byte below it, the directory entries that lead there and the leader epochs that describe it are on the device; an offset
+that the flush policy covers is never below `committable_offset` before it is.
+"""
+
+from __future__ import annotations
+
+from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
+from tidelog.storage.files.disk import Disk, File, is_exhaustion
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.segments import Segments
+
+
+class FlushTask:
+    """Everything one flush syncs, fixed on the owner's thread."""
+
+    __slots__ = ("_directories", "_disk", "_epochs", "_files", "_paths", "epochs", "error", "segments", "target_offset")
+
+    def __init__(self, disk: Disk, target_offset: int) -> None:
+        self._disk = disk
+        self.target_offset = target_offset
+        self.segments: list[tuple[Segment, int]] = []
+        self._files: list[File] = []
+        self._paths: list[str] = []
+        self._directories: list[str] = []
+        self._epochs: tuple[str, bytes] | None = None
+        self.epochs: LeaderEpochs | None = None
+        self.error: OSError | None = None
+
+    def add_segment(self, segment: Segment) -> None:
+        file = segment.file
+        file.pin()
+        self._files.append(file)
+        segment.synced_bytes = max(0, segment.synced_bytes)
+        self.segments.append((segment, segment.size_bytes))
+
+    @property
+    def paths(self) -> list[str]:
+        return self._paths
+
+    @property
+    def directories(self) -> list[str]:
+        return self._directories
+
+    def add_paths(self, paths: list[str]) -> None:
+        self._paths.extend(paths)
+
+    def add_directories(self, paths: list[str]) -> None:
+        self._directories.extend(paths)
+
+    def set_epochs(self, directory: str, epochs: LeaderEpochs) -> None:
+        self._epochs = (directory, encode_leader_epochs(epochs))
+        self.epochs = epochs
+
+    def write_only(self) -> None:
+        """In place of `run`, when the caller syncs everything at once before it finishes the flush."""
+        if self._epochs is not None:
+            replace_file(self._disk, self._epochs[0], LEADER_EPOCH_FILE, self._epochs[1], sync=False)
+
+    def run(self) -> None:
+        """Sync; may run in any thread, once. A failure is kept for `finish_flush`."""
+        try:
+            if self._epochs is not None:
+                replace_file(self._disk, self._epochs[0], LEADER_EPOCH_FILE, self._epochs[1])
+            for file in self._files:
+                file.sync()
+            for sync, paths in ((self._disk.sync_file, self._paths), (self._disk.sync_directory, self._directories)):
+                for path in paths:
+                    try:
+                        sync(path)
+                    except FileNotFoundError:
+                        pass  # deleted since `begin`
+        except OSError as error:
+            self.error = error
+
+    def unpin(self) -> None:
+        for file in self._files:
+            file.unpin()
+
+
+class Durability:
+    """The flush state of one log."""
+
+    __slots__ = (
+        "_directories", "_disk", "_paths", "_seal_in_task", "_task", "_truncated_to", "_unsynced_seal", "blocked_from",
+        "flush_messages", "is_abandoned", "is_wanted", "last_flush_ms", "recovery_point",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, recovery_point: int, flush_messages: int, now_ms: int) -> None:
+        self._disk = disk
+        self.recovery_point = recovery_point
+        self.flush_messages = flush_messages
+        self.blocked_from = -1
+        """First offset that may not be acknowledged before the next flush, -1: none."""
+        self.is_wanted = False
+        """A flush is wanted though no acknowledgement waits: a segment was rolled, or flush.ms has passed."""
+        self.last_flush_ms = now_ms
+        self._paths: dict[str, None] = {}
+        self._directories: dict[str, None] = {}
+        self._task: FlushTask | None = None
+        self._truncated_to = INT64_MAX
+        self._unsynced_seal = INT64_MAX
+        self._seal_in_task = INT64_MAX
+        self.is_abandoned = False
+
+    @property
+    def checkpointable(self) -> int:
+        """The recovery point a start may go by: not past a segment whose indexes are not on the device yet."""
+        return min(self.recovery_point, self._unsynced_seal, self._seal_in_task)
+
+    @property
+    def flush_at(self) -> int:
+        """The log end offset from which on a flush is due."""
+        return self.recovery_point + self.flush_messages
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None
+
+    def note_append(self, first_offset: int, log_end_offset: int) -> None:
+        """Called for appends that reach `flush_at`."""
+        if self.blocked_from < 0 and log_end_offset - self.recovery_point >= self.flush_messages:
+            self.blocked_from = first_offset
+
+    def is_due(self, log_end_offset: int) -> bool:
+        if self._task is not None:
+            return False
+        return self.blocked_from >= 0 or (self.is_wanted and log_end_offset > self.checkpointable)
+
+    def want_by_time(self, now_ms: int, flush_ms: int, log_end_offset: int) -> None:
+        """Have a flush due where records wait for the device longer than `flush_ms`."""
+        if now_ms - self.last_flush_ms >= flush_ms and log_end_offset > self.recovery_point:
+            self.is_wanted = True
+
+    def note_seal(self, segment: Segment) -> None:
+        """The segment was sealed; its indexes are in their files, not on the device."""
+        self._unsynced_seal = min(self._unsynced_seal, segment.next_offset - 1)
+        self.is_wanted = True
+
+    def is_settled(self, log_end_offset: int) -> bool:
+        """Nothing waits to be synced."""
+        return self.checkpointable >= log_end_offset and not self._paths and not self._directories
+
+    def note_path(self, path: str) -> None:
+        """A small file was written and is to be synced with the next flush."""
+        self._paths[path] = None
+
+    def note_directory(self, path: str) -> None:
+        """Something was created, renamed or removed in the directory."""
+        self._directories[path] = None
+
+    def moved(self, old: str, new: str) -> None:
+        """The log's directory was renamed while nothing was being synced."""
+        assert self._task is None, "a flush knows the old names"
+        self._paths = {path.replace(old, new, 1): None for path in self._paths}
+        self._directories = {path.replace(old, new, 1): None for path in self._directories}
+
+    def begin(self, segments: Segments, epochs: LeaderEpochs, log_end_offset: int) -> FlushTask:
+        assert self._task is None, "one flush at a time"
+        task = self._task = FlushTask(self._disk, log_end_offset)
+        self._truncated_to = INT64_MAX
+        first = self.checkpointable
+        self._seal_in_task, self._unsynced_seal = self._unsynced_seal, INT64_MAX
+        try:
+            for segment in segments.from_offset(first):
+                if segment.synced_bytes < segment.size_bytes:
+                    task.add_segment(segment)
+                if segment is not segments.active:
+                    segment.seal()
+                    task.add_paths(segment.paths()[1:])
+                    self.note_directory(segments.directory)
+        except OSError:  # a file could not be opened or written: nothing has begun
+            task.unpin()
+            for segment, _ in task.segments:
+                segment.synced_bytes = -1
+            self._task = None
+            self._seal_in_task, self._unsynced_seal = INT64_MAX, self._seal_in_task
+            raise
+        task.add_paths([path for path in self._paths if self._disk.exists(path)])
+        self._paths.clear()
+        task.add_directories(list(self._directories))
+        self._directories.clear()
+        if epochs.is_dirty:
+            task.set_epochs(segments.directory, epochs)
+            epochs.is_dirty = False
+        return task
+
+    def finish(self, task: FlushTask, log_end_offset: int, now_ms: int | None) -> None:
+        """Take over what the task made durable.
+
+        OSError when it failed: the log must not be used any more, unless the process was only out of descriptors; then
+        all that the task was to sync waits for the next one.
+        """
+        task.unpin()
+        if self.is_abandoned:
+            return
+        assert task is self._task
+        self._task = None
+        if task.error is not None:
+            if is_exhaustion(task.error):
+                self._note_again(task)
+            raise task.error
+        if self._truncated_to == INT64_MAX:
+            for segment, size_bytes in task.segments:
+                if segment.synced_bytes >= 0:  # else it was trimmed while the task ran
+                    segment.synced_bytes = max(segment.synced_bytes, size_bytes)
+        self.recovery_point = max(self.recovery_point, min(task.target_offset, self._truncated_to))
+        self._seal_in_task = INT64_MAX
+        self.is_wanted = self._unsynced_seal != INT64_MAX
+        if now_ms is not None:
+            self.last_flush_ms = now_ms
+        is_due = log_end_offset - self.recovery_point >= self.flush_messages
+        self.blocked_from = self.recovery_point if is_due else -1
+
+    def _note_again(self, task: FlushTask) -> None:
+        for segment, _ in task.segments:
+            segment.synced_bytes = -1
+        self._paths.update(dict.fromkeys(task.paths))
+        self._directories.update(dict.fromkeys(task.directories))
+        if task.epochs is not None:
+            task.epochs.is_dirty = True
+        self._unsynced_seal = min(self._unsynced_seal, self._seal_in_task)
+        self._seal_in_task = INT64_MAX
+        self.is_wanted = True
+
+    def truncated(self, offset: int) -> bool:
+        """The log now ends at `offset`; True when the recovery point had to go back."""
+        self._truncated_to = min(self._truncated_to, offset)
+        self._unsynced_seal = min(self._unsynced_seal, max(0, offset - 1))
+        if self.blocked_from >= offset:
+            self.blocked_from = -1
+        if self.recovery_point > offset:
+            self.recovery_point = offset
+            return True
+        return False
+
+    def started_at(self, offset: int) -> None:
+        """The log was emptied and begins at `offset`: there is nothing that is not on the device."""
+        self.recovery_point = offset
+        self.blocked_from = -1
+
+    def abandon(self) -> None:
+        """The log is being deleted; the outcome of a flush that runs no longer matters."""
+        self.is_abandoned = True
+        self._task = None

@@ -1,0 +1,587 @@
+"""PartitionLog: one partition's log, tying segments, producer state, leader epochs and durability together.
+
+It decides nothing itself: batches are judged in `append.py`, sequences in `producer_state.py`, deletion in
+`retention.py`, what is durable in `flush.py`; finding bytes is `reader.py`. Everything runs on the owner's thread,
+except `FlushTask.run` and `ColdRead.warm`. Invariants: log start <= high watermark <= log end; an append either is in
+the log whole, or leaves it as it was; what the caller was told is never taken back except by truncation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_explained_gaps, replace_file
+from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion
+from tidelog.storage.log import sealing, shortening
+from tidelog.storage.log.flush import Durability, FlushTask
+from tidelog.storage.log.loader import LoadedLog
+from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebuild_transaction_index, replay
+from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
+from tidelog.storage.producers.producer_state import EndMarker, SentBatch
+from tidelog.storage.segments import lookup
+from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
+from tidelog.storage.segments.examination import doubt_first_epoch
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.lookup import TimestampOffset
+from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from
+from tidelog.storage.segments.retention import segment_jitter_ms
+from tidelog.storage.segments.segment import MAX_RELATIVE_OFFSET, Segment
+from tidelog.storage.segments.transaction_index import AbortedTransaction, CorruptTransactionIndex
+
+if TYPE_CHECKING:
+    from tidelog.storage.log.compaction import Compaction
+
+_log = logging.getLogger("tidelog.storage")
+T = TypeVar("T")
+
+__all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
+
+
+class CorruptLog(Exception):
+    """The log cannot be used any more; its partition goes offline, the node lives on."""
+
+
+class PartitionLog:
+    """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
+
+    __slots__ = (
+        "_checkpointed_start", "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset",
+        "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure", "gaps_explained_below",
+        "high_watermark", "is_closed", "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset",
+        "log_start_offset", "may_be_cleaned", "partition", "producers", "segments", "snapshots", "topic", "topic_id",
+        "write_checkpoint",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        loaded: LoadedLog,
+        now_ms: int,
+        *,
+        write_checkpoint: Callable[[], None],
+    ) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = loaded.topic_id
+        self.leader_epochs = loaded.leader_epochs
+        self.segments = loaded.segments
+        self.segments.leader_epochs = loaded.leader_epochs
+        self.producers = loaded.producers
+        self.snapshots = loaded.snapshots
+        self.lacks_producers = loaded.lacks_producers
+        """Damage hides batches of producers: until it is repaired nothing tells whether a batch comes again."""
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.high_watermark = loaded.log_start_offset
+        self._checkpointed_start = loaded.log_start_offset
+        self.write_checkpoint = write_checkpoint
+        """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
+        self.failure: str | None = None
+        self.is_closed = False
+        self.gaps_explained_below = loaded.gaps_explained_below
+        """Offsets below may be missing from what is replicated, though not compacted: other replicas lack them."""
+        self.cleaned_offset = -1
+        """Up to where the cleaner has compared keys (compaction), -1 unknown."""
+        self.may_be_cleaned = True
+        """Not while it is copied: the copy could miss a tombstone and keep what it has deleted."""
+        self.compaction: Compaction | None = None
+        self._end_at_maintenance = -1
+        self.clock_ms = now_ms
+        """Some time not long ago, for deadlines that need no precision."""
+        self.durability = Durability(disk, loaded.recovery_point, config.flush_messages, now_ms)
+        self.durability.note_append(loaded.recovery_point, loaded.log_end_offset)
+        self._flush_at = self.durability.flush_at
+        self.jitter_ms = segment_jitter_ms(config, topic, partition)
+        self.set_config(config)
+
+    def __repr__(self) -> str:
+        return f"PartitionLog({self.topic}-{self.partition}, {self.log_start_offset}..{self.log_end_offset})"
+
+    def set_config(self, config: LogConfig) -> None:
+        """Take over changed settings; an existing segment keeps its index sizes until it is rolled."""
+        self.config = config
+        self._rules = AppendRules(config)
+        self._segment_bytes = config.segment_bytes
+        self.jitter_ms = segment_jitter_ms(config, self.topic, self.partition)
+        self.durability.flush_messages = config.flush_messages
+        self._flush_at = self.durability.flush_at
+        self.segments.active.set_roll_age(config.segment_ms, self.jitter_ms)
+        if config.is_compacted:
+            for segment in self.segments:
+                segment.may_have_gaps = True
+
+    # Sizes and offsets
+
+    @property
+    def size_bytes(self) -> int:
+        return self.segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        return len(self.segments)
+
+    @property
+    def recovery_point(self) -> int:
+        """What a later start may go by: below it everything is on the device, indexes included.
+
+        Until the log is closed that is never the end of the active segment, whose indexes are only in memory: were it
+        the base of the next segment by then, a start would not scan this one.
+        """
+        active = self.segments.active
+        if self.is_closed or not active.size_bytes:
+            return self.durability.checkpointable
+        return min(self.durability.checkpointable, active.next_offset - 1)
+
+    def can_retry(self, error: BaseException) -> bool:
+        """What failed so has changed nothing and may succeed later: the process was only out of something."""
+        return is_exhaustion(error) and self.failure is None
+
+    def set_high_watermark(self, offset: int) -> int:
+        """Move the high watermark, kept within the log; returns what it is now."""
+        high_watermark = offset if offset < self.log_end_offset else self.log_end_offset
+        if high_watermark < self.log_start_offset:
+            high_watermark = self.log_start_offset
+        self.high_watermark = high_watermark
+        if self.producers.has_transactions:
+            self.producers.on_high_watermark(high_watermark)
+        return high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """What read_committed may read up to: no open transaction, no unreplicated end of one, lies below it."""
+        if not self.producers.has_transactions:
+            return self.high_watermark
+        unstable = self.producers.first_unstable_offset
+        if unstable < 0 or unstable >= self.high_watermark:
+            return self.high_watermark
+        return max(unstable, self.log_start_offset)
+
+    # Appending
+
+    def append_as_leader(
+        self, batches: memoryview, leader_epoch: int, now_ms: int, *, from_client: bool = True
+    ) -> AppendInfo:
+        """Check, stamp and append with one write. `batches` must be writable; it is stamped in place.
+
+        Raises KafkaError for what is refused, OSError when the disk refuses (the log is as it was, but its directory
+        should not be used any more), CorruptLog when the log is lost. `from_client` False is for the node's own
+        batches: control batches and several at once are allowed, sequences are not checked.
+        """
+        first_offset = self.log_end_offset
+        data, admitted = admit(batches, first_offset, leader_epoch, now_ms, self._rules, from_client)
+        markers: dict[int, EndMarker] | None = None
+        for batch in admitted:
+            if batch[6] >= 0:
+                if batch[5] & CONTROL_FLAG:
+                    markers = markers_in(data, admitted)
+                    for marker in markers.values():
+                        self.producers.check_marker(marker)
+                    continue
+                if self.lacks_producers and from_client and not self._know_producers():
+                    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} is being repaired")
+                repeated = self.producers.check(
+                    batch[6], batch[7], batch[8], batch[3] - batch[2], bool(batch[5] & TRANSACTIONAL_FLAG), from_client,
+                    now_ms,
+                )  # fmt: skip
+                if repeated is not None:
+                    return self.repeated(repeated)
+        self._append(data, admitted, now_ms, markers)
+        if leader_epoch != self.leader_epochs.latest and leader_epoch >= 0:
+            self.leader_epochs.assign(leader_epoch, first_offset)
+        append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
+        return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
+
+    def append_as_follower(self, batches: memoryview, now_ms: int, *, may_have_gaps: bool = False) -> AppendInfo | None:
+        """Append what the leader sent, offsets and all; None when there is no whole batch in it.
+
+        Raises UnexplainedGap where the first batch begins behind the log end though nothing can have been compacted;
+        from a gap behind it on, nothing is appended.
+        """
+        no_gap_from = INT64_MAX if may_have_gaps or self.config.is_compacted else self.gaps_explained_below
+        admitted = admit_replicated(batches, self.log_end_offset, no_gap_from)
+        if not admitted:
+            return None
+        end = admitted[-1][0] + admitted[-1][1]
+        data = batches if end == len(batches) else batches[:end]
+        has_markers = False
+        for batch in admitted:
+            has_markers = has_markers or bool(batch[5] & CONTROL_FLAG)
+        if len(data) <= self._segment_bytes:
+            self._append(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
+            if admitted[-1][9] > self.leader_epochs.latest:
+                self.leader_epochs.assign_appended(admitted)
+        else:  # the leader's segments, or what it may send at once, are larger
+            for batch in admitted:
+                piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
+                self._append(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
+                self.leader_epochs.assign_appended(alone)
+        return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
+
+    def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:
+        size = len(data)
+        last_offset = admitted[-1][3]
+        max_timestamp = admitted[0][4] if len(admitted) == 1 else max(batch[4] for batch in admitted)
+        segment = self.segments.active
+        if (
+            segment.size_bytes + size > self._segment_bytes
+            or max_timestamp > segment.roll_above_timestamp
+            or now_ms > segment.roll_above_now
+            or last_offset > segment.max_offset
+            or segment.is_full
+        ):
+            segment = self._roll_for(size, admitted[0][2], last_offset, now_ms)
+        try:
+            if self.failure is not None:
+                raise CorruptLog(self.failure)
+            segment.append(data, admitted)
+        except OSError as error:
+            self._after_failed_write(segment, error)
+        producers = self.producers
+        for position, _, first, last, timestamp, attributes, producer_id, epoch, sequence, _ in admitted:
+            if producer_id >= 0:
+                if attributes & CONTROL_FLAG:
+                    self._accept_marker(markers.get(position) if markers else None)
+                else:
+                    is_transactional = bool(attributes & TRANSACTIONAL_FLAG)
+                    producers.accept(producer_id, epoch, sequence, first, last, timestamp, is_transactional)
+        log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
+        if log_end_offset >= self._flush_at:
+            self.durability.note_append(admitted[0][2], log_end_offset)
+
+    def repeated(self, batch: SentBatch) -> AppendInfo:
+        append_time_ms = batch[4] if self._rules.stamps_append_time else NO_APPEND_TIME
+        return AppendInfo(batch[2], batch[3], append_time_ms, self.log_start_offset, True)
+
+    def _accept_marker(self, marker: EndMarker | None) -> None:
+        completed = self.producers.accept_marker(marker) if marker is not None else None
+        if completed is not None and completed.is_abort:
+            self.segments.active.transaction_index.append(aborted(completed))
+
+    def _after_failed_write(self, segment: Segment, error: OSError) -> None:
+        try:
+            segment.take_back_write()
+        except OSError as second:
+            self.failure = f"{self.directory}: {second} after {error}"
+        raise error
+
+    def _roll_for(self, size_bytes: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
+        if size_bytes > self._segment_bytes:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE, f"{size_bytes} bytes do not fit a segment of {self._segment_bytes}"
+            )
+        # Named by the log end even where a replicated log goes on later: a start can then tell a lost tail from a gap.
+        is_too_far = last_offset - self.log_end_offset > MAX_RELATIVE_OFFSET
+        if is_too_far:
+            self.segments.active.may_end_early = True
+        return self.roll(now_ms, first_offset if is_too_far else self.log_end_offset)
+
+    def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
+        """Begin a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
+        return sealing.roll(self, now_ms, max(base_offset, self.log_end_offset))
+
+    # Reading
+
+    def read(self, offset: int, max_bytes: int, upper_offset: int, *, min_one_batch: bool = True) -> ReadResult:
+        """Whole batches from the one that holds `offset`, stopping before `upper_offset`; empty at the bound.
+
+        At most `max_bytes`, except that the first batch always comes whole if `min_one_batch`. Raises
+        OFFSET_OUT_OF_RANGE, ColdRead (warm it in a thread and ask again), DamagedRecords, OSError.
+        """
+        if offset < self.log_start_offset or offset > self.log_end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is outside {self.log_start_offset}..{self.log_end_offset}",
+            )
+        if offset >= upper_offset:
+            return ReadResult([], 0, offset)
+        return self._examining(
+            lambda: read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch), offset, wait=False
+        )
+
+    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """Those with records in [from_offset, upper_offset), for a read_committed fetch."""
+        try:
+            return lookup.aborted_between(self.segments, from_offset, upper_offset)
+        except CorruptTransactionIndex as error:
+            _log.warning("an index of transactions is rebuilt: %s", error)
+            for segment in self.segments.from_offset(from_offset):
+                self.rebuild_transaction_index(segment)
+            return lookup.aborted_between(self.segments, from_offset, upper_offset)
+
+    def offset_for_timestamp(self, timestamp: int, *, wait: bool = True) -> TimestampOffset | None:
+        """The first record not older than `timestamp`, whatever is committed. ColdRead unless it may `wait`."""
+        return self._examining(
+            lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset, wait=wait),
+            self.log_start_offset, wait=wait,
+        )  # fmt: skip
+
+    def max_timestamp_offset(self, *, wait: bool = True) -> TimestampOffset | None:
+        """The first record that has the largest timestamp of the log. ColdRead unless it may `wait`."""
+        return self._examining(lambda: lookup.largest(self.segments, wait=wait), self.log_start_offset, wait=wait)
+
+    def rebuild_transaction_index(self, segment: Segment) -> None:
+        """From the batches, with the producers as they were where the segment begins. Waits for the device."""
+        rebuild_transaction_index(segment, list(self.segments), self.snapshots)
+
+    # Damage
+
+    def damaged_ranges(self) -> list[tuple[Segment, DamagedRange]]:
+        """What of the log cannot be read, as far as is known, in the order of offsets."""
+        start = self.log_start_offset
+        return [
+            (segment, each) for segment in self.segments if segment.damage for each in segment.damage
+            if each.end_offset > start
+        ]  # fmt: skip
+
+    def _examining(self, ask: Callable[[], T], offset: int, *, wait: bool) -> T:
+        """What `ask` returns, once every segment that is not what it should be has been examined.
+
+        Without `wait` that is a thread's work: raises Examination, a ColdRead.
+        """
+        examined: set[Segment] = set()
+        while True:
+            try:
+                return ask()
+            except CorruptIndex as error:
+                segment = self._segment_of(error.path)
+                if segment is None or segment in examined:
+                    # Looked at as a whole, and it still is not what it says.
+                    damage = DamagedRange(0, 0, offset, offset + 1, str(error))
+                    raise DamagedRecords(error.path, damage) from None
+                examined.add(segment)
+                if wait:
+                    examine_now(segment)
+                elif segment.findings is None:
+                    if segment.unread is not None:
+                        failure, segment.unread = segment.unread, None
+                        raise failure from None
+                    _log.warning("%s-%d is examined: %s", self.topic, self.partition, error)
+                    raise Examination(segment, self.segments.epoch_behind(segment)) from None
+                self.adopt_findings(segment)
+
+    def repair_of(self, segment: Segment, damage: DamagedRange) -> RangeRepair:
+        """Begin to put copies in the place of what is damaged."""
+        if self.compaction is not None:
+            self.compaction.give_up()
+        return RangeRepair(self, segment, damage)
+
+    def finish_repair(self, check: RepairCheck) -> bool:
+        """Take over what `check.run` found; False where the log has changed meanwhile. Raises OSError.
+
+        The state of producers is made anew once nothing is hidden from it.
+        """
+        is_done = finish_repair(check)
+        if not self.damaged_ranges():
+            for segment in self.segments:
+                if segment.transaction_index.lacks_rows:
+                    self.rebuild_transaction_index(segment)
+        self._know_producers()
+        return is_done
+
+    def _know_producers(self) -> bool:
+        """Whether the producer state is whole. It is made anew once no damage is left, for whatever reason."""
+        if self.lacks_producers and not self.damaged_ranges():
+            self.reload_producers()
+        return not self.lacks_producers
+
+    def accept_loss(self) -> None:
+        """No replica has what is damaged. It stays an error to read it; everything else goes on."""
+        self.lacks_producers = False
+
+    def accept_gap(self, segment: Segment, damage: DamagedRange) -> None:
+        """Every other replica lacks these offsets, too, and no byte of this one is in doubt: they were compacted."""
+        segment.may_have_gaps = segment.may_end_early = True
+        self.explain_gaps(damage.end_offset)
+        segment.set_damage(tuple(each for each in segment.damage if each != damage))
+
+    def explain_gaps(self, end_offset: int) -> None:
+        """Below `end_offset` every replica lacks what is missing between the batches; a start must know. OSError."""
+        if end_offset <= self.gaps_explained_below:
+            return
+        replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_explained_gaps(end_offset))
+        self.gaps_explained_below = end_offset
+        for segment in self.segments:
+            segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
+
+    def reload_producers(self) -> None:
+        """The state of the producers, from the newest snapshot and the batches behind it. Waits for the device."""
+        entries, offset = self.snapshots.load_latest(self.log_start_offset, self.log_end_offset)
+        self.producers.load(entries, offset)
+        replay(self.producers, list(self.segments), self.log_end_offset)
+        self.producers.on_high_watermark(self.high_watermark)
+        self.lacks_producers = any(each.end_offset > offset for _, each in self.damaged_ranges())
+
+    def adopt_findings(self, segment: Segment) -> None:
+        """Take over what an examination of one segment has found. Raises OSError."""
+        findings, segment.findings = segment.findings, None
+        if findings is None or findings.generation != segment.generation:
+            return  # the segment was cut since, and is examined again if it still is not what it should be
+        doubt_first_epoch(findings, self.leader_epochs.epoch_for_offset)
+        segment.adopt(findings)
+        for damage in segment.damage:
+            _log.error("%s: %s", segment.path, describe(damage))
+        if not segment.damage:
+            start = max(segment.base_offset, self.log_start_offset)
+            known = self.leader_epochs
+            # In a compacted log there are epochs of which no batch is left.
+            agrees = segment.may_have_gaps and all(
+                known.epoch_for_offset(max(first, start)) == epoch for epoch, first in findings.epochs
+            )
+            if not agrees and known.correct(findings.epochs, start, findings.end_offset):
+                _log.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
+        if segment is self.segments.active:
+            segment.offset_index.write_rows()
+            segment.time_index.write_rows()
+        else:
+            segment.seal()
+            segment.forget_indexes()
+        for path in segment.paths()[1:]:
+            self.durability.note_path(path)
+
+    def _segment_of(self, path: str) -> Segment | None:
+        return next((segment for segment in self.segments if path.startswith(segment.stem)), None)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(largest epoch not above `epoch`, its end offset), (-1, -1) when unknown."""
+        return self.leader_epochs.end_offset_for(epoch, self.log_end_offset)
+
+    def assign_epoch(self, leader_epoch: int) -> None:
+        """This node leads from the log end on."""
+        self.leader_epochs.assign(leader_epoch, self.log_end_offset)
+
+    # Durability
+
+    @property
+    def flush_due(self) -> bool:
+        """A flush should begin: acknowledgements wait for it, or it is time. False while one runs."""
+        return self.durability.is_due(self.log_end_offset)
+
+    @property
+    def committable_offset(self) -> int:
+        """The log end, unless flush.messages makes records wait for the device: then the first that waits."""
+        blocked_from = self.durability.blocked_from
+        return self.log_end_offset if blocked_from < 0 else blocked_from
+
+    def begin_flush(self) -> FlushTask:
+        """Fix what is to be synced; then `task.run()` in any thread, then `finish_flush(task)` here. Raises OSError."""
+        return self.durability.begin(self.segments, self.leader_epochs, self.log_end_offset)
+
+    def finish_flush(self, task: FlushTask, now_ms: int | None = None) -> None:
+        """Take over what the task synced. OSError when syncing failed: the device cannot be trusted any more.
+
+        After one that is mere exhaustion the log goes on, and another flush is due.
+        """
+        try:
+            self.durability.finish(task, self.log_end_offset, now_ms)
+        except OSError as error:
+            if not is_exhaustion(error):
+                self.failure = f"{self.directory}: {error}"
+            raise
+        self._flush_at = self.durability.flush_at
+
+    def flush(self) -> None:
+        """Begin, run and finish a flush, waiting for the device."""
+        task = self.begin_flush()
+        task.run()
+        self.finish_flush(task)
+
+    # Shortening (the work is in shortening.py)
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the batch that holds `offset` and all after it, durably; the log then ends where the last batch does.
+
+        Raises OSError; see `can_retry`.
+        """
+        self._examining(lambda: shortening.truncate_to(self, offset), offset, wait=True)
+        self._know_producers()
+        self._flush_at = self.durability.flush_at
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Empty the log; the next record has `offset`. Raises as `truncate_to` does."""
+        shortening.truncate_fully_and_start_at(self, offset)
+        self._know_producers()
+        self._flush_at = self.durability.flush_at
+
+    def delete_records(self, offset: int) -> int:
+        """Move the log start to `offset` (-1: the high watermark), or OFFSET_OUT_OF_RANGE; the new low watermark."""
+        return shortening.delete_records(self, offset)
+
+    def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
+        """Retention, time-based flushing, forgetting silent producers, removing files whose time has come.
+
+        Their paths are added to `doomed`, where that is given, and removing them is left to the caller.
+        """
+        is_idle = self.log_end_offset == self._end_at_maintenance
+        self._end_at_maintenance = self.log_end_offset
+        self.clock_ms = now_ms
+        shortening.apply_retention(self, now_ms)
+        self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
+        self.durability.want_by_time(now_ms, self.config.flush_ms, self.log_end_offset)
+        if doomed is None:
+            self.segments.remove_doomed(now_ms)
+        else:
+            doomed += self.segments.take_doomed(now_ms)
+        self.segments.release(keep_active=not is_idle)
+
+    def age_trust(self) -> None:
+        """Called from time to time: what was not appended, nor checked, since the last call but one is checked when
+        it is read next."""
+        for segment in self.segments:
+            segment.age_trust()
+
+    def start_moved(self) -> bool:
+        """Whether the log starts elsewhere than at the last call, or than when it was opened."""
+        moved = self.log_start_offset != self._checkpointed_start
+        self._checkpointed_start = self.log_start_offset
+        return moved
+
+    def keep_uncleaned(self) -> None:
+        self.may_be_cleaned = False
+        if self.compaction is not None:
+            self.compaction.give_up()
+
+    def moved_to(self, directory: str) -> None:
+        """Its directory was renamed."""
+        self.durability.moved(self.directory, directory)
+        self.directory = directory
+        self.segments.moved_to(directory)
+        self.snapshots.moved_to(directory)
+
+    def begin_close(self) -> FlushTask | None:
+        """Write everything that a clean start relies on; the flush that puts it on the device, None if it is there."""
+        return sealing.begin_close(self)
+
+    def finish_close(self, task: FlushTask | None) -> None:
+        """Give back the files. OSError when the flush had failed."""
+        try:
+            if task is not None:
+                self.finish_flush(task)
+            self.is_closed = self.failure is None
+        finally:
+            self.segments.release()
+
+    def close(self) -> None:
+        """Leave everything on the device, so that a clean start needs no scan."""
+        task = self.begin_close()
+        if task is not None:
+            task.run()
+        self.finish_close(task)
+
+    def abandon(self, why: str = "was deleted") -> None:
+        """Deleted, or out of reach: give back its files, sync nothing; a flush that runs may still be finished."""
+        self.failure = f"{self.directory} {why}"
+        self.durability.abandon()
+        if self.compaction is not None:
+            self.compaction.abandon()
+        self.segments.release()

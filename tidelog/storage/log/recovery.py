@@ -1,0 +1,235 @@
+"""Reading a log again: finding its end, scanning for bad batches, making indexes and producer state anew.
+
+What is to be done for which segment is decided in `loader.py`. Everything here waits for the device. Follows Kafka's
+LogSegment.recover and UnifiedLog.rebuildProducerState.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from struct import error as StructError
+
+from tidelog.protocol.batches.record_batch import CONTROL_FLAG, BatchHeader, read_header
+from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch, decode_end_txn_value
+from tidelog.protocol.errors import KafkaError
+from tidelog.storage.files.disk import Buffer
+from tidelog.storage.producers.producer_snapshots import CorruptSnapshot, ProducerSnapshots
+from tidelog.storage.producers.producer_state import CompletedTransaction, EndMarker, ProducerEntry, ProducerState
+from tidelog.storage.producers.recall import recall
+from tidelog.storage.segments.append import Batch
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
+from tidelog.storage.segments.examination import UNKNOWN_END, Examiner
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.reader import batch_at, headers, position_of
+from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.transaction_index import AbortedTransaction
+
+_log = logging.getLogger("tidelog.storage")
+
+
+def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
+    """Bring the producer state from its end offset to `end_offset` by the batches in the log."""
+    recall(producers, segments)
+    for index, segment in enumerate(segments):
+        if segment.base_offset >= end_offset:
+            break
+        if index + 1 < len(segments) and segments[index + 1].base_offset <= producers.end_offset:
+            continue
+        try:
+            _replay_segment(producers, segment, end_offset)
+        except CorruptIndex as error:
+            _log.warning("%s is examined: %s", segment.path, error)
+            examine_now(segment)
+            take_over_findings(segment)
+            _replay_segment(producers, segment, end_offset)
+    producers.end_offset = end_offset
+
+
+def _replay_segment(producers: ProducerState, segment: Segment, end_offset: int) -> None:
+    start = position_of(segment, producers.end_offset, wait=True)
+    for position, header in headers(segment, start):
+        if header.last_offset >= end_offset:
+            break
+        marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
+        producers.replay(header, marker)
+
+
+def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> DamagedRange | None:
+    """Set `next_offset` of the last segment, by its last index row and the batches after it.
+
+    `expected_end`: where the log ended at least, as far as is known; what is behind the last batch is returned if that
+    ends before, or is not the end of the file. `is_suspect`: there is no index to go by.
+    """
+    try:
+        if is_suspect:
+            raise CorruptIndex(segment.path, "its index is damaged")
+        row = segment.offset_index.row(segment.offset_index.count - 1) if segment.offset_index.count else None
+        for _, header in headers(segment, row[1] if row else 0):
+            segment.next_offset = header.next_offset
+        segment.check_indexes_end_below(segment.next_offset)
+        if segment.next_offset >= expected_end:
+            return None
+        reason = f"ends at offset {segment.next_offset}, not {expected_end}"
+    except CorruptIndex as error:
+        reason = str(error)
+    _log.warning("%s is examined: %s", segment.path, reason)
+    findings = segment.examine(UNKNOWN_END)
+    tail, findings.tail = findings.tail, None
+    segment.next_offset = findings.end_offset
+    segment.findings = findings
+    take_over_findings(segment)
+    if tail is None and findings.end_offset < expected_end:
+        tail = DamagedRange(segment.size_bytes, segment.size_bytes, findings.end_offset, UNKNOWN_END, reason)
+    return tail
+
+
+def find_end_by_walk(segment: Segment) -> None:
+    """Where a segment ends of which nothing is known, up to the first batch that cannot be one."""
+    try:
+        for _, header in headers(segment):
+            segment.next_offset = header.next_offset
+    except CorruptIndex as error:
+        _log.warning("%s", error)
+
+
+def examine_now(segment: Segment) -> None:
+    """Find the damage of a segment whose end is known, and make its indexes anew. Waits for the device."""
+    segment.findings = segment.examine()
+
+
+def take_over_findings(segment: Segment) -> None:
+    """For a segment that was just examined while its log is being opened: indexes to their files, damage reported."""
+    findings, segment.findings = segment.findings, None
+    assert findings is not None
+    segment.adopt(findings)
+    for damage in segment.damage:
+        _log.error("%s: %s", segment.path, describe(damage))
+    if segment.seal():
+        segment.sync_indexes()
+
+
+def scan_segment(
+    segment: Segment,
+    producers: ProducerState,
+    epochs: LeaderEpochs,
+    end_offset: int,
+    is_torn: Callable[[DamagedRange], bool],
+    epoch_max: int = -1,
+    filed_epochs: Sequence[tuple[int, int]] = (),
+) -> DamagedRange | None:
+    """Check every batch of a segment and index it; where the log ends in it, what is left behind that.
+
+    `producers` must stand at the segment's base offset and is brought to its end. `end_offset`: the offset after its
+    last record, UNKNOWN_END for the last segment. Damage that `is_torn` does not take for a torn tail is noted, and the
+    scan goes on behind it. `epoch_max`: the leader epoch of the next segment. What is derived from batches that are
+    damaged is taken from the files: `filed_epochs` (epoch, start offset), and the index of aborted transactions.
+    """
+    filed_rows = segment.transaction_index.rows_or_none()
+    hidden_epochs: list[tuple[int, int]] = []
+    segment.begin_rebuild()
+    segment.transaction_index.begin_rebuild()
+    segment.next_offset = segment.base_offset
+    damage: list[DamagedRange] = []
+    rest: DamagedRange | None = None
+    examiner = Examiner(
+        segment.file.read_at, segment.size_bytes, segment.base_offset, end_offset=end_offset,
+        may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=epoch_max,
+    )  # fmt: skip
+    for each in examiner.run():
+        if isinstance(each, DamagedRange):
+            if each.first_offset == each.end_offset and each.end_position == segment.size_bytes:
+                rest = each  # preallocated bytes behind the last batch
+                break
+            if is_torn(each):
+                rest = each
+                break
+            _log.error("%s: %s", segment.path, describe(each))
+            damage.append(each)
+            segment.next_offset = each.end_offset
+            hidden_epochs += [entry for entry in filed_epochs if each.holds(entry[1])]
+            for row in filed_rows:
+                if each.holds(row.last_offset):
+                    segment.transaction_index.append(row)
+            continue
+        position, header, batch = each
+        marker = read_marker(batch, header) if header.is_control else None
+        segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
+        for epoch, start_offset in hidden_epochs:
+            if epochs.latest < epoch <= header.partition_leader_epoch:
+                epochs.assign(epoch, start_offset)
+        hidden_epochs.clear()
+        if header.partition_leader_epoch > epochs.latest:
+            epochs.assign(header.partition_leader_epoch, header.base_offset)
+        completed = producers.replay(header, marker)
+        if completed is not None and completed.is_abort:
+            segment.transaction_index.append(aborted(completed))
+        segment.next_offset = header.next_offset
+    segment.damage = merged(damage)
+    segment.trust(0, segment.size_bytes if rest is None else rest.position)
+    return rest
+
+
+def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> None:
+    """Make the index of aborted transactions of one segment anew. What lies in damaged ranges is missing from it."""
+    start = segments[0].base_offset
+    entries: list[ProducerEntry] = []
+    for offset in reversed([each for each in snapshots.offsets if each <= segment.base_offset]):
+        try:
+            entries, start = snapshots.read(offset), offset
+            break
+        except (CorruptSnapshot, FileNotFoundError):
+            continue
+    producers = ProducerState()
+    producers.load(entries, start)
+    replay(producers, [each for each in segments if each.base_offset < segment.base_offset], segment.base_offset)
+    segment.transaction_index.begin_rebuild()
+    for position, header in headers(segment):
+        marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
+        completed = producers.replay(header, marker)
+        if completed is not None and completed.is_abort:
+            segment.transaction_index.append(aborted(completed))
+    segment.transaction_index.settle()
+    segment.transaction_index.lacks_rows = any(
+        each.damage for each in segments if each.base_offset <= segment.base_offset
+    )
+
+
+def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:
+    """The transaction marker in a control batch; None for the quorum's control records and for what is unreadable."""
+    if header.producer_id < 0:
+        return None
+    try:
+        records = decode_batch(batch, 0, header)
+        kind = control_record_type(records[0].key)
+        if kind not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+            return None
+        epoch = decode_end_txn_value(records[0].value)
+    except (KafkaError, IndexError, ValueError, StructError):
+        return None
+    return EndMarker(
+        header.producer_id,
+        header.producer_epoch,
+        epoch,
+        kind == ControlRecordType.ABORT,
+        header.base_offset,
+        records[0].timestamp,
+    )
+
+
+def aborted(completed: CompletedTransaction) -> AbortedTransaction:
+    return AbortedTransaction(
+        completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
+    )
+
+
+def markers_in(data: Buffer, batches: list[Batch]) -> dict[int, EndMarker]:
+    """Position in `data` -> transaction marker, of the control batches among `batches`."""
+    markers: dict[int, EndMarker] = {}
+    for batch in batches:
+        if batch[6] >= 0 and batch[5] & CONTROL_FLAG:
+            view = memoryview(data)[batch[0] : batch[0] + batch[1]]
+            marker = read_marker(view, read_header(view))
+            if marker is not None:
+                markers[batch[0]] = marker
+    return markers

@@ -1,0 +1,117 @@
+"""Reading a segment in the background, batch by batch, for damage that no reader has met: its .log, and its indexes.
+
+One `Scrub` looks at one segment, in pieces that the caller spaces out; `run` may be called in any thread, and changes
+nothing. What it found is taken over on the owner's thread. Invariant: what was appended since the scrub began is not
+judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from tidelog.storage.producers.producer_snapshots import CorruptSnapshot
+from tidelog.storage.segments.damage import DamagedRange
+from tidelog.storage.segments.examination import Examiner, Findings, WholeBatch, doubt_first_epoch
+from tidelog.storage.segments.index_check import IndexCheck
+from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
+
+if TYPE_CHECKING:
+    from tidelog.storage.log.partition_log import PartitionLog
+    from tidelog.storage.segments.segment import Segment
+
+BATCH_COST_BYTES: Final = 4096
+"""A batch counts as at least so many bytes: a small one takes as long to look at."""
+
+
+class Scrub:
+    """Of one segment of a log."""
+
+    def __init__(self, log: PartitionLog, segment: Segment) -> None:
+        self.log = log
+        self.segment = segment
+        self.verified_bytes = 0
+        self.is_done = False
+        self.error: OSError | None = None
+        self._file = segment.file
+        self._size_bytes = segment.size_bytes
+        self._end_offset = segment.next_offset
+        self._findings = Findings(segment.base_offset, segment.size_bytes)
+        self._findings.generation = segment.generation
+        self._damage: list[DamagedRange] = []
+        present = min(self._size_bytes, self._file.size_bytes())
+        self._present = present
+        self._steps = Examiner(
+            self._file.read_at, present, segment.base_offset, end_offset=self._end_offset,
+            may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early,
+            epoch_max=log.segments.epoch_behind(segment),
+        ).run()  # fmt: skip
+        self._index_check = IndexCheck(segment)
+        self._file.pin()  # last: nothing of the above, which may fail, leaves it so
+
+    def run(self, cost_bytes: int) -> None:
+        """Look at the next batches, about `cost_bytes` of them. An error is kept for `finish`."""
+        try:
+            for each in self._steps:
+                self._index_check.note(each)
+                if isinstance(each, WholeBatch):
+                    self._findings.note(each.position, each.header, self.segment.index_interval_bytes)
+                    self.verified_bytes += each.header.size_bytes
+                    cost_bytes -= max(BATCH_COST_BYTES, each.header.size_bytes)
+                else:
+                    self._damage.append(each)
+                    self._findings.end_offset = each.end_offset
+                    cost_bytes -= each.end_position - each.position
+                if cost_bytes <= 0:
+                    return
+        except OSError as error:
+            self.error = error
+        self.is_done = True
+
+    def abandon(self) -> None:
+        """In place of `finish`: the log is gone, or the node stops."""
+        self._file.unpin()
+
+    def finish(self) -> bool:
+        """Take over what was found, on the owner's thread; True if there is damage that was not known. OSError."""
+        self._file.unpin()
+        segment = self.segment
+        if self.error is not None:
+            raise self.error
+        if segment.generation != self._findings.generation or all(one is not segment for one in self.log.segments):
+            return False
+        findings, damage = self._findings, self._damage
+        findings.close(damage, self._present, self._end_offset)
+        doubt_first_epoch(findings, self.log.leader_epochs.epoch_for_offset)
+        # A row that no batch was found for points behind the end, or between two batches.
+        left = bool(self._index_check.left_over())
+        index_is_wrong = bool(self._index_check.wrong)
+        if segment is not self.log.segments.active and not damage:
+            index_is_wrong = index_is_wrong or self._index_check.lacks_last_time()
+        is_new = findings.damage != segment.damage
+        if is_new or (index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
+            segment.findings = findings
+            self.log.adopt_findings(segment)
+        else:
+            segment.trust(0, self._size_bytes)
+        return is_new and bool(findings.damage)
+
+
+def check_small_files(log: PartitionLog) -> Iterator[None]:
+    """Snapshots of producers and indexes of transactions that are damaged are made anew. Steps of one file each."""
+    for offset in log.snapshots.offsets:
+        yield
+        if offset not in log.snapshots.offsets:
+            continue
+        try:
+            log.snapshots.read(offset)
+        except (CorruptSnapshot, FileNotFoundError):
+            log.snapshots.delete(offset)
+    for segment in list(log.segments):
+        yield
+        if not segment.transaction_index.exists or all(one is not segment for one in log.segments):
+            continue
+        try:
+            segment.transaction_index.check_file()
+        except CorruptTransactionIndex:
+            log.rebuild_transaction_index(segment)

@@ -1,0 +1,133 @@
+"""Putting a cleaned segment in the place of those it was made from, so that a crash leaves the one or the others.
+
+The order is Kafka's (LocalLog.replaceSegments), with the directory synced in between, because a loss of power may keep
+any part of the renames that were not: the cleaned files are on the device under `.cleaned`; all of them become `.swap`,
+which commits the swap; those replaced become `.deleted`; the `.log` gets its own name, then its indexes do. At a start
+a `.swap` that still has a `.cleaned` at or below it was not committed and goes; any other is finished. Invariant:
+renames happen on the owner's thread, where the segments are read, so a segment always knows the names of its files.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.recovery import find_end_by_walk
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXES, SWAP_SUFFIX, Segment
+
+if TYPE_CHECKING:
+    from tidelog.storage.log.partition_log import PartitionLog
+
+_log = logging.getLogger("tidelog.storage")
+
+
+class Swap:
+    """`new` is whole, sealed and synced under `.cleaned`, and so is its directory. Alternate `advance` on the owner's
+    thread and `sync` on any until `is_done`; OSError from either means that the directory cannot be used any more."""
+
+    def __init__(self, log: PartitionLog, old: list[Segment], new: Segment) -> None:
+        self._log = log
+        self._old = old
+        self._new = new
+        self._next = 0
+        self._steps = (self._commit, self._replace, self._name_log, self._name_indexes)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._next > 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._next == len(self._steps)
+
+    def advance(self) -> None:
+        self._steps[self._next]()
+        self._next += 1
+
+    def sync(self) -> None:
+        self._log.disk.sync_directory(self._log.directory)
+
+    def finish_now(self) -> None:
+        """The rest at once, waiting for the device. A `sync` that runs in a thread does no harm."""
+        while not self.is_done:
+            self.sync()
+            self.advance()
+
+    def _commit(self) -> None:
+        self._new.rename_log(SWAP_SUFFIX)
+        self._new.rename_indexes(SWAP_SUFFIX)
+
+    def _replace(self) -> None:
+        log, old = self._log, self._old
+        log.segments.replace(old, self._new)
+        remove_at_ms = log.clock_ms + log.config.file_delete_delay_ms
+        for segment in old:
+            log.segments.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+        # A snapshot is kept for where a segment begins, and these begin none any more.
+        log.snapshots.delete_where(old[0].base_offset + 1, self._new.next_offset)
+
+    def _name_log(self) -> None:
+        self._new.rename_log("")
+
+    def _name_indexes(self) -> None:
+        self._new.rename_indexes("")
+        self._log.durability.note_directory(self._log.directory)
+
+
+def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
+    """At a start: take back what was not committed, finish what was, and note in `names` what the files are called."""
+    cleaned = [name for name in sorted(names) if name.endswith(CLEANED_SUFFIX)]
+    swapped = [name for name in sorted(names) if name.endswith(SWAP_SUFFIX)]
+    if not cleaned and not swapped:
+        return
+    lowest_cleaned = min((_offset_of(name) for name in cleaned), default=-1)
+    undone = [name for name in swapped if lowest_cleaned >= 0 and _offset_of(name) >= lowest_cleaned]
+    # Durably before the others: a .swap without a .cleaned would count as committed.
+    _remove(disk, directory, names, undone)
+    _remove(disk, directory, names, cleaned)
+    committed = [name for name in swapped if name not in undone]
+    logs = [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+    for name in logs:
+        _log.info("%s/%s takes the place of what it was made from", directory, name)
+        low, end = _offset_of(name), _end_offset(disk, directory, name)
+        replaced = [other for other in sorted(names) if _is_of_segment(other) and low <= _offset_of(other) < end]
+        _remove(disk, directory, names, replaced)
+    for kind in (logs, [name for name in committed if name not in logs]):
+        for name in kind:
+            target = name.removesuffix(SWAP_SUFFIX)
+            disk.rename(f"{directory}/{name}", f"{directory}/{target}")
+            names.discard(name)
+            names.add(target)
+        if kind:
+            disk.sync_directory(directory)
+
+
+def _remove(disk: Disk, directory: str, names: set[str], gone: list[str]) -> None:
+    for name in gone:
+        disk.remove(f"{directory}/{name}")
+        names.discard(name)
+    if gone:
+        disk.sync_directory(directory)
+
+
+def _end_offset(disk: Disk, directory: str, name: str) -> int:
+    base_offset = _offset_of(name)
+    size_bytes = disk.size_of(f"{directory}/{name}")
+    segment = Segment(disk, directory, base_offset, LogConfig(), 0, size_bytes=size_bytes, suffix=SWAP_SUFFIX)
+    find_end_by_walk(segment)
+    segment.release()
+    return max(segment.next_offset, base_offset + 1)
+
+
+_STEM_LENGTH: Final = 20
+
+
+def _offset_of(name: str) -> int:
+    stem = name.partition(".")[0]
+    return int(stem) if len(stem) == _STEM_LENGTH and stem.isdecimal() else -1
+
+
+def _is_of_segment(name: str) -> bool:
+    return _offset_of(name) >= 0 and "." + name.partition(".")[2] in SUFFIXES

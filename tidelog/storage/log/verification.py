@@ -1,0 +1,339 @@
+"""Looking at all files of one log whose node is stopped: what of it a start, or a reader, would find damaged.
+
+Nothing is changed by `verify`. What it has found can be repaired with `repair.py` as in a log that is open; the log is
+never opened by `loader.py` for that, which would cut what a loss of power has torn, and so hide from the node's next
+start that it was there. Invariant: no byte goes that was there, except damaged ones whose copy takes their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from tidelog.storage.files.checkpoints import (
+    LEADER_EPOCH_FILE,
+    PARTITION_METADATA_FILE,
+    CorruptCheckpoint,
+    decode_leader_epochs,
+    decode_partition_metadata,
+    encode_leader_epochs,
+    read_if_exists,
+    replace_file,
+)
+from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.recovery import read_marker, rebuild_transaction_index
+from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
+from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, CorruptSnapshot, ProducerSnapshots
+from tidelog.storage.segments.damage import DamagedRange
+from tidelog.storage.segments.examination import UNKNOWN_END, Findings, WholeBatch, examine
+from tidelog.storage.segments.index_check import IndexCheck
+from tidelog.storage.segments.leader_epochs import LeaderEpochs, first_offset_of
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.segment import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SWAP_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    Segment,
+    file_name,
+)
+from tidelog.storage.segments.segments import Segments
+from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
+
+RECORDS: Final = "damaged records"
+MISSING: Final = "missing segment"
+TORN: Final = "torn end"
+INDEX: Final = "wrong index"
+TRANSACTIONS: Final = "wrong index of transactions"
+SNAPSHOT: Final = "damaged snapshot"
+EPOCHS: Final = "wrong leader epochs"
+SMALL_FILE: Final = "damaged small file"
+UNFINISHED: Final = "unfinished compaction"
+HARMLESS: Final = frozenset({TORN, UNFINISHED})
+"""What a kill or a loss of power may leave, and the next start puts right by itself."""
+
+
+class Problem(NamedTuple):
+    """Bytes and offsets are -1 where they do not apply, `end_offset` also where it is not known."""
+
+    file: str
+    kind: str
+    reason: str
+    position: int = -1
+    end_position: int = -1
+    first_offset: int = -1
+    end_offset: int = -1
+
+
+class LogFacts(NamedTuple):
+    """What the log directory says of one log. `recovery_point` and `high_watermark` are -1 where it says nothing."""
+
+    is_clean: bool = False
+    recovery_point: int = -1
+    high_watermark: int = -1
+    log_start_offset: int = 0
+    is_compacted: bool = False
+    begins_with_snapshot: bool = False
+
+
+class StoppedLog:
+    """The log in `directory`. `verify` first; then what is in `damage` and `repairable` may be repaired."""
+
+    def __init__(self, disk: Disk, directory: str, facts: LogFacts) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.failure: str | None = None
+        self.is_closed = False
+        self.verified_bytes = 0
+        self._facts = facts
+        self._names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
+        self.segments = Segments(disk, directory, self._open_segments())
+        self.leader_epochs = LeaderEpochs()
+        self.topic_id: bytes | None = None
+        self._epochs_are_unreadable = False
+        self._torn: Segment | None = None
+        """The segment behind whose batches there are bytes that are none: it must keep its length."""
+        self._first_unsynced = self._find_first_unsynced()
+
+    def _open_segments(self) -> list[Segment]:
+        config = LogConfig(cleanup_policy=frozenset({"compact" if self._facts.is_compacted else "delete"}))
+        bases = sorted(_offsets_of(self._names, LOG_SUFFIX))
+        start = self._facts.log_start_offset
+        segments = []
+        for base_offset, following in zip(bases, [*bases[1:], None]):
+            if following is not None and following <= start:
+                continue  # deleted, though a crash may have kept the files
+            segment = Segment(
+                self.disk, self.directory, base_offset, config, 0,
+                size_bytes=self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
+                has_transaction_index=file_name(base_offset, TRANSACTION_INDEX_SUFFIX) in self._names,
+            )  # fmt: skip
+            segment.may_end_early = self._facts.is_compacted
+            segment.next_offset = UNKNOWN_END if following is None else following
+            segments.append(segment)
+        return segments
+
+    def _find_first_unsynced(self) -> int:
+        """The first segment that the next start scans, making its indexes and epochs anew."""
+        if self._facts.is_clean:
+            return len(self.segments)
+        return max(0, sum(segment.base_offset <= self._facts.recovery_point for segment in self.segments) - 1)
+
+    @property
+    def end_offset(self) -> int:
+        return self.segments.active.next_offset
+
+    def damage(self) -> list[tuple[Segment, DamagedRange]]:
+        """What can be repaired: both ends are known."""
+        return [(segment, each) for segment in self.segments for each in segment.damage]
+
+    # ---------------------------------------------------------------------------------------------------------- verify
+
+    def verify(self) -> Iterator[Problem]:
+        """Everything that is not as it should be, in the order of the segments. Raises OSError."""
+        unfinished = sorted(name for name in self._names if name.endswith(SWAP_SUFFIX))
+        if unfinished:
+            yield Problem(f"{self.directory}/{unfinished[0]}", UNFINISHED, "the next start finishes it; not verified")
+            return
+        yield from self._verify_small_files()
+        yield from self._verify_start()
+        seen: list[tuple[Segment, Findings]] = []
+        for number, segment in enumerate(self.segments):
+            findings, problems = self._verify_segment(segment, is_derived_anew=number >= self._first_unsynced)
+            seen.append((segment, findings))
+            yield from problems
+            segment.forget_indexes()
+        yield from self._verify_epochs(seen)
+        for offset in sorted(_offsets_of(self._names, SNAPSHOT_SUFFIX)):
+            yield from self._verify_snapshot(offset)
+
+    def _verify_small_files(self) -> Iterator[Problem]:
+        path = f"{self.directory}/{PARTITION_METADATA_FILE}"
+        try:
+            data = read_if_exists(self.disk, path)
+            self.topic_id = decode_partition_metadata(data) if data is not None else None
+        except CorruptCheckpoint as error:
+            yield Problem(path, SMALL_FILE, str(error))
+        path = f"{self.directory}/{LEADER_EPOCH_FILE}"
+        try:
+            self.leader_epochs = LeaderEpochs(decode_leader_epochs(read_if_exists(self.disk, path) or b""))
+        except CorruptCheckpoint as error:
+            self._epochs_are_unreadable = True
+            yield Problem(path, EPOCHS, str(error))
+
+    def _verify_start(self) -> Iterator[Problem]:
+        """The first file of the log may be missing: the files around it say where the log begins."""
+        orphans = set(_offsets_of(self._names, INDEX_SUFFIX)) - set(_offsets_of(self._names, LOG_SUFFIX))
+        is_readable = not self._epochs_are_unreadable and LEADER_EPOCH_FILE in self._names
+        start = first_offset_of(self.leader_epochs, is_readable, self._facts.log_start_offset, orphans)
+        first = self.segments.first.base_offset if len(self.segments) else INT64_MAX
+        if start < first < INT64_MAX and not self._facts.begins_with_snapshot:
+            path = f"{self.directory}/{file_name(start, LOG_SUFFIX)}"
+            yield Problem(path, MISSING, "its records are missing", 0, 0, start, first)
+
+    def _verify_segment(self, segment: Segment, *, is_derived_anew: bool) -> tuple[Findings, list[Problem]]:
+        indexes = None if is_derived_anew else IndexCheck(segment)
+        markers: dict[int, int] = {}
+
+        def note(each: WholeBatch | DamagedRange) -> None:
+            if indexes is not None:
+                indexes.note(each)
+            if isinstance(each, WholeBatch):
+                self.verified_bytes += each.header.size_bytes
+                marker = read_marker(each.data, each.header) if each.header.is_control else None
+                if marker is not None and marker.is_abort:
+                    markers[each.header.base_offset] = each.header.producer_id
+
+        findings = examine(
+            segment.file, segment.size_bytes, segment.base_offset, segment.next_offset, segment.index_interval_bytes,
+            may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early,
+            epoch_max=self.segments.epoch_behind(segment), note=note,
+        )  # fmt: skip
+        problems = self._end(segment, findings) if segment.next_offset == UNKNOWN_END else []
+        start = self._facts.log_start_offset
+        segment.damage = tuple(each for each in findings.damage if each.end_offset > start)
+        damaged = [
+            Problem(segment.path, RECORDS, each.reason, each.position, each.end_position, each.first_offset,
+                    each.end_offset)
+            for each in segment.damage
+        ]  # fmt: skip
+        problems = [*damaged, *problems]
+        if indexes is not None:
+            wrong = {**indexes.left_over(), **indexes.wrong}
+            if not wrong and indexes.lacks_last_time():
+                wrong = {indexes.time_path: "lacks the newest timestamp"}
+            if segment.damage or self._torn is segment:
+                wrong = {}  # they are made anew with the records
+            problems += [Problem(path, INDEX, reason) for path, reason in sorted(wrong.items())]
+            problems += self._verify_transactions(segment, markers)
+        if self._torn is segment and findings.tail is not None:
+            segment.size_bytes = findings.size_bytes = findings.tail.position
+        findings.tail = None
+        segment.findings = findings
+        return findings, problems
+
+    def _end(self, segment: Segment, findings: Findings) -> list[Problem]:
+        """The end of the log: are there bytes behind its last batch, or should there be?"""
+        facts, tail, end_offset = self._facts, findings.tail, findings.end_offset
+        size_bytes = segment.size_bytes
+        segment.next_offset = end_offset
+        # Checkpoints have no checksum, so that two must agree.
+        known_end = min(facts.recovery_point, facts.high_watermark)
+        if facts.is_clean and known_end > end_offset:
+            position = tail.position if tail is not None else size_bytes
+            reason = tail.reason if tail is not None else "the file ends too early"
+            damage = DamagedRange(position, size_bytes, end_offset, known_end, reason)
+            findings.damage = (*findings.damage, damage)
+            findings.end_offset = segment.next_offset = known_end
+            findings.tail = None
+            return []
+        if tail is None:
+            if end_offset >= facts.recovery_point:
+                return []
+            reason = f"the checkpoint says that offset {facts.recovery_point} was reached"
+            return [Problem(segment.path, RECORDS, reason, size_bytes, size_bytes, end_offset)]
+        self._torn = segment
+        is_torn = not facts.is_clean and end_offset >= facts.recovery_point
+        reason = "no batch; the next start cuts it" if is_torn else tail.reason
+        return [Problem(segment.path, TORN if is_torn else RECORDS, reason, tail.position, size_bytes, end_offset)]
+
+    def _verify_transactions(self, segment: Segment, markers: dict[int, int]) -> list[Problem]:
+        index = segment.transaction_index
+        try:
+            rows = index.rows
+        except CorruptTransactionIndex as error:
+            return [Problem(index.path, TRANSACTIONS, str(error).removeprefix(index.path).lstrip(": "))]
+        if segment.may_have_gaps or segment.damage:
+            return []
+        for row in rows:
+            if markers.get(row.last_offset) != row.producer_id:
+                return [Problem(index.path, TRANSACTIONS, f"no marker of producer {row.producer_id} is at its offset",
+                                first_offset=row.last_offset, end_offset=row.last_offset + 1)]  # fmt: skip
+        return []
+
+    def _verify_epochs(self, seen: list[tuple[Segment, Findings]]) -> Iterator[Problem]:
+        path = f"{self.directory}/{LEADER_EPOCH_FILE}"
+        known = LeaderEpochs(self.leader_epochs)
+        is_readable = len(known) > 0
+        for number, (segment, findings) in enumerate(seen):
+            is_judged = number < self._first_unsynced and not segment.damage and not segment.may_have_gaps
+            start = max(segment.base_offset, self._facts.log_start_offset)
+            if not is_readable:
+                for epoch, offset in findings.epochs:
+                    if epoch > known.latest:
+                        known.assign(epoch, max(offset, start))
+            elif is_judged and known.correct(findings.epochs, start, findings.end_offset):
+                yield Problem(path, EPOCHS, "the batches say otherwise", -1, -1, start, findings.end_offset)
+        if not is_readable and len(known) and self._facts.is_clean and not self._epochs_are_unreadable:
+            yield Problem(path, EPOCHS, "is empty" if LEADER_EPOCH_FILE in self._names else "is missing")
+        self.leader_epochs = known
+
+    def _verify_snapshot(self, offset: int) -> Iterator[Problem]:
+        if not self._facts.is_clean and offset > self._facts.recovery_point:
+            return  # a loss of power may have torn it; then the next start deletes it
+        try:
+            ProducerSnapshots(self.disk, self.directory, [offset]).read(offset)
+        except (CorruptSnapshot, FileNotFoundError) as error:
+            yield Problem(f"{self.directory}/{file_name(offset, SNAPSHOT_SUFFIX)}", SNAPSHOT, str(error))
+
+    # ---------------------------------------------------------------------------------------------------------- repair
+
+    def repair_of(self, segment: Segment, damage: DamagedRange) -> RangeRepair:
+        return RangeRepair(self, segment, damage, may_rewrite=segment is not self._torn)
+
+    def finish_repair(self, check: RepairCheck) -> bool:
+        """Whether the damage is gone. Raises OSError."""
+        check.run()
+        repaired = range(check.damage.first_offset, check.damage.end_offset)
+        return finish_repair(check) and not any(each.first_offset in repaired for each in check.segment.damage)
+
+    def adopt_findings(self, segment: Segment) -> None:
+        """Bring indexes made anew from the whole batches to the device. Raises OSError."""
+        findings, segment.findings = segment.findings, None
+        assert findings is not None
+        segment.adopt(findings)
+        segment.seal()
+        segment.sync_indexes()
+        segment.forget_indexes()
+
+    def mend(self, problem: Problem) -> bool:
+        """Make anew what is derived from batches, once those are whole. Raises OSError."""
+        if problem.kind == SNAPSHOT:
+            self.disk.remove(problem.file)
+            self.disk.sync_directory(self.directory)
+            return True
+        makers: dict[str, Callable[[str], None]] = {
+            INDEX: self._make_index, TRANSACTIONS: self._make_transaction_index, EPOCHS: self._write_epochs,
+        }  # fmt: skip
+        make = makers.get(problem.kind)
+        if make is None or self.damage():
+            return False
+        make(problem.file)
+        return True
+
+    def _make_index(self, path: str) -> None:
+        segment = self._segment_of(path)
+        if segment.findings is not None:  # else a repair has made it
+            self.adopt_findings(segment)
+
+    def _make_transaction_index(self, path: str) -> None:
+        segment = self._segment_of(path)
+        snapshots = ProducerSnapshots(self.disk, self.directory, _offsets_of(self._names, SNAPSHOT_SUFFIX))
+        rebuild_transaction_index(segment, list(self.segments), snapshots)
+        if segment.transaction_index.exists:
+            self.disk.sync_file(segment.transaction_index.path)
+        self.disk.sync_directory(self.directory)
+
+    def _write_epochs(self, path: str) -> None:
+        replace_file(self.disk, self.directory, LEADER_EPOCH_FILE, encode_leader_epochs(self.leader_epochs))
+
+    def _segment_of(self, path: str) -> Segment:
+        return next(segment for segment in self.segments if path.startswith(segment.stem))
+
+    def release(self) -> None:
+        self.segments.release()
+
+
+def _offsets_of(names: set[str], suffix: str) -> list[int]:
+    length = 20 + len(suffix)
+    return [int(name[:20]) for name in names if len(name) == length and name.endswith(suffix) and name[:20].isdecimal()]

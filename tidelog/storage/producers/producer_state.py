@@ -1,0 +1,302 @@
+"""What is known of each producer of a partition: sequences, duplicates, open transactions, the stable offset.
+
+Pure: `check` decides whether a batch may enter, `accept` notes that it did. The rules are those of Kafka's
+ProducerStateManager and ProducerAppendInfo (KIP-98, KIP-890). Invariant: the state is a function of the log up to
+`end_offset` (and of the snapshots taken of it), so replaying the log rebuilds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader, increment_sequence
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.producers.refused_batches import RefusedOfPartition
+
+BATCHES_RETAINED: Final = 5
+NO_OFFSET: Final = -1
+NO_EPOCH: Final = -1
+_MAX_SEQUENCE: Final = 2**31 - 1
+
+SentBatch = tuple[int, int, int, int, int]
+"""A batch that was appended: first sequence, last sequence, first offset, last offset, maximum timestamp."""
+
+
+class EndMarker(NamedTuple):
+    """A transaction marker as it stands in the log."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    is_abort: bool
+    offset: int
+    timestamp: int
+
+
+class CompletedTransaction(NamedTuple):
+    """`last_offset` is the marker's; `last_stable_offset` what the stable offset became by it (for the .txnindex)."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    is_abort: bool
+    last_stable_offset: int
+
+
+class ProducerEntry:
+    """One producer: its epoch, its last five batches, and where its open transaction began (-1: none is open)."""
+
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "producer_id", "transaction_first_offset")
+
+    def __init__(
+        self,
+        producer_id: int,
+        epoch: int = NO_EPOCH,
+        coordinator_epoch: int = -1,
+        last_timestamp: int = -1,
+        transaction_first_offset: int = NO_OFFSET,
+        batches: Iterable[SentBatch] = (),
+    ) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.coordinator_epoch = coordinator_epoch
+        self.last_timestamp = last_timestamp
+        self.transaction_first_offset = transaction_first_offset
+        self.batches: list[SentBatch] = list(batches)
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1][1] if self.batches else -1
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"ProducerEntry({fields})"
+
+
+class ProducerState:
+    """All producers of one partition, and its transactions that are open or not yet replicated."""
+
+    __slots__ = ("_ongoing", "_unreplicated", "end_offset", "entries", "refused")
+
+    def __init__(self) -> None:
+        self.refused: RefusedOfPartition | None = None
+        """What was refused and will come again; given by the replica that leads, not a part of the state."""
+        self.entries: dict[int, ProducerEntry] = {}
+        self._ongoing: dict[int, int] = {}  # first offset -> producer id, in rising order of offset
+        self._unreplicated: dict[int, int] = {}  # first offset -> offset of the marker that is above the high watermark
+        self.end_offset = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def clear(self, end_offset: int) -> None:
+        self.entries.clear()
+        self._ongoing.clear()
+        self._unreplicated.clear()
+        self.end_offset = end_offset
+
+    def load(self, entries: Iterable[ProducerEntry], end_offset: int) -> None:
+        """Start from the entries of a snapshot taken at `end_offset`."""
+        self.clear(end_offset)
+        for entry in entries:
+            self.entries[entry.producer_id] = entry
+        opened = (e for e in self.entries.values() if e.transaction_first_offset >= 0)
+        for entry in sorted(opened, key=lambda e: e.transaction_first_offset):
+            self._ongoing[entry.transaction_first_offset] = entry.producer_id
+
+    # Batches of data
+
+    def check(
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        record_delta: int,
+        is_transactional: bool,
+        from_client: bool,
+        now_ms: int = 0,
+    ) -> SentBatch | None:
+        """Whether a batch of `record_delta` + 1 records may be appended: None, or the batch that it repeats.
+
+        Raises OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, and behind batches that were
+        refused what they were refused with. A producer that is unknown here, perhaps because it expired, may begin with
+        any sequence.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            if from_client and self.refused is not None:
+                self.refused.check_gap(producer_id, epoch, first_sequence, None, now_ms)
+            return None
+        if epoch < entry.epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} of producer {producer_id} is older than {entry.epoch}"
+            )
+        if from_client:
+            if epoch == entry.epoch:
+                batches = entry.batches
+                last = batches[-1][1] if batches else -1
+                if first_sequence != last + 1 and not (first_sequence == 0 and last == _MAX_SEQUENCE):
+                    repeated = self.find_repeated(producer_id, epoch, first_sequence, record_delta)
+                    if repeated is not None:
+                        return repeated
+                    if self.refused is not None:
+                        expected = 0 if last == _MAX_SEQUENCE else last + 1
+                        self.refused.check_gap(producer_id, epoch, first_sequence, expected, now_ms)
+                    raise KafkaError(
+                        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                        f"sequence {first_sequence} of producer {producer_id} does not follow {last}",
+                    )
+            elif first_sequence:
+                if self.refused is not None:
+                    self.refused.check_gap(producer_id, epoch, first_sequence, 0, now_ms)
+                raise KafkaError(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    f"producer {producer_id} begins epoch {epoch} at sequence {first_sequence}",
+                )
+        if entry.transaction_first_offset >= 0 and not is_transactional:
+            raise KafkaError(ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} has an open transaction")
+        return None
+
+    def find_repeated(self, producer_id: int, epoch: int, first_sequence: int, record_delta: int) -> SentBatch | None:
+        """The batch of the log that this one repeats, if it is among the last five of its producer."""
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.epoch != epoch:
+            return None
+        last_sequence = increment_sequence(first_sequence, record_delta)
+        for batch in entry.batches:
+            if batch[0] == first_sequence and batch[1] == last_sequence:
+                return batch
+        return None
+
+    def expected_sequence(self, producer_id: int, epoch: int) -> int | None:
+        """The sequence that comes next; None of a producer that is unknown, or of an epoch that is over."""
+        entry = self.entries.get(producer_id)
+        if entry is None or epoch < entry.epoch:
+            return None
+        last = entry.last_sequence if epoch == entry.epoch else -1
+        return 0 if last == _MAX_SEQUENCE else last + 1
+
+    def accept(
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        first_offset: int,
+        last_offset: int,
+        timestamp: int,
+        is_transactional: bool,
+    ) -> None:
+        """Note that the batch is in the log."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
+        batches = entry.batches
+        if entry.epoch != epoch:
+            entry.epoch = epoch
+            batches.clear()
+        last_sequence = first_sequence + last_offset - first_offset
+        if last_sequence > _MAX_SEQUENCE:
+            last_sequence = increment_sequence(first_sequence, last_offset - first_offset)
+        batches.append((first_sequence, last_sequence, first_offset, last_offset, timestamp))
+        if len(batches) > BATCHES_RETAINED:
+            del batches[0]
+        entry.last_timestamp = timestamp
+        if is_transactional and entry.transaction_first_offset < 0:
+            entry.transaction_first_offset = first_offset
+            self._ongoing[first_offset] = producer_id
+
+    # Transaction markers
+
+    def check_marker(self, marker: EndMarker) -> None:
+        """Raises INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED."""
+        entry = self.entries.get(marker.producer_id)
+        if entry is None:
+            return
+        if marker.producer_epoch < entry.epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"a marker of epoch {marker.producer_epoch}, the producer is at {entry.epoch}",
+            )
+        if marker.coordinator_epoch < entry.coordinator_epoch:
+            raise KafkaError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"a marker of coordinator epoch {marker.coordinator_epoch}, {entry.coordinator_epoch} was seen",
+            )
+
+    def accept_marker(self, marker: EndMarker) -> CompletedTransaction | None:
+        """Note a marker that is in the log; the transaction it ended, if one was open."""
+        entry = self.entries.get(marker.producer_id)
+        if entry is None:
+            entry = self.entries[marker.producer_id] = ProducerEntry(marker.producer_id, marker.producer_epoch)
+        if entry.epoch != marker.producer_epoch:
+            entry.epoch = marker.producer_epoch
+            entry.batches.clear()
+        first_offset = entry.transaction_first_offset
+        entry.coordinator_epoch = marker.coordinator_epoch
+        entry.last_timestamp = marker.timestamp
+        entry.transaction_first_offset = NO_OFFSET
+        if first_offset < 0:
+            return None
+        del self._ongoing[first_offset]
+        self._unreplicated[first_offset] = marker.offset
+        stable = next(iter(self._ongoing), marker.offset + 1)
+        return CompletedTransaction(marker.producer_id, first_offset, marker.offset, marker.is_abort, stable)
+
+    def replay(self, header: BatchHeader, marker: EndMarker | None) -> CompletedTransaction | None:
+        """Take a batch that the log already holds, unchecked; `marker` is given for a control batch of a producer."""
+        completed = None
+        if header.producer_id >= 0:
+            if marker is not None:
+                completed = self.accept_marker(marker)
+            elif not header.attributes & CONTROL_FLAG:
+                self.accept(
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_sequence,
+                    header.base_offset,
+                    header.last_offset,
+                    header.max_timestamp,
+                    bool(header.attributes & TRANSACTIONAL_FLAG),
+                )
+        self.end_offset = header.next_offset
+        return completed
+
+    # Offsets that depend on transactions
+
+    @property
+    def first_unstable_offset(self) -> int:
+        """The first offset of a transaction that is open, or whose end is not replicated; -1 without one."""
+        ongoing = next(iter(self._ongoing), NO_OFFSET)
+        if not self._unreplicated:
+            return ongoing
+        unreplicated = min(self._unreplicated)
+        return unreplicated if ongoing < 0 else min(ongoing, unreplicated)
+
+    @property
+    def has_transactions(self) -> bool:
+        return bool(self._ongoing) or bool(self._unreplicated)
+
+    @property
+    def oldest_transaction_timestamp(self) -> int:
+        """When the producer of the oldest open transaction last wrote, -1 without one."""
+        for producer_id in self._ongoing.values():
+            return self.entries[producer_id].last_timestamp
+        return -1
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        """Ends of transactions below the high watermark are replicated."""
+        done = [first for first, last in self._unreplicated.items() if last < high_watermark]
+        for first_offset in done:
+            del self._unreplicated[first_offset]
+
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers silent for `expiration_ms`, unless a transaction of theirs is open; how many."""
+        expired = [
+            producer_id
+            for producer_id, entry in self.entries.items()
+            if entry.transaction_first_offset < 0 and now_ms - entry.last_timestamp >= expiration_ms
+        ]
+        for producer_id in expired:
+            del self.entries[producer_id]
+        return len(expired)

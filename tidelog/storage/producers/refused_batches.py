@@ -1,0 +1,173 @@
+"""Batches of idempotent producers that this node has refused for now, and that their producers send again.
+
+A producer has several batches of a partition under way. When the first is refused because the ISR is too small, and
+the ISR has grown before the second is judged, the second leaves a gap in the sequence. OUT_OF_ORDER_SEQUENCE_NUMBER is
+right by the numbers, but librdkafka then raises its epoch and writes a second time what it has sent to other leaders
+without an answer. Where the log does not know the producer, the second batch would even be taken, because such a
+producer may begin anywhere; librdkafka then believes that the first is in the log, too. So a gap that consists of
+nothing but refused batches is refused in the same way, until the first of them comes again.
+
+Pure. Invariant: everything here is bounded, in number and in time; what is forgotten is judged by Kafka's rules.
+"""
+
+from __future__ import annotations
+
+from struct import error as StructError
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol.batches.record_batch import CONTROL_FLAG, HEADER_SIZE, MAGIC, BatchHeader, read_header
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from tidelog.storage.files.disk import Buffer
+
+# Refusals after which every client sends the same batch again. The batch is not in the log.
+RETRIED: Final = frozenset(
+    (
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    )
+)
+# A first batch that does not come again within this time, or while this many others come, is not waited for any longer:
+# its producer has given it up. No client keeps a batch longer by default, or has more than five under way.
+AWAITED_MS_MAX: Final = 300_000
+GAPS_REFUSED_MAX: Final = 100
+# Over all partitions of a node. Producers that a log knows are kept apart: invented ids push out none of them.
+PRODUCERS_MAX: Final = 10_000
+_SEQUENCES: Final = 2**31
+
+Place = tuple[str | bytes, int]
+"""A partition: topic id or name, and index."""
+
+
+class _Run:
+    """Refused batches of one producer that follow each other: `first_sequence` up to, and without, `next_sequence`."""
+
+    __slots__ = ("code", "first_sequence", "gaps_refused", "next_sequence", "producer_epoch", "since_ms")
+
+    def __init__(self, header: BatchHeader, code: ErrorCode, now_ms: int) -> None:
+        self.producer_epoch = header.producer_epoch
+        self.first_sequence = header.base_sequence
+        self.next_sequence = _after(header.last_sequence)
+        self.code = code
+        self.since_ms = now_ms
+        self.gaps_refused = 0
+
+    def continues_at(self, sequence: int) -> bool:
+        """Whether a batch that begins there has only refused batches between it and the first."""
+        distance = (sequence - self.first_sequence) % _SEQUENCES
+        return 0 < distance <= (self.next_sequence - self.first_sequence) % _SEQUENCES
+
+    def extend(self, last_sequence: int) -> None:
+        length = (self.next_sequence - self.first_sequence) % _SEQUENCES
+        if (last_sequence + 1 - self.first_sequence) % _SEQUENCES > length:
+            self.next_sequence = _after(last_sequence)
+
+    def is_awaited(self, now_ms: int) -> bool:
+        # The clock may have been set back.
+        return abs(now_ms - self.since_ms) <= AWAITED_MS_MAX and self.gaps_refused < GAPS_REFUSED_MAX
+
+
+class RefusedBatches:
+    """All of one node. Of each producer and partition one run of batches is kept."""
+
+    __slots__ = ("_known", "_unknown", "producers_max")
+
+    def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
+        self.producers_max = producers_max
+        self._known: dict[tuple[Place, int], _Run] = {}
+        self._unknown: dict[tuple[Place, int], _Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._unknown)
+
+    def of(self, *places: Place) -> RefusedOfPartition:
+        """What concerns one partition, under all its names."""
+        return RefusedOfPartition(self, places)
+
+    def note(
+        self, places: tuple[Place, ...], header: BatchHeader, code: ErrorCode, expected: int | None, now_ms: int
+    ) -> None:
+        """A client's batch was refused with `code`. `expected`: as in `find_cause`."""
+        producer_id, first_sequence = header.producer_id, header.base_sequence
+        run = None
+        for place in places:
+            for runs in (self._known, self._unknown):
+                run = runs.pop((place, producer_id), None) or run
+        if run is not None and (run.producer_epoch != header.producer_epoch or not run.is_awaited(now_ms)):
+            run = None
+        if run is not None and expected is not None and run.continues_at(expected):
+            run.first_sequence = expected  # the batches before it have come again, and are in the log
+        if run is not None and run.continues_at(first_sequence):
+            run.extend(header.last_sequence)
+        elif code in RETRIED:
+            run = _Run(header, code, now_ms)
+        elif run is None or run.first_sequence == first_sequence:
+            return  # the first has come again, and is refused for good
+        runs = self._unknown if expected is None else self._known
+        runs[places[0], producer_id] = run
+        if len(runs) > self.producers_max:
+            del runs[next(iter(runs))]
+
+    def find_cause(
+        self,
+        places: tuple[Place, ...],
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        expected: int | None,
+        now_ms: int,
+    ) -> ErrorCode | None:
+        """The code with which the batches before this one were refused, if all that the log lacks are such batches.
+
+        `expected`: the sequence that the log expects next; None when it does not know the producer.
+        """
+        for place in places:
+            key = (place, producer_id)
+            run = self._known.get(key) or self._unknown.get(key)
+            if run is None or run.producer_epoch != epoch or not run.is_awaited(now_ms):
+                continue
+            if expected in (None, run.first_sequence) and run.continues_at(first_sequence):
+                run.gaps_refused += 1
+                return run.code
+        return None
+
+
+class RefusedOfPartition:
+    """The same for one partition; `places`: what it is kept under, then its other names."""
+
+    __slots__ = ("_places", "_refused")
+
+    def __init__(self, refused: RefusedBatches, places: tuple[Place, ...]) -> None:
+        self._refused = refused
+        self._places = places
+
+    def note(self, header: BatchHeader, code: ErrorCode, expected: int | None, now_ms: int) -> None:
+        self._refused.note(self._places, header, code, expected, now_ms)
+
+    def check_gap(self, producer_id: int, epoch: int, first_sequence: int, expected: int | None, now_ms: int) -> None:
+        """Raises what the batches before this one were refused with, if the gap consists of them."""
+        code = self._refused.find_cause(self._places, producer_id, epoch, first_sequence, expected, now_ms)
+        if code is not None:
+            raise KafkaError(
+                code, f"the batches of producer {producer_id} before sequence {first_sequence} were refused"
+            )
+
+
+def _after(sequence: int) -> int:
+    return (sequence + 1) % _SEQUENCES
+
+
+def sequenced_header(batches: Buffer | None) -> BatchHeader | None:
+    """The header of a client's batch if that has a sequence. Its CRC is not looked at."""
+    if batches is None or len(batches) < HEADER_SIZE:
+        return None
+    try:
+        header = read_header(batches)
+    except (KafkaError, StructError):
+        return None
+    is_data = header.magic == MAGIC and not header.attributes & CONTROL_FLAG and header.last_offset_delta >= 0
+    return header if is_data and header.producer_id >= 0 and header.base_sequence >= 0 else None

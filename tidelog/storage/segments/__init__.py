@@ -1,0 +1,1 @@
+"""One segment: its batches, its indexes, what may be appended, how it is read, and which of its bytes are damaged."""

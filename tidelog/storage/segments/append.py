@@ -1,0 +1,335 @@
+"""What a batch must be to enter the log, and what is stamped into it: checks, offsets, epoch, log-append time.
+
+Pure: batches and limits go in, checked and stamped batches come out; `log.py` writes them. Sequence numbers are the
+business of `producer_state.py`. The rules are those of Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator,
+with one deliberate difference (docs/decisions/0014): every field of every record is looked at only where a topic's
+settings need it (compacted topics, a limit on old timestamps, recompression). Elsewhere the records are counted by
+their lengths, those of large compressed batches not even that: it is only asked whether so many bytes can hold so many.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError
+from typing import Final
+
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.protocol.batches.record_batch import (
+    ATTRIBUTES_OFFSET,
+    COMPRESSION_MASK,
+    CONTROL_FLAG,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH_OFFSET,
+    LOG_APPEND_TIME_FLAG,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAGIC_OFFSET,
+    MIN_BATCH_LENGTH,
+    NO_TIMESTAMP,
+    BatchHeader,
+    CorruptRecord,
+    check_magic,
+    read_header,
+    stamp,
+    stamp_create_time,
+    stamp_log_append_time,
+)
+from tidelog.protocol.batches.record_walk import check_plausible, check_records
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.segments.inspection import (
+    AS_PRODUCED,
+    BLAMED_MAX,
+    INSPECTED_BYTES_MAX,
+    decompressed,
+    look_inside,
+    refuse_times,
+)
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+
+NO_APPEND_TIME: Final = -1
+_MAX_COMPRESSION: Final = 4
+_CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+_FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
+_MIN_MESSAGE_LENGTH: Final = 14  # of the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
+# A compressed batch of up to so many bytes is decompressed and walked, if it stands for no more than these.
+WALKED_COMPRESSED_MAX: Final = 2048
+WALKED_BYTES_MAX: Final = 64 * 1024
+
+Batch = tuple[int, int, int, int, int, int, int, int, int, int]
+"""An admitted batch: position in the buffer, size in bytes, base offset, last offset, maximum timestamp, attributes,
+producer id, producer epoch, base sequence, leader epoch. A plain tuple, because one is made for every produce."""
+
+
+class AppendInfo:
+    """Where an append landed. `duplicate`: it repeats a batch, and these are the first one's offsets.
+
+    `written`: the bytes as they are in the log, valid as long as the buffer they came in; None where nothing was.
+    """
+
+    __slots__ = ("duplicate", "first_offset", "last_offset", "log_append_time_ms", "log_start_offset", "written")
+
+    def __init__(
+        self, first_offset: int, last_offset: int, log_append_time_ms: int, log_start_offset: int, duplicate: bool,
+        written: bytearray | memoryview | None = None,
+    ) -> None:  # fmt: skip
+        self.written = written
+        self.first_offset = first_offset
+        self.last_offset = last_offset
+        self.log_append_time_ms = log_append_time_ms
+        self.log_start_offset = log_start_offset
+        self.duplicate = duplicate
+
+    def __repr__(self) -> str:
+        return (
+            f"AppendInfo(first_offset={self.first_offset}, last_offset={self.last_offset}, "
+            f"log_append_time_ms={self.log_append_time_ms}, duplicate={self.duplicate})"
+        )
+
+
+class AppendRules:
+    """The limits of one log's configuration, laid out for the append path."""
+
+    __slots__ = (
+        "after_max_ms",
+        "before_max_ms",
+        "checks_keys",
+        "codec",
+        "inspected_bytes_max",
+        "level",
+        "looks_inside",
+        "max_message_bytes",
+        "seen",
+        "stamps_append_time",
+    )
+
+    def __init__(self, config: LogConfig) -> None:
+        self.max_message_bytes = config.max_message_bytes
+        self.seen: memoryview | None = None  # has been looked at under these rules, and is appended now
+        self.inspected_bytes_max = max(INSPECTED_BYTES_MAX, config.max_message_bytes)
+        self.after_max_ms = config.message_timestamp_after_max_ms
+        self.before_max_ms = config.message_timestamp_before_max_ms
+        self.stamps_append_time = config.stamps_append_time
+        self.checks_keys = config.is_compacted
+        self.codec = _CODECS.get(config.compression_type, AS_PRODUCED)
+        gzip_level = None if config.compression_gzip_level == -1 else config.compression_gzip_level
+        levels = {1: gzip_level, 3: config.compression_lz4_level, 4: config.compression_zstd_level}
+        self.level = levels.get(self.codec)
+        limits_age = self.before_max_ms != INT64_MAX and not self.stamps_append_time
+        self.looks_inside = self.checks_keys or limits_age or self.codec != AS_PRODUCED
+
+
+_unpack = HEADER.unpack_from
+_crc32c = crc32c
+
+
+def admit(
+    batches: memoryview, next_offset: int, leader_epoch: int, now_ms: int, rules: AppendRules, from_client: bool
+) -> tuple[bytearray | memoryview, list[Batch]]:
+    """Check the batches, give them offsets from `next_offset` on and the epoch, in place.
+
+    Returns the bytes to write (the given ones unless the topic recompresses) and one tuple per batch. `batches` must be
+    writable. Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP, MESSAGE_TOO_LARGE,
+    UNSUPPORTED_COMPRESSION_TYPE; or Unseen. Bytes of a refused buffer may have been stamped.
+    """
+    size = len(batches)
+    position = 0
+    admitted: list[Batch] = []
+    while position < size:
+        try:
+            fields = _unpack(batches, position)
+        except StructError:
+            batches = _without_fragment(batches, position)
+            break
+        (
+            base_offset, length, _, magic, crc, attributes, last_delta, _, max_timestamp, producer_id, producer_epoch,
+            base_sequence, count,
+        ) = fields  # fmt: skip
+        end = position + length + LOG_OVERHEAD
+        if magic != MAGIC or length < MIN_BATCH_LENGTH or end > size:
+            batches = _without_fragment(batches, position)
+            break
+        if length + LOG_OVERHEAD > rules.max_message_bytes:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a batch of {length + LOG_OVERHEAD} bytes is above max.message.bytes, {rules.max_message_bytes}",
+            )
+        if _crc32c(batches[position + ATTRIBUTES_OFFSET : end]) != crc:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the stored CRC {crc} is not that of the batch")
+        if last_delta + 1 != count or count <= 0:
+            _refuse_count(last_delta, count, from_client)
+        if from_client:
+            if base_offset or attributes & CONTROL_FLAG or position or (producer_id >= 0 and base_sequence < 0):
+                _refuse_client_batch(base_offset, attributes, position, producer_id, base_sequence)
+            if attributes & COMPRESSION_MASK > _MAX_COMPRESSION:
+                raise KafkaError(
+                    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {attributes & COMPRESSION_MASK} is unknown"
+                )
+            if rules.looks_inside:
+                if batches is not rules.seen:
+                    if end != size:
+                        batches = _without_fragment(batches, end)
+                    batches = look_inside(batches, BatchHeader._make(fields), now_ms, rules)
+                return _admit_rewritten(batches, next_offset, leader_epoch, now_ms, rules)
+            if attributes & COMPRESSION_MASK:
+                _check_compressed(batches, position, BatchHeader._make(fields))
+            else:
+                check_records(batches, position + HEADER_SIZE, end, count)
+        if from_client and (max_timestamp > now_ms + rules.after_max_ms or attributes & LOG_APPEND_TIME_FLAG):
+            attributes = _check_times(batches, position, BatchHeader._make(fields), now_ms, rules)
+        if rules.stamps_append_time:
+            header = stamp_log_append_time(batches, position, BatchHeader._make(fields), now_ms)
+            max_timestamp, attributes = now_ms, header.attributes
+        stamp(batches, position, next_offset, leader_epoch)
+        last_offset = next_offset + last_delta
+        admitted.append(
+            (position, length + LOG_OVERHEAD, next_offset, last_offset, max_timestamp, attributes, producer_id,
+             producer_epoch, base_sequence, leader_epoch)
+        )  # fmt: skip
+        next_offset = last_offset + 1
+        position = end
+    if not admitted:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "no record batch at all")
+    return batches, admitted
+
+
+class UnexplainedGap(KafkaError):
+    """The batches go on behind the log end: the leader has lost [first_offset, end_offset), or compacted it away."""
+
+    def __init__(self, first_offset: int, end_offset: int) -> None:
+        super().__init__(
+            ErrorCode.CORRUPT_MESSAGE, f"offsets {first_offset} to {end_offset} are missing from what the leader sends"
+        )
+        self.first_offset = first_offset
+        self.end_offset = end_offset
+
+
+def admit_replicated(batches: memoryview, next_offset: int, no_gap_from: int = INT64_MAX) -> list[Batch]:
+    """Check batches fetched from a leader, which carry their offsets already; whole batches only.
+
+    A partial last batch, as a fetch may end in, is left out; so is what lies behind a gap that reaches above
+    `no_gap_from`. Raises CORRUPT_MESSAGE, UnexplainedGap where that gap comes first, or OFFSET_OUT_OF_RANGE for a batch
+    below `next_offset` (Kafka's UnexpectedAppendOffsetException).
+    """
+    size = len(batches)
+    position = 0
+    admitted: list[Batch] = []
+    while size - position >= HEADER.size:
+        fields = _unpack(batches, position)
+        (
+            base_offset, length, leader_epoch, magic, crc, attributes, last_delta, _, max_timestamp, producer_id,
+            producer_epoch, base_sequence, _,
+        ) = fields  # fmt: skip
+        if magic != MAGIC or length < MIN_BATCH_LENGTH:
+            check_magic(read_header(batches, position))
+        end = position + length + LOG_OVERHEAD
+        if end > size:
+            break
+        if _crc32c(batches[position + ATTRIBUTES_OFFSET : end]) != crc:
+            raise CorruptRecord(f"the CRC of the batch at offset {base_offset} is wrong")
+        if base_offset < next_offset or last_delta < 0:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"a batch of offset {base_offset}, but the log ends at {next_offset}"
+            )
+        if base_offset > next_offset and base_offset > no_gap_from:
+            if not admitted:
+                raise UnexplainedGap(next_offset, base_offset)
+            break
+        last_offset = base_offset + last_delta
+        admitted.append(
+            (position, length + LOG_OVERHEAD, base_offset, last_offset, max_timestamp, attributes, producer_id,
+             producer_epoch, base_sequence, leader_epoch)
+        )  # fmt: skip
+        next_offset = last_offset + 1
+        position = end
+    return admitted
+
+
+def as_batch(position: int, header: BatchHeader) -> Batch:
+    return (
+        position, header.size_bytes, header.base_offset, header.last_offset, header.max_timestamp, header.attributes,
+        header.producer_id, header.producer_epoch, header.base_sequence, header.partition_leader_epoch,
+    )  # fmt: skip
+
+
+def _without_fragment(batches: memoryview, position: int) -> memoryview:
+    """The batches without the bytes from `position` on, if those are a part of a batch behind a whole one.
+
+    Anything else that is not a batch of today's format is refused. As Kafka reads them (ByteBufferLogInputStream): what
+    is not whole ends the batches, and there must be one.
+    """
+    left = len(batches) - position
+    if left > MAGIC_OFFSET:
+        length, _, magic = _FRAME.unpack_from(batches, position + LENGTH_OFFSET)
+        if length < _MIN_MESSAGE_LENGTH or not 0 <= magic <= MAGIC:
+            raise CorruptRecord(f"a batch of length {length} and magic {magic}")
+        if length + LOG_OVERHEAD <= left:
+            if position:
+                _refuse_client_batch(0, 0, position, -1, 0)
+            if magic != MAGIC:
+                raise KafkaError(ErrorCode.INVALID_RECORD, f"a message set of magic {magic}, not a record batch")
+            raise CorruptRecord(f"a batch of length {length} is shorter than its header")
+    if position == 0:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{left} bytes are no whole record batch")
+    return batches[:position]
+
+
+def _refuse_count(last_delta: int, count: int, from_client: bool) -> None:
+    # Batches of our own may be sparse, as compaction leaves them, but never run backwards.
+    if from_client or last_delta < 0 or count < 0:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in a batch of {last_delta + 1} offsets")
+
+
+def _refuse_client_batch(base_offset: int, attributes: int, position: int, producer_id: int, sequence: int) -> None:
+    if base_offset:
+        reason = f"the base offset must be 0, it is {base_offset}"
+    elif attributes & CONTROL_FLAG:
+        reason = "clients may not write control records"
+    elif position:
+        reason = "only one record batch per partition"
+    else:
+        reason = f"sequence {sequence} of producer {producer_id}"
+    raise KafkaError(ErrorCode.INVALID_RECORD, reason)
+
+
+def _check_times(batches: memoryview, position: int, header: BatchHeader, now_ms: int, rules: AppendRules) -> int:
+    """The attributes of a batch from the future, or said to be of LogAppendTime, if it may pass.
+
+    Kafka takes the latter where the topic is of CreateTime, and makes it that (LogValidator.validateTimestamp).
+    """
+    if rules.stamps_append_time or header.max_timestamp == NO_TIMESTAMP:
+        if header.attributes & LOG_APPEND_TIME_FLAG:
+            reason = "a producer may not set LogAppendTime"
+            blamed = tuple((index, reason) for index in range(min(header.record_count, BLAMED_MAX)))
+            raise KafkaError(ErrorCode.INVALID_TIMESTAMP, reason, blamed)
+        return header.attributes
+    if header.max_timestamp > now_ms + rules.after_max_ms:
+        refuse_times(batches, position, header, now_ms, rules)
+    return stamp_create_time(batches, position, header).attributes
+
+
+def _check_compressed(batches: memoryview, position: int, header: BatchHeader) -> None:
+    payload_bytes = header.size_bytes - HEADER_SIZE
+    check_plausible(header.record_count, payload_bytes, header.compression)
+    if payload_bytes > WALKED_COMPRESSED_MAX:
+        return
+    try:
+        section = decompressed(batches, position, header, WALKED_BYTES_MAX)
+    except KafkaError as error:
+        if error.code is ErrorCode.MESSAGE_TOO_LARGE:
+            return
+        raise
+    check_records(section, 0, len(section), header.record_count)
+
+
+def _admit_rewritten(
+    batches: memoryview, next_offset: int, leader_epoch: int, now_ms: int, rules: AppendRules
+) -> tuple[bytearray | memoryview, list[Batch]]:
+    header = read_header(batches)
+    if header.max_timestamp > now_ms + rules.after_max_ms or header.attributes & LOG_APPEND_TIME_FLAG:
+        header = header._replace(attributes=_check_times(batches, 0, header, now_ms, rules))
+    if rules.stamps_append_time:
+        header = stamp_log_append_time(batches, 0, header, now_ms)
+    stamp(batches, 0, next_offset, leader_epoch)
+    header = header._replace(base_offset=next_offset, partition_leader_epoch=leader_epoch)
+    return batches, [as_batch(0, header)]

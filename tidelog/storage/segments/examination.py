@@ -1,0 +1,423 @@
+"""Looking at every batch of a segment: which are whole, and which bytes are damage with whole batches behind them.
+
+Kafka ends a log at the first batch that fails its check. Here the walk goes on at the next whole batch, so that damage
+in the middle costs what is damaged and nothing else. A batch counts as whole when its CRC is right and what the CRC
+does not cover (base offset, length, epoch, magic) agrees with its neighbours. Runs in any thread: it reads one file
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from struct import error as StructError
+from typing import Final, NamedTuple
+
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.protocol.batches.record_batch import (
+    ATTRIBUTES_OFFSET,
+    HEADER,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    MIN_BATCH_LENGTH,
+    BatchHeader,
+)
+from tidelog.protocol.batches.record_walk import records_end
+from tidelog.storage.files.disk import File
+from tidelog.storage.segments.damage import DamagedRange, merged
+
+_CHUNK_BYTES: Final = 1024 * 1024
+_KNOWN_ATTRIBUTES: Final = 0x7F
+_SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of candidates in a search for the next whole batch; records may hold any bytes, so also what looks like batches."""
+_EMBEDDED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Batches that follow each other for longer are not the payload of one batch: max.message.bytes is 1 MiB by default."""
+UNKNOWN_END: Final = -1
+MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+
+ReadAt = Callable[[int, int], bytes]
+"""(size in bytes, position) -> bytes, fewer at the end of the file."""
+
+
+class WholeBatch(NamedTuple):
+    position: int
+    header: BatchHeader
+    data: memoryview
+
+
+def is_crc_right(data: memoryview, header: BatchHeader) -> bool:
+    """`data`: the whole batch."""
+    return crc32c(data[ATTRIBUTES_OFFSET:]) == header.crc
+
+
+class _Window:
+    """A part of the file in memory, moved forward as it is read."""
+
+    def __init__(self, read_at: ReadAt, size_bytes: int) -> None:
+        self._read_at = read_at
+        self.size_bytes = size_bytes
+        self._chunk = memoryview(b"")
+        self._start = 0
+
+    def view(self, position: int, size_bytes: int) -> memoryview:
+        """The bytes from `position`, at least `size_bytes` of them unless the file ends before."""
+        at = position - self._start
+        if at < 0 or at + size_bytes > len(self._chunk):
+            wanted = min(max(_CHUNK_BYTES, size_bytes), self.size_bytes - position)
+            self._chunk, self._start, at = memoryview(self._read_at(wanted, position)), position, 0
+        return self._chunk[at:]
+
+    def header(self, position: int) -> BatchHeader | None:
+        """The header at `position`, if it can be that of a batch which ends within the file."""
+        if position + HEADER_SIZE > self.size_bytes:
+            return None
+        try:
+            header = BatchHeader._make(HEADER.unpack_from(self.view(position, HEADER_SIZE)))
+        except StructError:
+            return None
+        if (
+            header.magic != MAGIC
+            or header.batch_length < MIN_BATCH_LENGTH
+            or position + header.size_bytes > self.size_bytes
+            or header.last_offset_delta < 0
+            or header.base_offset < 0
+            or not 0 <= header.record_count <= header.last_offset_delta + 1
+            or header.attributes & ~_KNOWN_ATTRIBUTES
+        ):
+            return None
+        return header
+
+    def whole(self, position: int) -> WholeBatch | None:
+        """The batch at `position`, if its CRC is right."""
+        header = self.header(position)
+        if header is None:
+            return None
+        data = self.view(position, header.size_bytes)[: header.size_bytes]
+        if len(data) < header.size_bytes or not is_crc_right(data, header):
+            return None
+        return WholeBatch(position, header, data)
+
+    def records_end(self, position: int) -> int:
+        """Where the uncompressed records that begin at `position` end; `position` where none does."""
+        left, end = self.size_bytes - position, 0
+        for size_bytes in (_CHUNK_BYTES, _EMBEDDED_BYTES_MAX):
+            if left > 0:
+                end, is_cut = records_end(self.view(position, min(size_bytes, left)), left)
+                if not is_cut:
+                    break
+        return position + end
+
+
+class Examiner:
+    """Of one segment file of `size_bytes`, whose first record has `base_offset`.
+
+    `end_offset`: the offset after its last record, UNKNOWN_END where nothing says. `may_have_gaps`: whether offsets
+    may be missing between batches, as compaction leaves them; `may_end_early`: behind the last one, too. `epoch_max`:
+    the leader epoch of what follows the segment, -1 where it is not known.
+    """
+
+    def __init__(
+        self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
+        may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
+    ) -> None:  # fmt: skip
+        self._window = _Window(read_at, size_bytes)
+        self._size_bytes = size_bytes
+        self._end_offset = end_offset
+        self._offset_max = end_offset - 1 if end_offset >= 0 else base_offset + MAX_RELATIVE_OFFSET
+        self._may_have_gaps = may_have_gaps or may_end_early
+        self._may_end_early = may_end_early
+        self._epoch_max = epoch_max
+        self._expected = base_offset
+        # No batch is stored without one. Below 0 a damaged epoch of -1 would put the blame on the batch before it.
+        self._epoch = 0
+        self._search_from = 0
+
+    def run(self) -> Iterator[WholeBatch | DamagedRange]:
+        """Every whole batch and every damaged range, in order. A last range with an unknown end is the tail."""
+        position = 0
+        while position < self._size_bytes:
+            batch = self._window.whole(position)
+            reason = "the CRC is wrong, or the header" if batch is None else self._mismatch(batch)
+            if batch is None or reason:
+                following = self._resume(position, batch)
+                if following is None:
+                    yield DamagedRange(position, self._size_bytes, self._expected, self._end_offset, reason)
+                    return
+                yield DamagedRange(position, following.position, self._expected, following.header.base_offset, reason)
+                batch = following
+            yield batch
+            self._expected = batch.header.next_offset
+            self._epoch = max(self._epoch, batch.header.partition_leader_epoch)
+            position = batch.position + batch.header.size_bytes
+        if self._expected < self._end_offset and not self._may_end_early:
+            size = self._size_bytes
+            yield DamagedRange(size, size, self._expected, self._end_offset, "the file ends too early")
+
+    def _mismatch(self, batch: WholeBatch) -> str:
+        """What of the fields outside of the CRC disagrees with the neighbours, empty if nothing does."""
+        header = batch.header
+        if header.base_offset < self._expected or header.last_offset > self._offset_max:
+            return f"base offset {header.base_offset} where {self._expected} should be"
+        if header.base_offset != self._expected and not self._may_have_gaps:
+            return f"base offset {header.base_offset} where {self._expected} should be"
+        if header.partition_leader_epoch < self._epoch:
+            return f"leader epoch {header.partition_leader_epoch} after {self._epoch}"
+        following = self._window.header(batch.position + header.size_bytes)
+        if following is None:
+            if 0 <= self._epoch <= self._epoch_max < header.partition_leader_epoch:
+                return f"leader epoch {header.partition_leader_epoch} before {self._epoch_max}"
+            return ""
+        if self._epoch <= following.partition_leader_epoch < header.partition_leader_epoch:
+            return f"leader epoch {header.partition_leader_epoch} before {following.partition_leader_epoch}"
+        if self._may_have_gaps and self._expected <= following.base_offset < header.next_offset:
+            return f"base offset {header.base_offset} before {following.base_offset}"
+        return ""
+
+    def _resume(self, position: int, batch: WholeBatch | None) -> WholeBatch | None:
+        """The first whole batch behind the damage that begins at `position`."""
+        if (
+            batch is not None
+            and batch.header.base_offset > self._expected
+            and self._fits(batch)
+            and self._connects(batch, strictly=True)
+        ):
+            return batch  # nothing is wrong with it: what should be before it is missing
+        header = self._window.header(position)
+        if header is not None:
+            candidate = self._window.whole(position + header.size_bytes)
+            if candidate is not None and self._fits(candidate) and self._connects(candidate):
+                return candidate
+        return self._search(position, position + 1 if batch is None else position + batch.header.size_bytes)
+
+    def _fits(self, batch: WholeBatch) -> bool:
+        header = batch.header
+        return (
+            header.base_offset >= self._expected
+            and header.last_offset <= self._offset_max
+            and header.partition_leader_epoch >= self._epoch
+        )
+
+    def _connects(self, batch: WholeBatch, *, strictly: bool = False) -> bool:
+        """Whether what follows `batch` goes on where it ends. `strictly`: something must say so."""
+        end, next_offset = batch.position + batch.header.size_bytes, batch.header.next_offset
+        if end >= self._size_bytes:
+            return next_offset == self._end_offset or (not strictly and self._end_offset < 0) or self._may_end_early
+        following = self._window.whole(end)
+        if following is None:
+            return not strictly
+        base_offset = following.header.base_offset
+        return base_offset >= next_offset if self._may_have_gaps else base_offset == next_offset
+
+    def _search(self, damaged: int, position: int) -> WholeBatch | None:
+        """The first batch of the log from `position` on, where the batch at `damaged` is destroyed.
+
+        Records may hold any bytes, whole batches too. The records of the destroyed batch say where it ends, if they are
+        readable. Else batches are believed that go on to the segment's end, or for longer than one batch can be; if
+        there are none, those that lead nowhere.
+        """
+        self._search_from = position
+        records_start = damaged + HEADER_SIZE
+        records_end = self._window.records_end(records_start)
+        loose: WholeBatch | None = None
+        for candidate in self._candidates():
+            at = candidate.position
+            if records_start <= at < records_end:
+                self._search_from = records_end
+                continue
+            end, is_of_log = self._follow(candidate)
+            if is_of_log or records_start < at == records_end:
+                return candidate
+            loose = loose or candidate
+            self._search_from = end
+        return loose
+
+    def _candidates(self) -> Iterator[WholeBatch]:
+        """Whole batches that fit, from `_search_from` on, which may be moved forward meanwhile.
+
+        Every byte is looked at: the upper half of a base offset, then magic 2, are worth a closer look.
+        """
+        high = (self._expected >> 32).to_bytes(4, "big")
+        pattern = re.compile(b"(?=" + re.escape(high) + b".{12}\x02)", re.DOTALL)
+        budget = _SEARCHED_CRC_BYTES_MAX
+        position = self._search_from
+        while position < self._size_bytes:
+            view = self._window.view(position, min(_CHUNK_BYTES, self._size_bytes - position))
+            # A copy: looking at a candidate may move the window.
+            data = bytes(view[:_CHUNK_BYTES])
+            for match in pattern.finditer(data):
+                at = position + match.start()
+                header = self._window.header(at) if at >= self._search_from else None
+                if header is None or not self._expected <= header.base_offset <= self._offset_max:
+                    continue
+                budget -= header.size_bytes
+                if budget < 0:
+                    return
+                candidate = self._window.whole(at)
+                if candidate is not None and self._fits(candidate):
+                    yield candidate
+            if len(data) < _CHUNK_BYTES:
+                return
+            position = max(position + _CHUNK_BYTES - LOG_OVERHEAD - HEADER_SIZE, self._search_from)
+
+    def _follow(self, batch: WholeBatch) -> tuple[int, bool]:
+        """Where the batches end that follow from `batch` on without a gap, and whether that shows that the log's do.
+
+        They do if they go on to the end of the segment, or for longer than a batch can be that holds them.
+        """
+        position, expected, epoch = batch.position, batch.header.base_offset, self._epoch
+        following: WholeBatch | None = batch
+        while following is not None:
+            header = following.header
+            is_next = header.base_offset == expected or (self._may_have_gaps and header.base_offset > expected)
+            if not is_next or header.partition_leader_epoch < epoch or header.last_offset > self._offset_max:
+                return position, False
+            position, expected = position + header.size_bytes, header.next_offset
+            epoch = header.partition_leader_epoch
+            if position - batch.position > _EMBEDDED_BYTES_MAX:
+                return position, True
+            if position >= self._size_bytes:
+                is_end = expected == self._end_offset or self._end_offset < 0 or self._may_end_early
+                return position, is_end
+            following = self._window.whole(position)
+        return position, False
+
+
+class IndexRows:
+    """Rows of an index, in little memory: a large segment has hundreds of thousands."""
+
+    __slots__ = ("_keys", "_values", "last_key")
+
+    def __init__(self) -> None:
+        self._keys = array("q")
+        self._values = array("q")
+        self.last_key = -1
+        """Of the last row, -1 while there is none."""
+
+    def append(self, key: int, value: int) -> None:
+        self._keys.append(key)
+        self._values.append(value)
+        self.last_key = key
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._keys, self._values)
+
+
+class Findings:
+    """What an examination found: the index rows of the whole batches, and the damage between them."""
+
+    __slots__ = (
+        "bytes_since_index_row", "damage", "end_offset", "epochs", "first", "first_epoch", "first_timestamp",
+        "generation", "max_timestamp", "offset_of_max_timestamp", "offset_rows", "second", "size_bytes", "tail",
+        "time_rows", "trusts_epochs",
+    )  # fmt: skip
+
+    def __init__(self, base_offset: int, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        """Of the file, as far as it was looked at."""
+        self.end_offset = base_offset
+        """The offset after the last record, damaged ones counted where they are known."""
+        self.damage: tuple[DamagedRange, ...] = ()
+        self.tail: DamagedRange | None = None
+        """What is left of the file behind the last whole batch, where nothing says how many records it held."""
+        self.epochs: list[tuple[int, int]] = []
+        """(leader epoch, first offset of it in this segment)."""
+        self.offset_rows = IndexRows()
+        self.time_rows = IndexRows()
+        self.max_timestamp = -1
+        self.offset_of_max_timestamp = base_offset
+        self.first_timestamp = -1
+        self.first: DamagedRange | None = None
+        """Where the first batch lies, with its leader epoch: nothing in the segment comes before it to compare with."""
+        self.first_epoch = -1
+        self.second: tuple[int, int] | None = None
+        """(leader epoch, base offset) of the second batch."""
+        self.trusts_epochs = False
+        """Another replica has just said what the batches are."""
+        self.generation = 0
+        """Of the segment (`Segment.generation`) when it was looked at."""
+        self.bytes_since_index_row = 0
+
+    def note(self, position: int, header: BatchHeader, index_interval_bytes: int) -> None:
+        """Index a batch as an append does."""
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp, self.offset_of_max_timestamp = header.max_timestamp, header.last_offset
+        if self.bytes_since_index_row > index_interval_bytes:
+            self.offset_rows.append(header.last_offset, position)
+            if self.max_timestamp > self.time_rows.last_key:
+                self.time_rows.append(self.max_timestamp, self.offset_of_max_timestamp)
+            self.bytes_since_index_row = 0
+        if not position:
+            self.first_timestamp = header.max_timestamp
+            reason = f"leader epoch {header.partition_leader_epoch}"
+            self.first = DamagedRange(0, header.size_bytes, header.base_offset, header.next_offset, reason)
+            self.first_epoch = header.partition_leader_epoch
+        elif self.second is None:
+            self.second = header.partition_leader_epoch, header.base_offset
+        if not self.epochs or header.partition_leader_epoch > self.epochs[-1][0]:
+            self.epochs.append((header.partition_leader_epoch, header.base_offset))
+        self.bytes_since_index_row += header.size_bytes
+        self.end_offset = header.next_offset
+
+    def close(self, damage: list[DamagedRange], present_bytes: int, end_offset: int) -> None:
+        """Everything was looked at: `damage` lies between the batches, and the file had `present_bytes`.
+
+        `end_offset`: the offset after the last record, UNKNOWN_END where nothing says.
+        """
+        if present_bytes < self.size_bytes and end_offset >= 0:
+            if damage and damage[-1].end_position == present_bytes:
+                damage[-1] = damage[-1]._replace(end_position=self.size_bytes)
+            else:  # offsets may be missing here, so nothing says which
+                damage.append(
+                    DamagedRange(present_bytes, self.size_bytes, self.end_offset, end_offset, "the file is cut")
+                )
+        self.damage = merged(damage)
+        if end_offset >= 0:
+            self.end_offset = end_offset
+
+
+def doubt_first_epoch(findings: Findings, epoch_at: Callable[[int], int]) -> None:
+    """Where the first batch alone disagrees with the epochs that the log knows (-1: none), it counts as damaged.
+
+    Neither carries a checksum. Another replica's copy decides: if it says the same, the log's epochs are corrected.
+    """
+    first, second = findings.first, findings.second
+    if first is None or findings.trusts_epochs or findings.first_epoch == (known := epoch_at(first.first_offset)):
+        return
+    if known >= 0 and (second is None or epoch_at(second[1]) == second[0]):
+        reason = f"{first.reason}, the epoch file says {known}"
+        findings.damage = merged([first._replace(reason=reason), *findings.damage])
+        findings.first = None
+
+
+def examine(
+    file: File, size_bytes: int, base_offset: int, end_offset: int, index_interval_bytes: int, *,
+    may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1,
+    note: Callable[[WholeBatch | DamagedRange], None] = lambda each: None,
+) -> Findings:  # fmt: skip
+    """Look at the first `size_bytes` of a segment's file, or as many as there are. Raises OSError.
+
+    `note` is called with everything that is met, in order.
+    """
+    findings = Findings(base_offset, size_bytes)
+    damage: list[DamagedRange] = []
+    present = min(size_bytes, file.size_bytes())
+    examiner = Examiner(
+        file.read_at, present, base_offset, end_offset=end_offset, may_have_gaps=may_have_gaps,
+        may_end_early=may_end_early, epoch_max=epoch_max,
+    )  # fmt: skip
+    for each in examiner.run():
+        note(each)
+        if isinstance(each, WholeBatch):
+            findings.note(each.position, each.header, index_interval_bytes)
+        elif each.end_offset < 0:
+            findings.tail = each
+        else:
+            damage.append(each)
+            findings.end_offset = each.end_offset
+    findings.close(damage, present, end_offset)
+    return findings

@@ -1,0 +1,206 @@
+"""Looking at the records of a produced batch, where a topic's settings need it: may they enter, and in which form.
+
+Pure. What would take longer than others should wait is not done at once: `Unseen` is raised before anything is changed,
+and does it in pieces, those that need no interpreter on any thread. What `append.py` asks of a batch without looking at
+its records is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol.batches.compression import compress
+from tidelog.protocol.batches.record_batch import (
+    HEADER,
+    HEADER_SIZE,
+    LOG_APPEND_TIME_FLAG,
+    LOG_OVERHEAD,
+    NO_TIMESTAMP,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    write_crc,
+)
+from tidelog.protocol.batches.record_walk import scan_records
+from tidelog.protocol.batches.records import decode_section, encode_batch, record_section
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.segments.log_config import INT64_MAX
+
+if TYPE_CHECKING:
+    from tidelog.storage.segments.append import AppendRules
+
+# Of a batch whose records are looked at; what is larger is MESSAGE_TOO_LARGE, and Java's producer divides it.
+INSPECTED_RECORDS_MAX: Final = 250_000
+INSPECTED_BYTES_MAX: Final = 16 * 1024 * 1024
+# What is looked at in one go: some milliseconds.
+AT_ONCE_RECORDS_MAX: Final = 2_000
+AT_ONCE_BYTES_MAX: Final = 512 * 1024
+STEP_RECORDS: Final = 1_000
+# So many records of a refused batch are named; who sends a million bad ones gets no answer of a hundred megabytes.
+BLAMED_MAX: Final = 1000
+AS_PRODUCED: Final = -1
+
+_Seen = tuple[bool, int]
+"""Whether the records' offsets follow each other, and their largest timestamp."""
+
+
+class Unseen(Exception):
+    """A batch that takes long to look at. `decompress`, take every step of `look`, `rebuild`; then append `batches`.
+
+    Each of these may raise KafkaError, and then the batch is refused. `batches` is a copy.
+    """
+
+    def __init__(
+        self, batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules, refusal: KafkaError | None
+    ) -> None:
+        super().__init__(f"{header.record_count} records")
+        self.batches = memoryview(bytearray(batches))
+        self.rules = rules
+        self._header = header
+        self._now_ms = now_ms
+        self._refusal = refusal  # of a batch that may not enter, for whatever its records are
+        self._section = b""
+        self._seen = (True, NO_TIMESTAMP)
+
+    def decompress(self) -> None:
+        """On any thread."""
+        self._section = decompressed(self.batches, 0, self._header, self.rules.inspected_bytes_max)
+
+    def look(self) -> Iterator[None]:
+        """A millisecond in each step."""
+        self._seen = yield from _inspecting(self._section, self._header, self._now_ms, self.rules)
+        if self._refusal is not None:
+            raise self._refusal
+
+    def rebuild(self) -> None:
+        """On any thread."""
+        self.batches = _rebuilt(self.batches, self._section, self._header, self.rules, *self._seen)
+        self._section = b""
+
+
+def look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
+    """The checks and rewrites that need the records looked at; returns the batch to append. Raises Unseen."""
+    section = _section_at_once(batches, 0, header, now_ms, rules, None)
+    return _rebuilt(batches, section, header, rules, *_inspect(section, header, now_ms, rules))
+
+
+def refuse_times(batches: memoryview, position: int, header: BatchHeader, now_ms: int, rules: AppendRules) -> None:
+    """Refuses a batch because of its times, and names the records that have them. Raises Unseen."""
+    refusal = KafkaError(ErrorCode.INVALID_TIMESTAMP, _outside(header.max_timestamp, now_ms, rules))
+    _inspect(_section_at_once(batches, position, header, now_ms, rules, refusal), header, now_ms, rules)
+    raise refusal
+
+
+def decompressed(batches: memoryview, position: int, header: BatchHeader, bytes_max: int) -> bytes:
+    """The batch's records. What cannot be decompressed is INVALID_RECORD: producers repeat a CORRUPT_MESSAGE."""
+    try:
+        return record_section(batches, position, header, bytes_max)
+    except KafkaError as error:
+        if error.code is not ErrorCode.CORRUPT_MESSAGE:
+            raise
+        raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from None
+
+
+def _section_at_once(
+    batches: memoryview,
+    position: int,
+    header: BatchHeader,
+    now_ms: int,
+    rules: AppendRules,
+    refusal: KafkaError | None,
+) -> bytes:
+    """The batch's records, decompressed, where they can be looked at in one go."""
+    if header.record_count > INSPECTED_RECORDS_MAX:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE, f"{header.record_count} records at once, above {INSPECTED_RECORDS_MAX}"
+        )
+    if header.record_count <= AT_ONCE_RECORDS_MAX:
+        try:
+            return decompressed(batches, position, header, AT_ONCE_BYTES_MAX)
+        except KafkaError as error:
+            if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
+                raise
+    raise Unseen(batches[position : position + header.size_bytes], header, now_ms, rules, refusal)
+
+
+def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> _Seen:
+    """All steps of `_inspecting` in one go."""
+    steps = _inspecting(section, header, now_ms, rules)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            found: _Seen = done.value
+            return found
+
+
+def _inspecting(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> Generator[None, None, _Seen]:
+    """Refuses the batch if any of its records may not enter, and names those: without a key, or of another time."""
+    oldest, newest = now_ms - rules.before_max_ms, now_ms + rules.after_max_ms
+    checks_times = not rules.stamps_append_time
+    code = ErrorCode.INVALID_RECORD
+    blamed: list[tuple[int, str]] = []
+    consecutive, largest = True, NO_TIMESTAMP
+    for index, (offset_delta, time_delta, has_key) in enumerate(scan_records(section, header.record_count)):
+        if index % STEP_RECORDS == STEP_RECORDS - 1:
+            yield
+        if offset_delta != index:
+            consecutive = False
+        timestamp = header.base_timestamp + time_delta
+        if timestamp > largest:
+            largest = timestamp
+        if not -INT64_MAX <= timestamp <= INT64_MAX:
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"timestamp {timestamp} needs more than 64 bits")
+        if rules.checks_keys and not has_key:
+            reason = "a compacted topic takes no record without a key"
+        elif checks_times and timestamp != NO_TIMESTAMP and not oldest <= timestamp <= newest:
+            reason = _outside(timestamp, now_ms, rules)
+            code = ErrorCode.INVALID_TIMESTAMP
+        else:
+            continue
+        if len(blamed) < BLAMED_MAX:
+            blamed.append((index, reason))
+    if blamed:
+        raise KafkaError(code, "One or more records have been rejected", tuple(blamed))
+    return consecutive, largest
+
+
+def _rebuilt(
+    batches: memoryview, section: bytes, header: BatchHeader, rules: AppendRules, consecutive: bool, largest: int
+) -> memoryview:
+    """The batch to append: as it is, or with its records under another codec or with other offsets."""
+    codec = header.compression if rules.codec == AS_PRODUCED else rules.codec
+    # Kafka gives compressed records new offsets where theirs leave some out, and takes others as they are.
+    if codec == header.compression and (consecutive or not codec):
+        return batches
+    if consecutive:
+        rebuilt = _under_another_codec(section, header._replace(max_timestamp=largest), codec, rules.level)
+    else:
+        rebuilt = encode_batch(
+            decode_section(section, header),
+            compression=codec,
+            level=rules.level,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+            transactional=bool(header.attributes & TRANSACTIONAL_FLAG),
+        )
+    if len(rebuilt) > rules.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"a batch of {len(rebuilt)} bytes, recompressed, is above max.message.bytes, {rules.max_message_bytes}",
+        )
+    return memoryview(rebuilt)
+
+
+def _under_another_codec(section: bytes, header: BatchHeader, codec: int, level: int | None) -> bytearray:
+    """The batch with its records as they are: to decode and encode each would cost three times the rest."""
+    batch = bytearray(HEADER_SIZE) + compress(codec, section, level)
+    attributes = header.attributes & (TRANSACTIONAL_FLAG | LOG_APPEND_TIME_FLAG) | codec
+    HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD, attributes=attributes))
+    write_crc(batch, 0, len(batch))
+    return batch
+
+
+def _outside(timestamp: int, now_ms: int, rules: AppendRules) -> str:
+    return f"timestamp {timestamp} is outside {now_ms - rules.before_max_ms} .. {now_ms + rules.after_max_ms}"

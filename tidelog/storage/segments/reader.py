@@ -1,0 +1,378 @@
+"""Finding batches in a segment and handing them out as they lie, never decoded, never copied when large.
+
+An offset is found in the recent batches held in memory, in the hint a previous read left, or by the floor of the sparse
+index and a walk over batch headers. Small answers are read, large ones are slices of a map of the file. Batches that
+come from the device are checked before they are handed out. Invariants: an answer is whole batches; nothing at or above
+the bound is in it, and nothing that is damaged; a range that would make the caller wait for the device raises ColdRead
+instead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.protocol.batches.record_batch import (
+    ATTRIBUTES_OFFSET,
+    HEADER,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    BatchHeader,
+    read_header,
+)
+from tidelog.protocol.errors import KafkaError
+from tidelog.storage.files.disk import File
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords, bytes_after, damage_at, next_damage
+from tidelog.storage.segments.examination import examine
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.segments import Segments
+
+MAP_ABOVE_BYTES: Final = 64 * 1024
+_SURELY_WARM_BYTES: Final = 64 * 1024 * 1024
+_WALK_CHUNK_BYTES: Final = 8 * 1024
+_WARM_CHUNK_BYTES: Final = 1024 * 1024
+_HINTS_MAX: Final = 8
+# Of bytes that are to be checked, in one read: it takes a millisecond, not thirty, where each batch is a small record.
+_CHECKED_BATCHES_MAX: Final = 512
+_WALK: Final = Struct(">qi11xi")  # base offset, batch length, last offset delta
+_walk = _WALK.unpack_from
+
+Region = bytes | memoryview
+
+
+class ReadResult(NamedTuple):
+    """`regions` are bytes to send in order, `size_bytes` their sum, `next_offset` the offset after the last batch."""
+
+    regions: list[Region]
+    size_bytes: int
+    next_offset: int
+
+
+class ColdRead(Exception):
+    """The bytes are not in memory. Run `warm()` in a thread, with the file pinned meanwhile, then ask again."""
+
+    def __init__(self, segment: Segment, position: int, size_bytes: int) -> None:
+        super().__init__(f"{size_bytes} bytes at {position} of {segment.path} are not in memory")
+        self.path = segment.path
+        self._segment = segment
+        self._file = segment.file
+        self._position = position
+        self._size_bytes = size_bytes
+
+    def pin(self) -> None:
+        self._file.pin()
+
+    def unpin(self) -> None:
+        self._file.unpin()
+
+    def warm(self) -> None:
+        """Read the range, waiting for the device as long as it takes. A failure is kept for whoever asks again."""
+        position, end = self._position, self._position + self._size_bytes
+        try:
+            while position < end:
+                data = self._file.read_at(min(_WARM_CHUNK_BYTES, end - position), position)
+                if not data:
+                    return
+                position += len(data)
+        except OSError as error:
+            self._segment.unread = error
+
+
+class Examination(ColdRead):
+    """The segment is not what its index, or its neighbours, say. `warm` looks at all of it, for `Segment.adopt`."""
+
+    def __init__(self, segment: Segment, epoch_max: int = -1) -> None:
+        super().__init__(segment, 0, segment.size_bytes)
+        self._epoch_max = epoch_max
+        self._end_offset = segment.next_offset
+        self._generation = segment.generation
+        self._gaps = segment.may_have_gaps, segment.may_end_early
+
+    def warm(self) -> None:
+        segment = self._segment
+        try:
+            findings = examine(
+                self._file, self._size_bytes, segment.base_offset, self._end_offset, segment.index_interval_bytes,
+                may_have_gaps=self._gaps[0], may_end_early=self._gaps[1], epoch_max=self._epoch_max,
+            )  # fmt: skip
+            findings.generation = self._generation
+            segment.findings = findings
+        except OSError as error:
+            segment.unread = error
+
+
+def _cold(segment: Segment, position: int, size_bytes: int) -> ColdRead | OSError:
+    """What to raise where the bytes are not in memory: what kept them from being brought there, once, if they were."""
+    failure, segment.unread = segment.unread, None
+    segment.distrust()
+    return failure or ColdRead(segment, position, size_bytes)
+
+
+def read(
+    segment: Segment, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool, epochs: LeaderEpochs
+) -> ReadResult:
+    """Batches from the one that holds `offset` (or the next) to `upper_offset`, at most `max_bytes`.
+
+    The first batch is returned even when it alone is larger, if `min_one_batch`. Raises ColdRead, CorruptIndex,
+    DamagedRecords where the damage begins at `offset`; in front of it the answer ends.
+    """
+    damage = None
+    if segment.damage:
+        damage = damage_at(segment.damage, offset)
+        if damage is not None:
+            raise DamagedRecords(segment.path, damage)
+        damage = next_damage(segment.damage, offset)
+        if damage is not None and damage.first_offset >= upper_offset:
+            damage = None
+    size = segment.size_bytes
+    start = position_of(segment, offset)
+    if damage is not None:
+        end, next_offset = damage.position, damage.first_offset
+    elif upper_offset >= segment.next_offset:
+        end, next_offset = size, segment.next_offset
+    else:
+        end, next_offset = position_of(segment, upper_offset), upper_offset
+    if end - start > max_bytes:
+        end, next_offset = _whole_batches(segment, start, end, max_bytes, min_one_batch)
+    length = end - start
+    if length <= 0:
+        return ReadResult([], 0, offset)
+    region = _bytes(segment, start, length)
+    if not segment.is_trusted(start, end):
+        checked_bytes, expected = _verify(segment, region, start, offset, next_offset, epochs)
+        if checked_bytes < length:
+            length, end, next_offset = checked_bytes, start + checked_bytes, expected
+            region = region[:length]
+        elif end == size and expected != segment.next_offset and not (segment.may_end_early or _ends_damaged(segment)):
+            raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
+        segment.trust(start, end)
+    hints = segment.hints
+    hints[next_offset] = end
+    if len(hints) > _HINTS_MAX:
+        del hints[next(iter(hints))]
+    return ReadResult([region], length, next_offset)
+
+
+def _ends_damaged(segment: Segment) -> bool:
+    """Whether it is known that the last records of the segment are damaged."""
+    return bool(segment.damage) and segment.damage[-1].end_position >= segment.size_bytes
+
+
+def _verify(
+    segment: Segment, region: Region, start: int, offset: int, next_offset: int, epochs: LeaderEpochs
+) -> tuple[int, int]:
+    """Check whole batches that came from the device, or as many as may be at once. Raises CorruptIndex.
+
+    Returns how many bytes were checked, and the offset after them.
+
+    The CRC does not cover base offset, length, epoch and magic; offsets must go on from batch to batch, and the first
+    batch holds `offset`, unless compaction may have left gaps. Epochs are those that the log knows.
+    """
+    view = memoryview(region)
+    position, size, expected = 0, len(view), -1
+    may_have_gaps = segment.may_have_gaps
+    left = _CHECKED_BATCHES_MAX
+    while position < size:
+        if not left:
+            return position, expected
+        left -= 1
+        if size - position < HEADER_SIZE:
+            raise CorruptIndex(segment.path, f"no batch at {start + position}")
+        base_offset, length, epoch, magic, crc, _, last_delta, *_ = HEADER.unpack_from(view, position)
+        end = position + length + LOG_OVERHEAD
+        if magic != MAGIC or length < HEADER_SIZE - LOG_OVERHEAD or end > size or last_delta < 0:
+            raise CorruptIndex(segment.path, f"no batch at {start + position}")
+        if crc32c(view[position + ATTRIBUTES_OFFSET : end]) != crc:
+            raise CorruptIndex(segment.path, f"the CRC of the batch at {start + position} is wrong")
+        if expected < 0:
+            is_next = base_offset <= offset <= base_offset + last_delta or (may_have_gaps and base_offset > offset)
+        else:
+            is_next = base_offset == expected or (may_have_gaps and base_offset > expected)
+        if epoch != epochs.epoch_for_offset(base_offset) >= 0:
+            raise CorruptIndex(segment.path, f"leader epoch {epoch} of offset {base_offset}")
+        if not is_next:
+            raise CorruptIndex(segment.path, f"base offset {base_offset} at {start + position}")
+        expected = base_offset + last_delta + 1
+        position = end
+    if expected != next_offset and not (may_have_gaps and expected < next_offset):
+        raise CorruptIndex(segment.path, f"the batches before {start + size} end at offset {expected}")
+    return size, expected
+
+
+def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
+    """The same for a whole log: from the segment that holds `offset`, or the first after it that has a batch."""
+    if offset >= upper_offset:
+        return ReadResult([], 0, offset)
+    epochs = segments.leader_epochs
+    if offset >= segments.active.base_offset:
+        return read(segments.active, offset, max_bytes, upper_offset, min_one_batch, epochs)
+    index = max(0, segments.floor_index(offset))
+    result = read(segments[index], offset, max_bytes, upper_offset, min_one_batch, epochs)
+    # A segment whose last offsets were compacted away, or cut, holds nothing at `offset`: go on in the next.
+    while not result.regions and index + 1 < len(segments):
+        index += 1
+        segment = segments[index]
+        before = segments[index - 1]
+        if segment.base_offset >= upper_offset or position_of(before, offset) < before.size_bytes:
+            break
+        if not before.may_end_early and offset < segment.base_offset:
+            raise CorruptIndex(before.path, f"holds nothing at offset {offset}")
+        result = read(segment, offset, max_bytes, upper_offset, min_one_batch, epochs)
+    return result
+
+
+def _bytes(segment: Segment, start: int, length: int) -> Region:
+    is_warm = start >= segment.warm_from and segment.size_bytes - start <= _SURELY_WARM_BYTES
+    if length > MAP_ABOVE_BYTES:
+        if segment.file.size_bytes() < start + length:
+            raise CorruptIndex(segment.path, f"is shorter than {start + length} bytes")
+        if not is_warm and not segment.file.is_warm(length, start):
+            raise _cold(segment, start, length)
+        return segment.view(start + length)[start : start + length]
+    data = segment.file.read_at(length, start) if is_warm else segment.file.read_at_nowait(length, start)
+    if data is None:
+        raise _cold(segment, start, length)
+    if len(data) != length:
+        raise CorruptIndex(segment.path, f"{length} bytes at {start} should be there, {len(data)} are")
+    return data
+
+
+def position_of(segment: Segment, offset: int, *, wait: bool = False) -> int:
+    """Where the batch lies that holds `offset`, or the first one after it; the segment's end past its last batch.
+
+    With `wait` the device is waited for; without, ColdRead is raised. In a damaged range: where that begins.
+    """
+    if segment.damage:
+        damage = damage_at(segment.damage, offset)
+        if damage is not None:
+            return damage.position
+    recent = segment.recent_offsets
+    if recent and offset >= recent[0]:
+        if offset >= segment.next_offset:
+            return segment.size_bytes
+        return segment.recent_positions[bisect_right(recent, offset) - 1]
+    position = segment.hints.get(offset)
+    if position is not None:
+        return bytes_after(segment.damage, position)
+    if offset <= segment.base_offset:
+        return bytes_after(segment.damage, 0)
+    if offset >= segment.next_offset:
+        return segment.size_bytes
+    row = segment.offset_index.floor(offset)
+    start = row[1] if row is not None else 0
+    if start >= segment.size_bytes:
+        raise CorruptIndex(segment.path, f"the index has offset {offset} at {start}, behind its end")
+    for position, base_offset, last_offset, _ in walk(segment, start, wait=wait):
+        if row is not None and position == start and last_offset != row[0]:
+            raise CorruptIndex(segment.path, f"the index has offset {row[0]} at {start}, there is {base_offset}")
+        if last_offset >= offset:
+            return position
+    return segment.size_bytes
+
+
+def _whole_batches(segment: Segment, start: int, end: int, max_bytes: int, min_one_batch: bool) -> tuple[int, int]:
+    """(the last batch boundary in (start, start + max_bytes], the offset after it)."""
+    bound = min(end, start + max_bytes)
+    recent = segment.recent_positions
+    if recent and start >= recent[0]:
+        at = bisect_right(recent, bound) - 1
+        if recent[at] > start or not min_one_batch:
+            return recent[at], segment.recent_offsets[at]
+        if at + 1 < len(recent):
+            return recent[at + 1], segment.recent_offsets[at + 1]
+        return segment.size_bytes, segment.next_offset
+    row = segment.offset_index.floor_value(bound)
+    from_position = row[1] if row is not None and row[1] > start else start
+    found, next_offset = start, -1
+    for position, base_offset, last_offset, batch_end in walk(segment, from_position):
+        if row is not None and position == row[1] and last_offset != row[0]:
+            raise CorruptIndex(segment.path, f"the index has offset {row[0]} at {position}, there is {base_offset}")
+        if position > start and position <= bound and found < position:
+            found, next_offset = position, base_offset
+        if batch_end > bound:
+            if found == start and min_one_batch:
+                return batch_end, last_offset + 1
+            return found, next_offset
+        found, next_offset = batch_end, last_offset + 1
+    return found, next_offset
+
+
+def walk(segment: Segment, position: int, *, wait: bool = False) -> Iterator[tuple[int, int, int, int]]:
+    """(position, base offset, last offset, end position) of each batch from `position` on.
+
+    With `wait` a range that is not in memory is read from the device. Raises ColdRead, CorruptIndex where no batch is.
+    """
+    size, damage = segment.size_bytes, segment.damage
+    file = segment.file
+    chunk, chunk_start = b"", position
+    while position < size:
+        if damage:
+            position = bytes_after(damage, position)
+            if position >= size:
+                return
+        at = position - chunk_start
+        if at < 0 or at + _WALK.size > len(chunk):
+            data = _chunk(segment, file, position, size, wait)
+            chunk, chunk_start, at = data, position, 0
+            if len(chunk) < _WALK.size:
+                raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
+        base_offset, length, last_delta = _walk(chunk, at)
+        end = position + length + LOG_OVERHEAD
+        if length < HEADER_SIZE - LOG_OVERHEAD or end > size or base_offset < segment.base_offset or last_delta < 0:
+            raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
+        yield position, base_offset, base_offset + last_delta, end
+        position = end
+
+
+def _chunk(segment: Segment, file: File, position: int, size: int, wait: bool) -> bytes:
+    length = min(_WALK_CHUNK_BYTES, size - position)
+    if wait or position >= segment.warm_from:
+        return file.read_at(length, position)
+    data = file.read_at_nowait(length, position)
+    if data is None:
+        raise _cold(segment, position, length)
+    return data
+
+
+def headers(segment: Segment, position: int = 0, *, wait: bool = True) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch from `position` on, waiting for the device where it must, or raising ColdRead.
+
+    What is known to be damaged is left out. Raises CorruptIndex where no batch is: the caller came by an index, or the
+    segment is damaged there, too.
+    """
+    size, damage = segment.size_bytes, segment.damage
+    file = segment.file
+    chunk, chunk_start = b"", position
+    while position < size:
+        if damage:
+            position = bytes_after(damage, position)
+            if position >= size:
+                return
+        at = position - chunk_start
+        if at + HEADER_SIZE > len(chunk):
+            chunk, chunk_start, at = _chunk(segment, file, position, size, wait), position, 0
+        try:
+            header = read_header(chunk, at)
+        except KafkaError as error:
+            raise CorruptIndex(segment.path, f"{error.message} at {position} of {size}") from None
+        end = position + header.size_bytes
+        if end > size or header.base_offset < segment.base_offset or header.last_offset_delta < 0:
+            raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
+        yield position, header
+        position = end
+
+
+def batch_at(segment: Segment, position: int, header: BatchHeader, *, wait: bool = True) -> bytes:
+    file, size_bytes = segment.file, header.size_bytes
+    wait = wait or position >= segment.warm_from
+    data = file.read_at(size_bytes, position) if wait else file.read_at_nowait(size_bytes, position)
+    if data is None:
+        raise _cold(segment, position, size_bytes)
+    if len(data) < size_bytes:
+        raise CorruptIndex(segment.path, f"{size_bytes} bytes at {position} should be there, {len(data)} are")
+    return data

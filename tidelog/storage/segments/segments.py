@@ -1,0 +1,151 @@
+"""The segments of one log in offset order: finding, adding, and deleting in steps that no crash can turn into a hole.
+
+Deleting from the front: first the segments leave this list, then the log start offset is checkpointed by the log
+directory, only then their files are renamed, and after file.delete.delay.ms removed. Deleting from the end: the renames
+reach the device newest first, one by one. So whatever a power loss leaves is a log without a gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tidelog.storage.files.disk import Disk
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.segment import Segment
+
+
+class Segments:
+    __slots__ = (
+        "_bases",
+        "_disk",
+        "_list",
+        "active",
+        "condemned",
+        "directory",
+        "doomed",
+        "found_by_time",
+        "leader_epochs",
+    )
+
+    active: Segment
+
+    def __init__(self, disk: Disk, directory: str, segments: Iterable[Segment] = ()) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._list = sorted(segments, key=lambda segment: segment.base_offset)
+        self._bases = [segment.base_offset for segment in self._list]
+        if self._list:
+            self.active = self._list[-1]
+        self.condemned: list[Segment] = []
+        """Out of the log, their files still under their names."""
+        self.doomed: list[tuple[int, str]] = []
+        """(time at which to remove, path) of renamed files."""
+        self.leader_epochs = LeaderEpochs()
+        """Those of the log, which owns them."""
+        self.found_by_time: dict[tuple[str | int, ...], Any] = {}
+        """What threads have found for `lookup`: of a few batches that take long to look at."""
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._list)
+
+    def __getitem__(self, index: int) -> Segment:
+        return self._list[index]
+
+    @property
+    def first(self) -> Segment:
+        return self._list[0]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._list)
+
+    def add(self, segment: Segment) -> None:
+        """Append a segment at the end."""
+        assert not self._bases or segment.base_offset > self._bases[-1], (self._bases[-1:], segment)
+        self._list.append(segment)
+        self._bases.append(segment.base_offset)
+        self.active = segment
+
+    def moved_to(self, directory: str) -> None:
+        """The directory was renamed."""
+        self.directory = directory
+        for segment in (*self._list, *self.condemned):
+            segment.moved_to(directory)
+        self.doomed = [(at_ms, f"{directory}/{path.rpartition('/')[2]}") for at_ms, path in self.doomed]
+
+    def floor_index(self, offset: int) -> int:
+        """Index of the last segment whose base offset is not above `offset`; -1 when all are above."""
+        return bisect_right(self._bases, offset) - 1
+
+    def from_offset(self, offset: int) -> list[Segment]:
+        """The segment that holds `offset`, and all after it."""
+        return self._list[max(0, self.floor_index(offset)) :]
+
+    def epoch_behind(self, segment: Segment) -> int:
+        """The leader epoch of the first batch behind a segment, or the latest; -1 where it cannot be read."""
+        index = self.floor_index(segment.base_offset) + 1
+        if index >= len(self._list):
+            return self.leader_epochs.latest
+        return self._list[index].first_epoch()
+
+    def base_offsets(self) -> list[int]:
+        return list(self._bases)
+
+    def condemn_first(self, count: int) -> list[Segment]:
+        """Take the first `count` segments out of the log; their files go with `rename_condemned`."""
+        assert count < len(self._list)
+        gone = self._list[:count]
+        del self._list[:count], self._bases[:count]
+        self.condemned.extend(gone)
+        return gone
+
+    def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int) -> None:
+        """Rename the files of condemned segments that lie wholly below what is durably the log start."""
+        waiting = []
+        for segment in self.condemned:
+            if segment.next_offset <= checkpointed_log_start:
+                self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+            else:
+                waiting.append(segment)
+        self.condemned = waiting
+
+    def replace(self, old: list[Segment], new: Segment) -> None:
+        """Put one segment in the place of the neighbours it was made from; their files are the caller's."""
+        at = self._bases.index(old[0].base_offset)
+        assert self._list[at : at + len(old)] == old, (self._bases, old)
+        assert new.base_offset == old[0].base_offset, (new, old)
+        self._list[at : at + len(old)] = [new]
+        self._bases[at : at + len(old)] = [new.base_offset]
+
+    def drop_last(self, count: int, remove_at_ms: int) -> list[Segment]:
+        """Take the last `count` segments out, newest first and durably, so that what remains is always a prefix."""
+        gone = [self._list.pop() for _ in range(count)]
+        del self._bases[len(self._list) :]
+        for segment in gone:
+            self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+            self._disk.sync_directory(self.directory)
+        if self._list:
+            self.active = self._list[-1]
+        return gone
+
+    def take_doomed(self, now_ms: int) -> list[str]:
+        """Paths of the files whose time has come: the caller's to remove, on whatever thread."""
+        due = [path for remove_at_ms, path in self.doomed if remove_at_ms <= now_ms]
+        if due:
+            self.doomed = [item for item in self.doomed if item[0] > now_ms]
+        return due
+
+    def remove_doomed(self, now_ms: int) -> None:
+        for path in self.take_doomed(now_ms):
+            self._disk.remove(path)
+
+    def release(self, *, keep_active: bool = False) -> None:
+        """Give back descriptors and maps; what is still needed opens them again."""
+        for segment in self._list:
+            if not (keep_active and segment is self.active):
+                segment.release()

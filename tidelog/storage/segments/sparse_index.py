@@ -1,0 +1,292 @@
+"""The two sparse indexes of a segment, .index (offset -> position) and .timeindex (timestamp -> offset).
+
+Both are rows of two rising columns, the key and the value, packed big-endian; one class serves both. The newest rows
+are held in memory and reach the file in blocks, at the latest when the segment is sealed or closed: an index that was
+not closed is rebuilt from its segment, so nothing is lost, and an open log needs neither map nor descriptor per index.
+Lookups below the rows in memory go to a map of the file. Invariant: rows [0, rows_in_file) are in the file, rows
+[first_in_memory, count) are in memory, and no row is in neither.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final
+
+from tidelog.storage.files.disk import Disk, FileMap
+from tidelog.storage.segments.damage import CorruptIndex
+
+logger = logging.getLogger("tidelog.storage")
+
+_SPILL_ROWS: Final = 512
+_KEEP_ROWS: Final = 64
+_OFFSET_ROW: Final = Struct(">ii")
+_TIME_ROW: Final = Struct(">qi")
+
+Row = tuple[int, int]
+
+
+class SparseIndex:
+    """`kind` is the row layout; `key_base` and `value_base` are added to what a row holds."""
+
+    __slots__ = (
+        "_disk", "_first_in_memory", "_has_file", "_key_base", "_keys", "_map", "_rows_in_file", "_struct",
+        "_value_base", "_values", "count", "is_rebuilt", "last_key", "last_value", "path",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, path: str, row: Struct, key_base: int, value_base: int, count: int) -> None:
+        self._disk = disk
+        self.path = path
+        self._struct = row
+        self._key_base = key_base
+        self._value_base = value_base
+        self.count = count
+        self._rows_in_file = count
+        self._first_in_memory = count
+        self._keys = array("q")
+        self._values = array("q")
+        self._map: FileMap | None = None
+        self.is_rebuilt = False
+        self._has_file = count > 0
+        self.last_key = -1
+        self.last_value = -1
+        if count:
+            self.last_key, self.last_value = self._row_from_file(count - 1)
+
+    @property
+    def row_size_bytes(self) -> int:
+        return self._struct.size
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self._struct.size
+
+    def row(self, number: int) -> Row:
+        """(key, value) of row `number`."""
+        assert 0 <= number < self.count, number
+        if number >= self._first_in_memory:
+            at = number - self._first_in_memory
+            return self._keys[at], self._values[at]
+        return self._checked(number, *self._struct.unpack_from(self._mapped(), number * self._struct.size))
+
+    def _row_from_file(self, number: int) -> Row:
+        """One row without a map: an open log then costs none."""
+        file = self._disk.open(self.path)
+        try:
+            row = file.read_at(self._struct.size, number * self._struct.size)
+        finally:
+            file.close()
+        if len(row) < self._struct.size:
+            raise CorruptIndex(self.path, f"has no row {number}")
+        return self._checked(number, *self._struct.unpack(row))
+
+    def _checked(self, number: int, key: int, value: int) -> Row:
+        """A row of the file. None is ever negative."""
+        if key < 0 or value < 0:
+            raise CorruptIndex(self.path, f"has {key}, {value} as row {number}")
+        return key + self._key_base, value + self._value_base
+
+    def append(self, key: int, value: int) -> None:
+        self._keys.append(key)
+        self._values.append(value)
+        self.count += 1
+        self.last_key = key
+        self.last_value = value
+        missing = self.count - self._rows_in_file
+        if missing >= _SPILL_ROWS and not missing % _KEEP_ROWS and not self.is_rebuilt:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Bring the rows to the file. If that fails, they stay in memory, and are written later.
+
+        The batches that they index are already in the log, so an append does not fail for them. `write_rows` raises the
+        error when the segment is sealed.
+        """
+        try:
+            self.write_rows()
+        except OSError as error:
+            logger.warning("%s keeps %d rows in memory: %s", self.path, self.count - self._rows_in_file, error)
+
+    def floor(self, key: int) -> Row | None:
+        """The last row whose key is not above `key`."""
+        keys = self._keys
+        if keys and key >= keys[0]:
+            at = bisect_right(keys, key) - 1
+            return keys[at], self._values[at]
+        return self._floor_in_file(key, 0)
+
+    def floor_value(self, value: int) -> Row | None:
+        """The last row whose value is not above `value`."""
+        values = self._values
+        if values and value >= values[0]:
+            at = bisect_right(values, value) - 1
+            return self._keys[at], values[at]
+        return self._floor_in_file(value, 1)
+
+    def _floor_in_file(self, target: int, column: int) -> Row | None:
+        count = self._count_in_file(target, column)
+        return self.row(count - 1) if count else None
+
+    def count_below(self, target: int, column: int) -> int:
+        """How many rows have a key (column 0), or a value (column 1), below `target`."""
+        held = self._values if column else self._keys
+        if held and target > held[0]:
+            return self._first_in_memory + bisect_left(held, target)
+        return self._count_in_file(target - 1, column)
+
+    def _count_in_file(self, target: int, column: int) -> int:
+        """How many of the rows that are only in the file are not above `target`."""
+        low, high = 0, self._first_in_memory
+        if not high:
+            return 0
+        view = self._mapped()
+        unpack, size = self._struct.unpack_from, self._struct.size
+        relative = target - (self._value_base if column else self._key_base)
+        while low < high:
+            middle = (low + high) >> 1
+            if unpack(view, middle * size)[column] <= relative:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _mapped(self) -> memoryview:
+        size = self._rows_in_file * self._struct.size
+        if self._map is None or self._map.size_bytes < size:
+            self.release()
+            try:
+                file = self._disk.open(self.path)
+            except FileNotFoundError:
+                raise CorruptIndex(self.path, "is missing") from None
+            try:
+                self._map = file.map(size)
+            except ValueError as error:
+                raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows") from error
+            finally:
+                file.close()
+        elif self._disk.size_of(self.path) < size:  # to touch the map behind the end of the file would end the process
+            self.release()
+            raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows")
+        assert self._map is not None
+        return self._map.view
+
+    def rows(self) -> list[Row]:
+        """Every row: for tests, tools and checks."""
+        return [self.row(number) for number in range(self.count)]
+
+    def read_later(self) -> Iterator[Row]:
+        """Every row that there is now, read in the thread that asks for the first: CorruptIndex, OSError then."""
+        return self._read(self.path, self._first_in_memory, self.rows_in_memory())
+
+    def _read(self, path: str, count: int, in_memory: list[Row]) -> Iterator[Row]:
+        if count:
+            try:
+                data = self._disk.read_file(path)
+            except FileNotFoundError:
+                raise CorruptIndex(path, "is missing") from None
+            if len(data) < count * self._struct.size:
+                raise CorruptIndex(path, f"is shorter than its {count} rows")
+            for key, value in self._struct.iter_unpack(memoryview(data)[: count * self._struct.size]):
+                yield key + self._key_base, value + self._value_base
+        yield from in_memory
+
+    def rows_in_memory(self) -> list[Row]:
+        """The newest rows, those that a map of the file is not needed for."""
+        return list(zip(self._keys, self._values))
+
+    def write_rows(self) -> int:
+        """Bring all rows to the file (not to the device), and keep only the newest in memory; how many were missing."""
+        if self.is_rebuilt or not self._has_file:
+            return self._write_whole()
+        missing = self.count - self._rows_in_file
+        if missing:
+            data = self._packed(self._rows_in_file - self._first_in_memory)
+            file = self._disk.open(self.path, create=True)
+            try:
+                position = self._rows_in_file * self._struct.size
+                while data:
+                    written = file.write_at(data, position)
+                    data = data[written:]
+                    position += written
+            finally:
+                file.close()
+            self._rows_in_file = self.count
+        self._forget_old_rows()
+        return missing
+
+    def _packed(self, start: int) -> bytes:
+        pack, key_base, value_base = self._struct.pack, self._key_base, self._value_base
+        rows = zip(self._keys[start:], self._values[start:])
+        return b"".join([pack(key - key_base, value - value_base) for key, value in rows])
+
+    def _forget_old_rows(self) -> None:
+        surplus = len(self._keys) - _KEEP_ROWS
+        if surplus > 0:
+            del self._keys[:surplus], self._values[:surplus]
+            self._first_in_memory += surplus
+
+    def begin_rebuild(self) -> None:
+        """Empty it in memory; the file stays as it is until `write_rows`, which leaves one that was right untouched.
+
+        So a rebuilt index is never less on the device than it was before.
+        """
+        self.release()
+        self._keys, self._values = array("q"), array("q")
+        self.count = self._rows_in_file = self._first_in_memory = 0
+        self.last_key = self.last_value = -1
+        self.is_rebuilt = True
+
+    def _write_whole(self) -> int:
+        data = self._packed(0)
+        try:
+            is_right = self._disk.size_of(self.path) == len(data) and self._disk.read_file(self.path) == data
+        except FileNotFoundError:
+            is_right = False
+        if not is_right:
+            self._disk.write_file(self.path, data, sync=False)
+        self.is_rebuilt = False
+        self._has_file = True
+        self._rows_in_file = self.count
+        self._forget_old_rows()
+        return 0 if is_right else max(1, self.count)
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` rows."""
+        if count >= self.count:
+            return
+        self.release()  # a map beyond the end of its file must not be touched
+        if count < self._rows_in_file:
+            file = self._disk.open(self.path, create=True)
+            try:
+                file.truncate(count * self._struct.size)
+            finally:
+                file.close()
+            self._rows_in_file = count
+        keep = max(0, count - self._first_in_memory)
+        del self._keys[keep:], self._values[keep:]
+        self._first_in_memory = min(self._first_in_memory, count)
+        self.count = count
+        self.last_key, self.last_value = self.row(count - 1) if count else (-1, -1)
+
+    def release(self) -> None:
+        """Give back the map; it comes again when needed."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+def offset_index(disk: Disk, path: str, base_offset: int, count: int = 0) -> SparseIndex:
+    """.index: the last offset of a batch -> the batch's position in the segment."""
+    return SparseIndex(disk, path, _OFFSET_ROW, base_offset, 0, count)
+
+
+def time_index(disk: Disk, path: str, base_offset: int, count: int = 0) -> SparseIndex:
+    """.timeindex: the largest timestamp so far -> the last offset of the batch that has it."""
+    return SparseIndex(disk, path, _TIME_ROW, 0, base_offset, count)
+
+
+OFFSET_ROW_BYTES: Final = _OFFSET_ROW.size
+TIME_ROW_BYTES: Final = _TIME_ROW.size

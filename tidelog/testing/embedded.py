@@ -1,0 +1,149 @@
+"""A broker inside the calling process, for tests: a real node on a thread of its own, on a port of its own choice.
+
+Records live in a directory that is removed at the end, unless one is given. Not for production: it shares the caller's
+interpreter lock. Invariant: a broker is stopped or running, and `start` and `stop` lead from one to the other any
+number of times; what belongs to one run is in a `_Run`, so that nothing of it is seen in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tidelog.broker.config.node_config import NodeConfig, as_text
+from tidelog.broker.node import Node
+from tidelog.broker.node_ports import os_ports
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+
+Scalar = str | int | float | bool
+
+
+class EmbeddedBroker:
+    """`with EmbeddedBroker() as broker:` and clients connect to `broker.bootstrap_servers`.
+
+    `config`: Kafka's configuration keys, with values of their type or as text. `start` raises what prevents the node
+    from starting: ConfigError, ForeignDirectory, OSError, TimeoutError. Without a `directory` each run has a new one.
+    """
+
+    def __init__(self, directory: str | Path | None = None, config: Mapping[str, Scalar] | None = None) -> None:
+        self.bootstrap_servers = ""
+        """host:port while it runs, else empty."""
+        self.directory = Path(directory) if directory is not None else Path()
+        self._is_temporary = directory is None
+        self._config = {name: as_text(value) for name, value in (config or {}).items()}
+        self._lock = threading.Lock()
+        self._run: _Run | None = None
+
+    def start(self) -> EmbeddedBroker:
+        """Run, unless it does already; returns itself once it serves."""
+        with self._lock:
+            if self._run is None:
+                if self._is_temporary:
+                    self.directory = Path(tempfile.mkdtemp(prefix="tidelog-"))
+                try:
+                    self._start()
+                except BaseException:
+                    self._clean_up()
+                    raise
+        return self
+
+    def _start(self) -> None:
+        defaults = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": str(self.directory),
+            "group.initial.rebalance.delay.ms": "0",
+        }
+        run = _Run(NodeConfig(defaults | self._config))
+        try:
+            self.bootstrap_servers = run.await_ready()
+        except BaseException:
+            run.stop()
+            raise
+        self._run = run
+
+    def stop(self) -> None:
+        """Shut down cleanly, if it runs; what was acknowledged is on disk. TimeoutError when it does not end."""
+        with self._lock:
+            run, self._run = self._run, None
+            self.bootstrap_servers = ""
+            if run is not None:
+                run.stop()
+                self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> EmbeddedBroker:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class _Run:
+    """One life of the node, from its thread's start to its end."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._changed = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._bootstrap_servers = ""
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="tidelog-embedded", daemon=True)
+        self._thread.start()
+
+    def await_ready(self) -> str:
+        """host:port, once it serves. Raises what kept it from that."""
+        if not self._changed.wait(START_TIMEOUT_S):
+            raise TimeoutError(f"the embedded broker was not ready in {START_TIMEOUT_S:.0f} s")
+        if self._failure is not None:
+            raise self._failure
+        return self._bootstrap_servers
+
+    def stop(self) -> None:
+        if self._loop is not None and self._task is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+            except RuntimeError:
+                pass  # the loop has ended by itself
+        self._thread.join(STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the embedded broker did not stop in {STOP_TIMEOUT_S:.0f} s")
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._failure = error
+            if self._bootstrap_servers:
+                logger.error("the embedded broker ended: %s", error)
+        finally:
+            self._changed.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        node = Node(self._config, os_ports())
+        try:
+            await node.start()
+            self._bootstrap_servers = next(iter(node.addresses().values()))
+            self._changed.set()
+            await node.failed()
+        finally:
+            await node.stop()
