@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.compatibility.conftest import SERVERS, start
+from tests.stream_server import StreamServer
 from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.client.model import RecordMetadata
 from tidelog.testing.ports import free_port
@@ -32,49 +33,42 @@ class Proxy:
     def __init__(self) -> None:
         self.port = free_port()
         self.deaf = False
-        self._writers: list[asyncio.StreamWriter] = []
-        self._pumps: list[asyncio.Task[None]] = []
-        self._server: asyncio.Server | None = None
+        self._broker_port = 0
+        self._server = StreamServer(self._pass_on)
 
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     async def start(self, broker_port: int) -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                from_broker, to_broker = await asyncio.open_connection("127.0.0.1", broker_port)
-            except OSError:
-                writer.transport.abort()
-                return
-            self._writers += [writer, to_broker]
-            self._pumps += [
-                asyncio.create_task(self._pump(reader, to_broker, False)),
-                asyncio.create_task(self._pump(from_broker, writer, True)),
-            ]
+        self._broker_port = broker_port
+        await self._server.listen(self.port)
 
-        self._server = await asyncio.start_server(serve, "127.0.0.1", self.port)
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_broker, to_broker = await self._server.connect(self._broker_port)
+        pumps = [
+            asyncio.create_task(self._pump(reader, to_broker, False)),
+            asyncio.create_task(self._pump(from_broker, writer, True)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            to_broker.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
-        try:
-            while data := await reader.read(65_536):
-                if not (answers and self.deaf):
-                    writer.write(data)
-                    await writer.drain()
-        except OSError:
-            pass
-        writer.transport.abort()
+        while data := await reader.read(65_536):
+            if not (answers and self.deaf):
+                writer.write(data)
+                await writer.drain()
 
     def cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
+        self._server.drop_connections()
 
     async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        await asyncio.gather(*self._pumps)
+        await self._server.close()
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import threading
 from collections import defaultdict
 from types import TracebackType
 
+from tests.stream_server import StreamServer
+
 Seen = dict[str, dict[int, set[int]]]
 _PIECE = 1 << 18
 
@@ -23,23 +25,14 @@ class Recorder:
         self.target_port = 0
         self.seen: Seen = defaultdict(lambda: defaultdict(set))
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._connected, "127.0.0.1", 0, limit=_PIECE), self._loop
-        ).result()
-        self._server = server
-        self.port: int = server.sockets[0].getsockname()[1]
+        self._server = StreamServer(self._pass_on, limit=_PIECE)
+        asyncio.run_coroutine_threadsafe(self._server.listen(), self._loop).result()
+        self.port = self._server.port
 
     def close(self) -> None:
-        async def end() -> None:
-            self._server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._server.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -52,20 +45,8 @@ class Recorder:
     ) -> None:
         self.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            await self._pass_on(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-            self._tasks.discard(task)
-
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+        inner_reader, inner_writer = await self._server.connect(self.target_port)
         ways = [
             asyncio.ensure_future(self._requests(reader, inner_writer)),
             asyncio.ensure_future(_copy(inner_reader, writer)),

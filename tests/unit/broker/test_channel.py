@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.stream_server import Serve, StreamServer
 from tidelog.broker.network import channel
 from tidelog.broker.network.channel import BUFFER_INITIAL_BYTES, Channel, Channels
 from tidelog.protocol.messages.api_versions import ApiVersionsResponse
@@ -17,28 +18,15 @@ from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, B
 from tidelog.replication.ports import Endpoint, PeerUnreachable, PortState
 
 HEARTBEAT = 63
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
 async def peer(serve: Serve) -> AsyncIterator[Endpoint]:
     """A node that answers as `serve` says."""
-    writers = []
-
-    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        try:
-            await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-
-    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
-    yield Endpoint(*server.sockets[0].getsockname()[:2])
-    server.close()
-    await asyncio.sleep(0.01)  # whoever was just let in gets its writer, to be closed with the others
-    for writer in writers:
-        writer.close()
-    await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+    server = StreamServer(serve)
+    await server.listen()
+    yield Endpoint("127.0.0.1", server.port)
+    await server.close()
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -71,6 +71,9 @@ async def start(disk: FaultyDisk, tmp_path: Path, homes: list[Path]) -> AsyncIte
             # Only what a test asks for: what has not changed since the last checkpoint is not written again.
             "replica.high.watermark.checkpoint.interval.ms": "3600000",
         }
+        if running:
+            # It registers with other directories than before: that waits until its former session is over.
+            settings |= {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "100"}
         node = Node(NodeConfig(settings | config), replace(os_ports(), disk=disk))
         try:
             line = await node.start()

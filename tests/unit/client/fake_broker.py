@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tests.stream_server import StreamServer
 from tests.unit.client.fake_group import FakeGroups
 from tidelog.protocol.batches.record_batch import iter_headers, read_header, stamp
 from tidelog.protocol.codec.schema import Message
@@ -135,46 +136,29 @@ class FakeNode:
         self.node_id = node_id
         self.port = 0
         self.sessions: dict[int, dict[tuple[str, bytes, int], fetch.FetchPartition]] = {}
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._serving: set[asyncio.Task[None]] = set()
+        self._server = StreamServer(self._serve)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.listen(self.port)
+        self.port = self._server.port
 
     async def stop(self) -> None:
         """As if the process had died."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self.drop_connections()
-        serving = list(self._serving)
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await self._server.close()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return self._server.connections
 
     def drop_connections(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
+        self._server.drop_connections()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-        try:
-            while True:
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                if not await self._answer(await reader.readexactly(size), writer):
-                    return
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # asyncio's server complains of a handler that ends cancelled
-        finally:
-            self._writers.discard(writer)
-            writer.transport.abort()
+        while True:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            if not await self._answer(await reader.readexactly(size), writer):
+                return
 
     async def _answer(self, frame: bytes, writer: asyncio.StreamWriter) -> bool:
         key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
@@ -473,7 +457,6 @@ class FakeCluster:
     async def __aexit__(self, *_: object) -> None:
         for node in self.nodes.values():
             await node.stop()
-        await asyncio.sleep(0.001)
 
     @property
     def bootstrap(self) -> str:

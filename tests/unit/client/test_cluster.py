@@ -19,7 +19,7 @@ from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 
 
 def connections(fake: FakeCluster) -> int:
-    return sum(len(node._writers) for node in fake.nodes.values())
+    return sum(node.connections for node in fake.nodes.values())
 
 
 async def test_all_who_need_any_connection_at_once_share_one():

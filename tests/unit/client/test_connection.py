@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.stream_server import StreamServer
 from tidelog.client.config import AdminConfig
 from tidelog.client.model import Node
 from tidelog.client.network.cluster import Cluster
@@ -41,24 +42,19 @@ class Server:
         self.negotiate = negotiate
 
     async def __aenter__(self) -> Server:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
+        self.server = StreamServer(self._serve)
+        await self.server.listen()
+        self.port = self.server.port
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.server.close()
-        await asyncio.sleep(0.001)
+        await self.server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            if self.negotiate:
-                request = await read_frame(reader)
-                writer.write(framed(request[4:8], versions()))
-            await self.script(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.transport.abort()
+        if self.negotiate:
+            request = await read_frame(reader)
+            writer.write(framed(request[4:8], versions()))
+        await self.script(reader, writer)
 
     async def connect(self, **options: int) -> Connection:
         return await connect(

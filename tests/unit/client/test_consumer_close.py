@@ -81,10 +81,10 @@ async def test_two_tasks_that_start_it_at_once_make_one_client():
         consuming = consumer(cluster)
         consuming.assign([T0])
         await asyncio.gather(*(consuming.start() for _ in range(5)))
-        assert len(cluster.nodes[1]._writers) == 1
+        assert cluster.nodes[1].connections == 1
         assert await read(consuming, 2) == [0, 1]
         await consuming.close()
-        await until(lambda: not cluster.nodes[1]._writers)
+        await until(lambda: not cluster.nodes[1].connections)
 
 
 async def test_a_position_that_is_waited_for_ends_with_the_consumer():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -15,6 +16,7 @@ from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST, T0, T1, fill
 from tidelog.client import ConsumerRecord, OffsetAndMetadata, RebalanceListener, TopicPartition, sync
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
+from tidelog.client.sync.loop_thread import LoopThread
 
 
 class Recorded(RebalanceListener):
@@ -195,6 +197,48 @@ class TestTheEnd:
                 each.join(PATIENCE_S)
                 assert not each.is_alive()
             assert not cluster.groups.group("g").members
+
+    def test_a_close_that_comes_when_another_thread_has_just_closed_it(self, monkeypatch: pytest.MonkeyPatch):
+        with served(t=1) as cluster:
+            consuming = consumer(cluster)
+            consuming.start()
+            run = consuming._run_with_listener
+
+            def run_late(*arguments: Any) -> Any:
+                monkeypatch.setattr(consuming, "_run_with_listener", run)
+                in_thread(consuming.close)
+                return run(*arguments)
+
+            monkeypatch.setattr(consuming, "_run_with_listener", run_late)
+            assert in_thread(consuming.close) is None
+
+
+def test_a_call_that_comes_while_the_thread_ends_is_refused():
+    """Its task would be left undone by the loop, and the caller would wait for ever."""
+    thread = LoopThread()
+    refused: list[str] = []
+    begun = threading.Event()
+
+    def come_late() -> None:
+        try:
+            thread.run(asyncio.sleep(0))
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    async def first() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(come_late)
+            raise
+
+    waiting = threading.Thread(target=in_thread, args=(lambda: thread.run(first()),))
+    waiting.start()
+    begun.wait(PATIENCE_S)
+    thread.stop()
+    waiting.join(PATIENCE_S)
+    assert refused == ["this client is closed"]
 
 
 class TakingRecord(ConsumerRecord):

@@ -13,6 +13,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, cast
 
+from tidelog.broker.network.accepting import stop_accepting
+
 logger = logging.getLogger("tidelog.http")
 
 CONNECTIONS_MAX = 32
@@ -21,6 +23,8 @@ HEAD_BYTES_MAX = 8 * 1024
 REQUEST_S_MAX = 10.0
 ANSWER_S_MAX = 30.0
 BACKLOG = 32
+# Until an aborted transport is closed.
+ABORT_TURNS = 5
 
 TEXT = "text/plain; charset=utf-8"
 _REASONS = {
@@ -79,10 +83,12 @@ class HttpServer:
 
     async def close(self) -> None:
         if self._server is not None:
-            self._server.close()
+            await stop_accepting([self._server])
         for connection in list(self.connections):
             connection.end()
-        await asyncio.sleep(0)
+        for _ in range(ABORT_TURNS):
+            if self.connections:
+                await asyncio.sleep(0)
 
 
 class HttpConnection(asyncio.Protocol):

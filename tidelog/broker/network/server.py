@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.broker.network.accepting import stop_accepting
 from tidelog.broker.network.connection import KafkaConnection
 from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
@@ -34,7 +35,8 @@ SWEEP_S_MIN = 0.05
 # A request that is not answered so long after its own time was up never will be: its client shall ask again. Longer
 # than any answer may take to a request that says no time.
 OVERDUE_S_MAX = 600.0
-ACCEPT_TURNS = 5
+# Until an aborted transport is closed.
+ABORT_TURNS = 5
 # A request that arrives more slowly than this is as good as none.
 TRICKLE_BYTES_PER_S = 64
 UNREAD_CHECK_S = 1.0
@@ -144,11 +146,7 @@ class Server:
 
     async def close(self) -> None:
         """Stop accepting, send what is already answered, close every connection."""
-        # asyncio gives an accepted connection its transport some turns later, and loses it when closed in between.
-        for _ in range(ACCEPT_TURNS):
-            await asyncio.sleep(0)
-        for server in self._servers:
-            server.close()
+        await stop_accepting(self._servers)
         for timer in (self._sweep, self._unread_check):
             if timer is not None:
                 timer.cancel()
@@ -161,6 +159,9 @@ class Server:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.abort()
+        for _ in range(ABORT_TURNS):
+            if self.connections:
+                await asyncio.sleep(0)
         for server in self._servers:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(server.wait_closed(), 1)

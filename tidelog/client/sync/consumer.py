@@ -80,6 +80,10 @@ class Consumer(Twin):
         try:
             if not self._closed and self._thread is not None:
                 self._run_with_listener("close", self._consumer.close)
+        except RuntimeError:
+            if not self._closed:
+                raise
+            # Another thread has closed it meanwhile.
         finally:
             if not self._caller.in_callback:
                 self._end(self._consumer.close)

@@ -39,6 +39,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = _new_loop()
+        self._lock = threading.Lock()
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
         self._thread.start()
 
@@ -53,7 +55,11 @@ class LoopThread:
         self, call: Coroutine[Any, Any, Outcome], wait: Callable[[Future[Outcome]], Outcome] = Future.result
     ) -> Outcome:
         """Run it in the thread and wait; an interrupt here cancels it there. RuntimeError if `stop` comes meanwhile."""
-        future = asyncio.run_coroutine_threadsafe(call, self.loop)
+        with self._lock:
+            if self._is_ending:
+                call.close()
+                raise RuntimeError("this client is closed")
+            future = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
             return wait(future)
         except CancelledError:
@@ -69,8 +75,11 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the thread. Calls of other threads that still wait for something are woken with their RuntimeError."""
+        with self._lock:
+            self._is_ending = True
+        # Calls that were let in before have their tasks by now; a later one would wait for a loop that does not run.
         try:
-            self.run(_cancel_the_rest())
+            asyncio.run_coroutine_threadsafe(_cancel_the_rest(), self.loop).result()
         finally:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()

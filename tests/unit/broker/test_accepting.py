@@ -1,0 +1,80 @@
+"""A server that is closed while clients come, on asyncio's own loop: no socket stays open that it has accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import warnings
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tidelog.broker.network.http_server import HttpServer, Page
+from tidelog.broker.network.server import Server, ServerLimits, bind
+from tidelog.broker.scheduling.deferred_callbacks import Wakes
+from tidelog.broker.scheduling.fair_scheduler import Turns
+
+Close = Callable[[], Awaitable[None]]
+TURNS_BEFORE_CLOSE = 12
+
+
+async def http_server(sock: socket.socket) -> Close:
+    async def no_page(path: str) -> Page:
+        raise AssertionError("these clients ask for nothing")
+
+    server = HttpServer(no_page, asyncio.get_running_loop())
+    await server.listen(sock)
+    return server.close
+
+
+async def kafka_server(sock: socket.socket) -> Close:
+    loop = asyncio.get_running_loop()
+    limits = ServerLimits(frame_bytes_max=1 << 20, idle_ms_max=-1, receive_bytes_max=1 << 28)
+    server = Server(limits, lambda frame, connection: b"", loop.time, Wakes(loop), Turns(loop.call_soon))
+    await server.listen([("PLAINTEXT", sock)])
+    return server.close
+
+
+class Crowd:
+    """A client in each turn of the loop, as long as it is let in."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._clients: list[socket.socket] = []
+        self._has_left = False
+        self._come()
+
+    def _come(self) -> None:
+        if self._has_left:
+            return
+        client = socket.socket()
+        self._clients.append(client)
+        if client.connect_ex(self._address) == 0:
+            asyncio.get_running_loop().call_soon(self._come)
+
+    def leave(self) -> None:
+        self._has_left = True
+        for client in self._clients:
+            client.close()
+
+
+async def close_in_a_crowd(listen: Callable[[socket.socket], Awaitable[Close]], turns: int) -> None:
+    sock = bind("127.0.0.1", 0)
+    close = await listen(sock)
+    crowd = Crowd(sock.getsockname())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await close()
+    crowd.leave()
+
+
+@pytest.mark.parametrize("listen", [http_server, kafka_server])
+def test_no_accepted_connection_outlives_its_server(listen: Callable[[socket.socket], Awaitable[Close]]) -> None:
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for turns in range(TURNS_BEFORE_CLOSE):
+            asyncio.run(close_in_a_crowd(listen, turns))
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
