@@ -230,7 +230,7 @@ def test_a_listing_that_fails_after_records_were_brought_ends_the_wait(monkeypat
     listing.deferred = Deferred()
     listing.deferred.on_complete(completed.append)
     monkeypatch.setattr(listing, "_answer", fail)
-    listing._warmed("t", cast(Any, None))
+    listing._complete_if(cast(Any, fail))
     assert completed == [None]
 
 

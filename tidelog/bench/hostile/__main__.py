@@ -20,13 +20,14 @@ from pathlib import Path
 from tidelog.bench import frames, topics
 from tidelog.bench.hostile.attacks import ATTACKS, COMPACTED, TOPIC
 from tidelog.bench.hostile.groups import thousand_groups
+from tidelog.bench.hostile.large_requests import LARGE_REQUESTS
 from tidelog.bench.raw import RawConnection
 from tidelog.testing.ports import free_port
 from tidelog.testing.processes import ServerProcess, TidelogProcess
 from tidelog.testing.usage import rss_bytes
 
 VICTIMS_TOPIC = "victim"
-ALL = {**ATTACKS, "a thousand groups": thousand_groups}
+ALL = {**ATTACKS, **LARGE_REQUESTS, "a thousand groups": thousand_groups}
 FILL_BYTES = 8 << 20
 SAMPLE_S = 0.1
 CALM_S = 1.0

@@ -7,6 +7,7 @@ controller, on its listener or in an envelope, is the controller's to judge, but
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -18,6 +19,7 @@ from tidelog.broker.config.definition_types import LIST
 from tidelog.broker.config.definitions import BROKER
 from tidelog.broker.config.validation import broker_change_problem
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.java_text import parse_integer
@@ -32,27 +34,44 @@ from tidelog.replication.controller.metadata.image import (
 
 _FOR_THE_CONTROLLER: Final = (TOPIC_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 
+# Several times as many as there are keys: brokers' keys may be anybody's.
+CONFIGS_MAX: Final = 1000
+
 Key = tuple[int, str]
 
 
 async def alter(services: Services, context: RequestContext, request: Any, answer: type[Any]) -> list[Any]:
-    """One `answer` message per resource, in the request's order. `request`: of either API."""
+    """One `answer` message per resource, in the request's order. `request`: of either API.
+
+    Each resource is changed for itself, so that of very many some are decided before the others are looked at.
+    """
     from_client = bool(context.listener_name) and not at_controller(services, context)
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
     settled: dict[Key, KafkaError | None] = {}
-    for resource in request.resources:
+    loop = asyncio.get_running_loop()
+    for number, resource in enumerate(request.resources, 1):
+        if number % PIECE_ELEMENTS_MAX == 0:
+            await services.turns.pause(loop)
         key = resource.resource_type, resource.resource_name
         try:
+            if len(resource.configs) > CONFIGS_MAX:
+                raise _invalid(f"More than {CONFIGS_MAX} configs of one resource")
             if from_client:
                 _check(services, request, resource, times[key])
+            elif times[key] > 1:
+                raise _invalid("Duplicate resource.")
             if resource.resource_type == BROKER_LOGGER_RESOURCE:
                 logger_levels.alter(services.node_id, resource, validate_only=request.validate_only)
                 settled[key] = None
         except KafkaError as error:
             settled[key] = error
     wanted = [each for each in request.resources if (each.resource_type, each.resource_name) not in settled]
-    answers = await _decided(services, context, request, wanted) if wanted else []
-    by_key = {(each.resource_type, each.resource_name): each for each in answers}
+    by_key: dict[Key, Any] = {}
+    for start in range(0, len(wanted), PIECE_ELEMENTS_MAX):
+        if start:
+            await services.turns.pause(loop)
+        answers = await _decided(services, context, request, wanted[start : start + PIECE_ELEMENTS_MAX])
+        by_key |= {(each.resource_type, each.resource_name): each for each in answers}
     return [
         _answer(resource, settled[key], answer) if key in settled else by_key[key]
         for resource in request.resources

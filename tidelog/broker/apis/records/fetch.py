@@ -16,6 +16,7 @@ from tidelog.broker.network.counters import ApiCounters
 from tidelog.broker.network.request import Answer, Deferred, Peer
 from tidelog.broker.replicas.fetching.fetch_sessions import FetchSession, SessionPartition
 from tidelog.broker.replicas.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
     FETCH_ADDRESSES_FROM,
@@ -75,12 +76,26 @@ def serve(
     return fetch.start(), counters
 
 
+class _Attempt:
+    """What was read of a fetch so far. `later`: what is left of a large one; `is_full`: it has no room for that."""
+
+    __slots__ = ("answered", "is_full", "is_large", "later", "must_answer", "total_bytes")
+
+    def __init__(self, must_answer: bool) -> None:
+        self.answered: list[tuple[SessionPartition, FetchedPartition]] = []
+        self.later: list[SessionPartition] = []
+        self.must_answer = must_answer
+        self.is_full = self.is_large = False
+        self.total_bytes = 0
+
+
 class _Fetch:
     """One fetch request from its arrival to its answer."""
 
     __slots__ = (
         "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_is_repair", "_isolation",
-        "_listener_name", "_parked", "_rack", "_request", "_retry_due", "_services", "_session", "_version", "_warming",
+        "_listener_name", "_moved", "_parked", "_rack", "_request", "_retry_due", "_services", "_session",
+        "_unfinished", "_version", "_warming",
     )  # fmt: skip
 
     def __init__(
@@ -101,13 +116,15 @@ class _Fetch:
         if self._is_repair and request.replica_id == REPAIR_REPLICA_ID:
             self._isolation = Isolation.LOG_END  # a replica that repairs its log checks what it takes
         self._deferred: Deferred | None = None
+        self._unfinished: _Attempt | None = None
         self._bucket = self._parked = 0
         self._expired = request.max_wait_ms <= 0 or not session.partitions
-        self._warming = self._retry_due = self._has_more = False
+        self._warming = self._retry_due = self._has_more = self._moved = False
 
     def start(self) -> Answer:
         session = self._session
-        if session.id:
+        is_large = len(session.dirty) > PIECE_ELEMENTS_MAX
+        if session.id and not is_large:
             self._watch(session.dirty.values())
         frames = self._attempt()
         if frames is not None:
@@ -118,7 +135,8 @@ class _Fetch:
             frames = self._attempt()
             if frames is not None:
                 return frames
-        if not session.id:
+        self._expired = self._expired or not self._parked
+        if not session.id and not is_large:
             self._watch(session.partitions.values())
         self._deferred = Deferred()
         self._deferred.on_abandon = self._abandoned
@@ -155,6 +173,7 @@ class _Fetch:
 
     def _retry(self) -> None:
         if self._warming or self._deferred is None or self._deferred.response is not None:
+            self._moved = True
             return
         try:
             frames = self._attempt()
@@ -176,6 +195,9 @@ class _Fetch:
         """The client is gone: wait no longer for it."""
         self._deferred = None
         self._waits_no_longer()
+        if self._unfinished is not None:
+            for entry, _ in self._unfinished.answered:
+                self._remain_dirty(entry)
         if not self._session.id:
             self._session.close()
 
@@ -193,40 +215,97 @@ class _Fetch:
 
     def _attempt(self) -> list[Buffer] | None:
         """The response frames, or None when it must wait."""
-        request, session = self._request, self._session
-        budget_bytes = min(request.max_bytes, self._services.partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
-        total_bytes = 0
-        must_answer = self._expired
-        self._has_more = False
-        first = True
-        answered: list[tuple[SessionPartition, FetchedPartition]] = []
-        for entry in list(session.partitions.values() if self._answer_all else session.dirty.values()):
-            left_bytes = budget_bytes - total_bytes
-            if left_bytes <= 0 and not first and not self._answer_all:
-                must_answer = True
+        if self._unfinished is not None:
+            return self._next_piece(self._unfinished)
+        session = self._session
+        self._has_more = self._moved = False
+        attempt = _Attempt(self._expired)
+        entries = list(session.partitions.values() if self._answer_all else session.dirty.values())
+        if len(entries) > PIECE_ELEMENTS_MAX:
+            attempt.is_large, attempt.later, self._unfinished = True, entries, attempt
+            self._pause()
+            return None
+        return self._outcome(attempt) if self._read_all(attempt, entries) else None
+
+    def _pause(self) -> None:
+        """Others are served before the next piece."""
+
+        def resume() -> None:
+            self._warming = False
+            self._retry()
+
+        self._warming = True
+        self._services.turns.wait(resume, is_first=False, for_records=True)
+
+    def _next_piece(self, attempt: _Attempt) -> list[Buffer] | None:
+        """Of an attempt with very many partitions. What was read is dirty again when it changes during the rest."""
+        entries, attempt.later = attempt.later[:PIECE_ELEMENTS_MAX], attempt.later[PIECE_ELEMENTS_MAX:]
+        self._watch(entries)
+        begun = len(attempt.answered)
+        is_read = self._read_all(attempt, entries)
+        read = attempt.answered[begun:]
+        for entry, _ in read:
+            self._session.dirty.pop(entry.key, None)
+        if not is_read:
+            attempt.later = entries[len(read) :] + attempt.later
+            return None
+        if attempt.later and not attempt.is_full:
+            self._pause()
+            return None
+        self._unfinished = None
+        attempt.must_answer = attempt.must_answer or self._expired
+        frames = self._outcome(attempt)
+        if frames is None:
+            for entry, _ in attempt.answered:
+                self._remain_dirty(entry)
+            if self._moved:
+                return self._attempt()
+        return frames
+
+    def _remain_dirty(self, entry: SessionPartition) -> None:
+        session = self._session
+        if session.partitions.get(entry.key) is entry:
+            session.dirty.setdefault(entry.key, entry)
+
+    def _budget_bytes(self) -> int:
+        return min(self._request.max_bytes, self._services.partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
+
+    def _read_all(self, attempt: _Attempt, entries: list[SessionPartition]) -> bool:
+        """False when it goes on by itself, once the pages of the next one are in memory."""
+        request, answered, answer_all = self._request, attempt.answered, self._answer_all
+        budget_bytes = self._budget_bytes()
+        for entry in entries:
+            left_bytes = budget_bytes - attempt.total_bytes
+            is_first = not attempt.total_bytes
+            if left_bytes <= 0 and not is_first and not answer_all:
+                attempt.must_answer = attempt.is_full = True
                 break
             try:
-                fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.partition_max_bytes), first)
+                fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.partition_max_bytes), is_first)
             except ColdRead as cold:
-                if 0 < total_bytes >= request.min_bytes and not self._answer_all:
+                if 0 < attempt.total_bytes >= request.min_bytes and not answer_all:
+                    attempt.is_full = True
                     break
                 self._warm(cold)
-                return None
-            size_bytes = fetched.size_bytes
-            if size_bytes:
-                first = False
-                total_bytes += size_bytes
+                return False
+            if fetched.size_bytes:
+                attempt.total_bytes += fetched.size_bytes
             elif fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0:
-                must_answer = True
+                attempt.must_answer = True
             answered.append((entry, fetched))
-        if total_bytes < min(request.min_bytes, budget_bytes) and not must_answer and not self._has_more:
-            return None
-        return self._encode(answered)
+        return True
 
-    def _encode(self, answered: list[tuple[SessionPartition, FetchedPartition]]) -> list[Buffer]:
-        session, dirty = self._session, self._session.dirty
+    def _outcome(self, attempt: _Attempt) -> list[Buffer] | None:
+        """The response frames, or None when it must wait."""
+        enough_bytes = min(self._request.min_bytes, self._budget_bytes())
+        if attempt.total_bytes < enough_bytes and not attempt.must_answer and not self._has_more:
+            return None
+        return self._encode(attempt)
+
+    def _encode(self, attempt: _Attempt) -> list[Buffer]:
+        session, dirty, is_large = self._session, self._session.dirty, attempt.is_large
         told: list[FetchedPartition] = []
-        for entry, fetched in answered:
+        for entry, fetched in attempt.answered:
             news = fetched.size_bytes or fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0
             if fetched.size_bytes:
                 partition = self._services.partitions.find(*entry.key)
@@ -243,7 +322,10 @@ class _Fetch:
                 told.append(fetched)
                 entry.sent_high_watermark = fetched.high_watermark
                 entry.sent_log_start_offset = fetched.log_start_offset
-            if not news and entry.asked.fetch_offset >= fetched.high_watermark:
+            if news or entry.asked.fetch_offset < fetched.high_watermark:
+                if is_large:
+                    self._remain_dirty(entry)
+            elif not is_large:  # of a large attempt it was when it was read, and what is dirty now has changed since
                 dirty.pop(entry.key, None)
         if not session.id:
             session.close()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -45,7 +49,7 @@ _NOTHING: _Found = (-1, -1, -1)
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse | Deferred:
     listing = _Listing(services, context.api_version, request)
     if not listing.goes_on():
-        listing.deferred = Deferred()
+        listing.deferred = Deferred(exclusive=listing.is_large)
         return listing.deferred
     return listing.response()
 
@@ -59,13 +63,21 @@ class _Listing:
         times = Counter((name, partition.partition_index) for name, partition in asked)
         self._duplicates = {key for key, count in times.items() if count > 1}
         self._left = iter(asked)
+        self._left_count = len(asked)
+        self.is_large = len(asked) > PIECE_ELEMENTS_MAX
         self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in asked}
         self.deferred: Deferred | None = None
         self._slow_lookups: Counter[tuple[str, int]] = Counter()
 
     def goes_on(self) -> bool:
-        """Whether it has come to the end; else it goes on by itself."""
-        return all(self._answer(name, partition) for name, partition in self._left)
+        """Whether it has come to the end; else it goes on by itself, also when others were served meanwhile."""
+        for name, partition in islice(self._left, PIECE_ELEMENTS_MAX):
+            self._left_count -= 1
+            if not self._answer(name, partition):
+                return False
+        if self._left_count:
+            self._services.turns.wait(partial(self._complete_if, self.goes_on), is_first=False, for_records=False)
+        return not self._left_count
 
     def _answer(self, name: str, partition: ListOffsetsPartition) -> bool:
         index = partition.partition_index
@@ -83,7 +95,8 @@ class _Listing:
             self._slow_lookups[name, index] += isinstance(cold, SlowLookup)
             if self._slow_lookups[name, index] > _SLOW_LOOKUPS_MAX:
                 return self._failed(name, index, ErrorCode.INVALID_RECORD)
-            self._services.partitions.run_cold(cold, lambda: self._warmed(name, partition))
+            again = partial(self._answer, name, partition)
+            self._services.partitions.run_cold(cold, lambda: self._complete_if(lambda: again() and self.goes_on()))
             return False
         except KafkaError as error:
             return self._failed(name, index, error.code)
@@ -93,10 +106,10 @@ class _Listing:
         self._topics[name][index] = ListOffsetsPartitionResponse(partition_index=index, error_code=code)
         return True
 
-    def _warmed(self, name: str, partition: ListOffsetsPartition) -> None:
+    def _complete_if(self, goes_on: Callable[[], bool]) -> None:
         assert self.deferred is not None
         try:
-            response = self.response() if self._answer(name, partition) and self.goes_on() else None
+            response = self.response() if goes_on() else None
         except Exception as error:
             self.deferred.failed(error)
             return

@@ -9,6 +9,7 @@ still leave in order.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX
 from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS
 from tidelog.protocol.batches.compression import ZSTD
 from tidelog.protocol.batches.record_batch import ATTRIBUTES_LOW_OFFSET, HEADER_SIZE, TRANSACTIONAL_FLAG, read_header
@@ -46,6 +48,8 @@ ZSTD_FROM = 7
 ACKS = (ACKS_ALL, 0, 1)
 # A batch that is in the log already waits so long for an ISR that is too small. All answers behind it wait, too.
 REPEATED_WAIT_MS_MAX = 1000
+# Of a request with acks=0 for very many partitions, whose client is gone: so much is appended all the same.
+ABANDONED_BYTES_MAX = 1024 * 1024
 
 # From these versions on a client may be told of the errors on the left; older ones get the one on the right.
 _SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
@@ -65,24 +69,34 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
         return _serve_one(services, one, version, correlation_id, connection)
     request = decode_produce(body, version)
     acks = request.acks
-    partitions = services.partitions
     wanted = _by_topic(request)
     if any(_is_transactional(records) for batches in wanted.values() for records in batches.values()):
         return _refuse_transaction(services, wanted, acks, version, correlation_id, connection)
-    if acks not in ACKS:
-        return _refuse_acks(services, wanted, version, correlation_id)
+    to = _Asker(services, connection.listener_name, version, correlation_id)
+    so_far = _SoFar(connection, acks, request.timeout_ms, [], [], failed=False)
+    if len(body) > WHOLE_BYTES_MAX and sum(map(len, wanted.values())) > PIECE_ELEMENTS_MAX:
+        return _InPieces(to, so_far, wanted)
+    so_far, unseen_ones = _append_all(to, so_far, wanted)
+    return _Looked(to, so_far, unseen_ones) if unseen_ones else _concluded(to, so_far)
+
+
+def _append_all(to: _Asker, so_far: _SoFar, wanted: _Wanted) -> tuple[_SoFar, list[_Looking]]:
+    """Append these batches; and those of them that must be looked at first, whose answers follow."""
+    services, version = to.services, to.version
+    partitions = services.partitions
     now_ms = services.clock_ms()
-    topics: _Topics = []
-    waiting: list[_Waiting] = []
+    acks, topics, waiting, failed = so_far.acks, so_far.topics, so_far.waiting, so_far.failed
+    is_doubtful = version < ZSTD_FROM or acks not in ACKS
     unseen_ones: list[_Looking] = []
-    failed = False
     for topic, batches in wanted.items():
-        answered: list[ProducedPartition] = []
+        if not topics or topics[-1][0] != topic:
+            topics.append((topic, []))
+        answered = topics[-1][1]
         for index, records in batches.items():
             try:
                 partition = partitions.leader(topic, index)
-                if records is None or partition.is_internal or version < ZSTD_FROM:
-                    _refuse_what_the_log_would_take(partition, records, version)
+                if records is None or partition.is_internal or is_doubtful:
+                    _refuse_what_the_log_would_take(partition, records, version, acks)
                 assert records is not None
                 info = partitions.append(partition, records, now_ms, acks)
             except Unseen as unseen:
@@ -97,10 +111,7 @@ def serve(services: Services, body: memoryview, version: int, correlation_id: in
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
                 waiting.append((partition, info, answered, len(answered)))
             answered.append(_appended(index, info))
-        topics.append((topic, answered))
-    so_far = _SoFar(connection, acks, request.timeout_ms, topics, waiting, failed)
-    to = _Asker(services, connection.listener_name, version, correlation_id)
-    return _Looked(to, so_far, unseen_ones) if unseen_ones else _concluded(to, so_far)
+    return so_far._replace(failed=failed), unseen_ones
 
 
 def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
@@ -158,7 +169,7 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
     try:
         partition = partitions.leader(topic, index)
         if partition.is_internal:
-            _refuse_what_the_log_would_take(partition, records, version)
+            _refuse_what_the_log_would_take(partition, records, version, acks)
         info = partitions.append(partition, records, services.clock_ms(), acks)
     except Unseen as unseen:
         to = _Asker(services, connection.listener_name, version, correlation_id)
@@ -232,6 +243,65 @@ class _ParkedOne(Deferred):
             self.failed(failure)
         else:
             self.complete(frame)
+
+
+class _InPieces(Deferred):
+    """A request for very many partitions: PIECE_ELEMENTS_MAX of them, then others are served.
+
+    What is behind it on its connection waits. Batches that wait are copied: the connection's buffer is used again. When
+    the client is gone, what is left is dropped, unless it wanted no answer and little is left.
+    """
+
+    __slots__ = ("_is_abandoned", "_left", "_so_far", "_to", "_unseen_ones")
+
+    def __init__(self, to: _Asker, so_far: _SoFar, wanted: _Wanted) -> None:
+        super().__init__(exclusive=True)
+        self._is_abandoned = False
+        self._to = to
+        self._so_far = so_far
+        self._left = deque(
+            (topic, index, None if records is None else bytearray(records))
+            for topic, batches in wanted.items()
+            for index, records in batches.items()
+        )
+        self._unseen_ones: list[_Looking] = []
+        self.on_abandon = self._abandoned
+        self._wait()
+
+    def _wait(self) -> None:
+        self._to.services.turns.wait(self._next, is_first=False, for_records=True)
+
+    def _abandoned(self) -> None:
+        self._is_abandoned = True
+        left_bytes = sum(len(records) for _, _, records in self._left if records is not None)
+        if self._so_far.acks != 0 or left_bytes > ABANDONED_BYTES_MAX:
+            self._left.clear()
+
+    def _next(self) -> None:
+        piece: _Wanted = {}
+        for _ in range(min(PIECE_ELEMENTS_MAX, len(self._left))):
+            topic, index, records = self._left.popleft()
+            piece.setdefault(topic, {})[index] = None if records is None else memoryview(records)
+        try:
+            self._so_far, unseen_ones = _append_all(self._to, self._so_far, piece)
+            self._unseen_ones += unseen_ones
+            if self._left:
+                self._wait()
+            else:
+                self._end()
+        except Exception as failure:
+            self.failed(failure)
+
+    def _end(self) -> None:
+        unseen_ones = self._unseen_ones
+        answer = _Looked(self._to, self._so_far, unseen_ones) if unseen_ones else _concluded(self._to, self._so_far)
+        if isinstance(answer, Deferred):
+            self.on_abandon = answer.on_abandon
+            if self._is_abandoned and answer.on_abandon is not None:
+                answer.on_abandon()
+            answer.on_complete(self.complete)
+        else:
+            self.complete([] if answer is None else answer)
 
 
 class _Looked(Deferred):
@@ -359,7 +429,9 @@ def _limit_wait(partitions: Partitions, partition: Partition, settled: Committed
         partitions.deadlines.add(REPEATED_WAIT_MS_MAX, partial(settled, error))
 
 
-def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int) -> None:
+def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int, acks: int) -> None:
+    if acks not in ACKS:
+        raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
     if records is None:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"no records for {partition.topic}-{partition.index}")
     if partition.is_internal:
@@ -406,20 +478,4 @@ def _refuse_transaction(
     topics = [
         (topic, [_refused(services, index, error, version) for index in batches]) for topic, batches in wanted.items()
     ]
-    return encode_produce_response(correlation_id, version, topics)
-
-
-def _refuse_acks(services: Services, wanted: _Wanted, version: int, correlation_id: int) -> Answer:
-    """The acks are none that there are; but what does not exist is said first, as Kafka does."""
-    topics: _Topics = []
-    for topic, batches in wanted.items():
-        answered = []
-        for index in batches:
-            error = KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-            try:
-                services.partitions.leader(topic, index)
-            except KafkaError as unknown:
-                error = unknown
-            answered.append(_refused(services, index, error, version))
-        topics.append((topic, answered))
     return encode_produce_response(correlation_id, version, topics)

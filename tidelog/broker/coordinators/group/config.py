@@ -13,6 +13,7 @@ METADATA_BYTES_MAX = 1_048_576
 ASSIGNMENT_BYTES_MAX = 1_048_576
 GROUP_MEMORY_BYTES_MAX = 64 * 1024 * 1024
 GROUPS_MEMORY_BYTES_MAX = 256 * 1024 * 1024
+OFFSETS_MEMORY_BYTES_MAX = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class GroupCoordinatorConfig:
     max_assignment_bytes: int = ASSIGNMENT_BYTES_MAX  # of one member
     max_group_memory_bytes: int = GROUP_MEMORY_BYTES_MAX  # of one group
     max_groups_memory_bytes: int = GROUPS_MEMORY_BYTES_MAX  # of all groups of a node
+    max_offsets_memory_bytes: int = OFFSETS_MEMORY_BYTES_MAX  # of the committed offsets of all of them
 
     @classmethod
     def from_node(cls, integer: Callable[[str], int]) -> GroupCoordinatorConfig:

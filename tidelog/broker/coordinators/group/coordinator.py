@@ -54,14 +54,19 @@ class GroupCoordinator:
     decode = staticmethod(records.decode)
 
     def __init__(
-        self, config: GroupCoordinatorConfig, rng: RandomBits, memory: GroupMemoryBudget | None = None
+        self,
+        config: GroupCoordinatorConfig,
+        rng: RandomBits,
+        memory: GroupMemoryBudget | None = None,
+        offsets_memory: GroupMemoryBudget | None = None,
     ) -> None:
-        """`memory` is shared by all coordinators of a node."""
+        """`memory` and `offsets_memory` are shared by all coordinators of a node."""
         self.config = config
         self._memory = memory or GroupMemoryBudget(config.max_groups_memory_bytes)
         self._loaded: dict[str, GroupMetadataValue] | None = {}  # what groups become once the load ends, None after it
         self.groups: dict[str, Group] = {}
-        self.offsets = OffsetStore()
+        offsets_memory = offsets_memory or GroupMemoryBudget(config.max_offsets_memory_bytes)
+        self.offsets = OffsetStore(GroupMemory(offsets_memory))
         self.timers: TimerQueue[TimerKey] = TimerQueue()
         self._rebalancer = Rebalancer(config, self.timers)
         self._joins = Joins(config, self.timers, self._rebalancer, rng)
@@ -191,8 +196,13 @@ class GroupCoordinator:
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._rebalancer.extend_session(group, group.members[request.member_id], now.steady_ms)
         stored, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
-        if stored:
-            write = OffsetWrite(stored)
+        growth_bytes = self.offsets.growth_by(stored)
+        if growth_bytes > 0 and not self.offsets.memory.has_room_for(growth_bytes):
+            text = f"group {request.group_id} may not commit {len(stored)} offsets: those of this node hold too much"
+            outcome.warn("offsets hold too much", text)
+            outcome.refuse(caller.token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        elif stored:
+            write = OffsetWrite(stored, max(growth_bytes, 0))
             self.offsets.begin(write)
             outcome.reply_when_stored(stored, caller.token, response, write)
         else:
@@ -307,6 +317,7 @@ class GroupCoordinator:
     def close(self) -> None:
         for group in self.groups.values():
             group.memory.release()
+        self.offsets.memory.release()
         self.groups.clear()
         self._loaded = None
 

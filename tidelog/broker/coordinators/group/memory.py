@@ -1,9 +1,10 @@
 """What the groups of a node take of its memory, and how much they may take.
 
 Here live the estimate of what members, subscriptions and assignments cost, and the budget that all groups of a node
-share. Who is refused for want of memory is decided in `joins` and `coordinator`. The invariants: the budget's
-`used_bytes` is the sum of what its groups hold, a group without members or handed-out ids holds nothing, and a group
-that was released holds nothing for ever. What is charged is never less than what CPython takes.
+share; committed offsets have another budget, so that neither takes the other's place. Who is refused for want of memory
+is decided in `joins` and `coordinator`. The invariants: the budget's `used_bytes` is the sum of what its groups hold, a
+group without members or handed-out ids holds nothing, and a group that was released holds nothing for ever. What is
+charged is never less than what CPython takes.
 
 Every member is charged a reserve for its metadata and its assignment, used or not. A member that was let in can thus
 always rejoin with, and be assigned, that much, however full the node is.
@@ -21,6 +22,8 @@ PROTOCOL_BYTES = 250
 TOPIC_BYTES = 100
 METADATA_RESERVE_BYTES = 1_000
 ASSIGNMENT_RESERVE_BYTES = 1_000
+OFFSET_BYTES = 450
+TOPIC_OFFSETS_BYTES = 350
 
 
 class GroupMemoryBudget:
@@ -80,3 +83,18 @@ def handed_out_id_size_bytes(member_id: str) -> int:
 
 def topics_size_bytes(topics: Iterable[str]) -> int:
     return sum(TOPIC_BYTES + getsizeof(topic) for topic in topics)
+
+
+def offset_size_bytes(metadata: str) -> int:
+    """Of one committed offset, of one partition."""
+    return OFFSET_BYTES + getsizeof(metadata) if metadata else OFFSET_BYTES
+
+
+def topic_offsets_size_bytes(topic: str) -> int:
+    """Of a topic for which a group has committed offsets, without these."""
+    return TOPIC_OFFSETS_BYTES + getsizeof(topic)
+
+
+def group_offsets_size_bytes(group_id: str) -> int:
+    """Of a group that has committed offsets, without these; it may have no members."""
+    return GROUP_BYTES + getsizeof(group_id)

@@ -9,10 +9,18 @@ transaction ends later. Source: Kafka's `OffsetMetadataManager`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from sys import maxsize
 from typing import NamedTuple
 
 from tidelog.broker.coordinators.group.group import Group
+from tidelog.broker.coordinators.group.memory import (
+    GroupMemory,
+    GroupMemoryBudget,
+    group_offsets_size_bytes,
+    offset_size_bytes,
+    topic_offsets_size_bytes,
+)
 from tidelog.broker.coordinators.group.records import OffsetCommit
 from tidelog.broker.coordinators.group.states import COMMIT_ANSWER, GroupState
 from tidelog.protocol.errors import ErrorCode
@@ -51,9 +59,10 @@ class FetchedOffset(NamedTuple):
 
 
 class OffsetWrite(NamedTuple):
-    """The context of a write of committed offsets."""
+    """The context of a write of committed offsets. `growth_bytes`: what they take beyond what they replace."""
 
     records: list[OffsetCommit]
+    growth_bytes: int = 0
 
 
 TopicOffsets = dict[str, dict[int, CommittedOffset]]
@@ -62,7 +71,10 @@ FetchedTopics = list[tuple[str, list[FetchedOffset]]]
 
 
 class OffsetStore:
-    def __init__(self) -> None:
+    """`memory` is charged for what is committed, waits for a transaction, or is being written."""
+
+    def __init__(self, memory: GroupMemory | None = None) -> None:
+        self.memory = memory or GroupMemory(GroupMemoryBudget(maxsize))
         self._groups: dict[str, TopicOffsets] = {}
         self._pending: dict[int, dict[str, TopicOffsets]] = {}  # producer id -> group -> ...
         # Commits in the log that are not replayed yet, by (group, topic, partition).
@@ -95,23 +107,51 @@ class OffsetStore:
     def begin(self, write: OffsetWrite) -> None:
         """These records are about to be appended: what they replace does not expire meanwhile."""
         self._in_flight.update((record.group_id, record.topic, record.partition) for record in write.records)
+        self._charge(write.growth_bytes)
 
     def end(self, write: OffsetWrite) -> None:
         """They are replayed, or the commit was refused."""
+        self._charge(-write.growth_bytes)
         for record in write.records:
             key = (record.group_id, record.topic, record.partition)
             self._in_flight[key] -= 1
             if not self._in_flight[key]:
                 del self._in_flight[key]
 
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def growth_by(self, records: Iterable[OffsetCommit]) -> int:
+        """Bytes that these commits take beyond what they replace."""
+        size_bytes = 0
+        new: set[object] = set()
+        for record in records:
+            if record.value is None:
+                continue
+            topics = self._groups.get(record.group_id)
+            partitions = topics.get(record.topic) if topics is not None else None
+            older = partitions.get(record.partition) if partitions is not None else None
+            size_bytes += offset_size_bytes(record.value.metadata)
+            if older is not None:
+                size_bytes -= offset_size_bytes(older.metadata)
+            if partitions is None and (record.group_id, record.topic) not in new:
+                new.add((record.group_id, record.topic))
+                size_bytes += topic_offsets_size_bytes(record.topic)
+            if topics is None and record.group_id not in new:
+                new.add(record.group_id)
+                size_bytes += group_offsets_size_bytes(record.group_id)
+        return size_bytes
+
+    def _charge(self, size_bytes: int) -> None:
+        self.memory.hold(self.memory.held_bytes + size_bytes)
+
     # -- replay ------------------------------------------------------------------------------------------------------
 
     def replay(self, record_offset: int, record: OffsetCommit, producer_id: int) -> None:
         value = record.value
         if value is None:
-            _remove(self._groups, record)
+            self._charge(_remove(self._groups, record))
             for producer, pending in list(self._pending.items()):
-                _remove(pending, record)
+                self._charge(_remove(pending, record))
                 if not pending:
                     del self._pending[producer]
             return
@@ -125,19 +165,21 @@ class OffsetStore:
             record_offset,
         )
         groups = self._groups if producer_id < 0 else self._pending.setdefault(producer_id, {})
-        groups.setdefault(record.group_id, {}).setdefault(record.topic, {})[record.partition] = committed
+        self._charge(_put(groups, record.group_id, record.topic, record.partition, committed))
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
         """The transaction's offsets count from now on, or never will."""
         pending = self._pending.pop(producer_id, {})
-        if committed:
-            for group_id, topics in pending.items():
-                for topic, partitions in topics.items():
-                    kept = self._groups.setdefault(group_id, {}).setdefault(topic, {})
-                    for partition, entry in partitions.items():
-                        older = kept.get(partition)
-                        if older is None or older.record_offset < entry.record_offset:
-                            kept[partition] = entry
+        for group_id, topics in pending.items():
+            self._charge(-group_offsets_size_bytes(group_id))
+            for topic, partitions in topics.items():
+                self._charge(-topic_offsets_size_bytes(topic))
+                kept = self._groups.get(group_id, {}).get(topic, {})
+                for partition, entry in partitions.items():
+                    self._charge(-offset_size_bytes(entry.metadata))
+                    older = kept.get(partition)
+                    if committed and (older is None or older.record_offset < entry.record_offset):
+                        self._charge(_put(self._groups, group_id, topic, partition, entry))
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 
@@ -221,16 +263,41 @@ class OffsetStore:
         return records, all_expired
 
 
-def _remove(groups: dict[str, TopicOffsets], record: OffsetCommit) -> None:
+def _put(groups: dict[str, TopicOffsets], group_id: str, topic: str, partition: int, entry: CommittedOffset) -> int:
+    """Bytes that are taken by it now."""
+    size_bytes = offset_size_bytes(entry.metadata)
+    topics = groups.get(group_id)
+    if topics is None:
+        topics = groups[group_id] = {}
+        size_bytes += group_offsets_size_bytes(group_id)
+    partitions = topics.get(topic)
+    if partitions is None:
+        partitions = topics[topic] = {}
+        size_bytes += topic_offsets_size_bytes(topic)
+    older = partitions.get(partition)
+    if older is not None:
+        size_bytes -= offset_size_bytes(older.metadata)
+    partitions[partition] = entry
+    return size_bytes
+
+
+def _remove(groups: dict[str, TopicOffsets], record: OffsetCommit) -> int:
+    """Bytes that are taken by it now: no more than 0."""
     topics = groups.get(record.group_id)
     partitions = topics.get(record.topic) if topics is not None else None
     if topics is None or partitions is None:
-        return
-    partitions.pop(record.partition, None)
+        return 0
+    size_bytes = 0
+    older = partitions.pop(record.partition, None)
+    if older is not None:
+        size_bytes -= offset_size_bytes(older.metadata)
     if not partitions:
         del topics[record.topic]
+        size_bytes -= topic_offsets_size_bytes(record.topic)
         if not topics:
             del groups[record.group_id]
+            size_bytes -= group_offsets_size_bytes(record.group_id)
+    return size_bytes
 
 
 def _is_of_another_topic(stored: bytes, asked: bytes) -> bool:

@@ -56,11 +56,12 @@ class GroupCoordinatorService:
         self.config = config
         self._partition_count = partition_count
         self._memory = GroupMemoryBudget(config.max_groups_memory_bytes)
+        self._offsets_memory = GroupMemoryBudget(config.max_offsets_memory_bytes)
         self._ports = ports
         self._runtime: CoordinatorRuntime[GroupCoordinator] = CoordinatorRuntime(
             "group coordinator",
             ports,
-            lambda partition: GroupCoordinator(config, rng, self._memory),
+            lambda partition: GroupCoordinator(config, rng, self._memory, self._offsets_memory),
             write_timeout_ms=config.offsets_commit_timeout_ms,
             compression=config.offsets_topic_compression_codec,
         )

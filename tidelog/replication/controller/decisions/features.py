@@ -29,6 +29,8 @@ RESULTS_UP_TO = 1  # later versions have one error for the whole request
 
 # metadata.version levels that brought new kinds or versions of records: going below one would lose some.
 _LEVELS_WITH_NEW_RECORDS = (8, 10, 11, 13, 14, 15, 17, 18, 19, 20, 23, 30)
+# Many times as many as there are.
+UPDATES_MAX = 1000
 KRAFT_VERSION = "kraft.version"
 KRAFT_VERSIONS = (0, 1)
 
@@ -40,6 +42,9 @@ def update_features(
     records: Records = []
     names = [update.feature for update in request.feature_updates]
     updates = {update.feature: update for update in request.feature_updates}
+    if len(names) > UPDATES_MAX:
+        message = f"More than {UPDATES_MAX} features in one request."
+        return [], UpdateFeaturesResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
     try:
         proposed = state.image.features | {name: one.max_version_level for name, one in updates.items()}
         for update in updates.values():

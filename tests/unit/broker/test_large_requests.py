@@ -1,0 +1,241 @@
+"""Requests for very many partitions or resources: others are served between the pieces, and the answer is the same."""
+
+from __future__ import annotations
+
+import asyncio
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.broker.conftest import RunningNode, Wire
+from tidelog.broker.apis import config_changes
+from tidelog.broker.apis.records import fetch, list_offsets, produce
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages import alter_configs, incremental_alter_configs
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidelog.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
+
+PARTITIONS = 10
+NEVER_MS = 600_000
+NOW_MS = 1_700_000_000_000
+
+
+def names(count: int) -> list[str]:
+    return [f"none-{number}" for number in range(count)]
+
+
+def produced(topics: dict[str, list[bytes | None]], acks: int = -1) -> ProduceRequest:
+    return ProduceRequest(
+        acks=acks,
+        timeout_ms=60_000,
+        topic_data=[
+            TopicProduceData(
+                name=name,
+                partition_data=[PartitionProduceData(index=at, records=each) for at, each in enumerate(batches)],
+            )
+            for name, batches in topics.items()
+        ],
+    )
+
+
+def fetched(
+    topics: dict[str, int], *, wait_ms: int = 0, session: tuple[int, int] = (0, -1), offset: int = 0
+) -> FetchRequest:
+    return FetchRequest(
+        max_wait_ms=wait_ms,
+        min_bytes=1,
+        max_bytes=50 << 20,
+        session_id=session[0],
+        session_epoch=session[1],
+        topics=[
+            FetchTopic(
+                topic=name,
+                partitions=[
+                    FetchPartition(partition=at, fetch_offset=offset, partition_max_bytes=1 << 20)
+                    for at in range(count)
+                ],
+            )
+            for name, count in topics.items()
+        ],
+    )
+
+
+def listed(topics: dict[str, list[int]]) -> ListOffsetsRequest:
+    return ListOffsetsRequest(
+        replica_id=-1,
+        topics=[
+            ListOffsetsTopic(
+                name=name, partitions=[ListOffsetsPartition(partition_index=at, timestamp=-1) for at in indexes]
+            )
+            for name, indexes in topics.items()
+        ],
+    )
+
+
+def altered(messages: ModuleType, resources: list[str], configs: int = 1) -> Any:
+    names_of_configs = [f"retention.ms{number or ''}" for number in range(configs)]
+    if messages is alter_configs:
+        config: Any = alter_configs.AlterableConfig
+        request: Any = alter_configs.AlterConfigsRequest
+    else:
+        config = incremental_alter_configs.AlterableConfig
+        request = incremental_alter_configs.IncrementalAlterConfigsRequest
+    return request(
+        resources=[
+            messages.AlterConfigsResource(
+                resource_type=2,
+                resource_name=name,
+                configs=[config(name=key, value="1000") for key in names_of_configs],
+            )
+            for name in resources
+        ]
+    )
+
+
+ALTER = (alter_configs, alter_configs.AlterConfigsResponse, 1)
+INCREMENT = (incremental_alter_configs, incremental_alter_configs.IncrementalAlterConfigsResponse, 0)
+
+
+def large_requests() -> list[tuple[Any, int, Any]]:
+    many = names(9_500)
+    return [
+        (produced({name: [b""] for name in many}), 9, ProduceResponse),
+        (fetched(dict.fromkeys(many, 1)), 12, FetchResponse),
+        (fetched(dict.fromkeys(many, 1), session=(0, 0)), 12, FetchResponse),
+        (listed({name: [0] for name in many}), 7, ListOffsetsResponse),
+        *((altered(messages, many), version, response) for messages, response, version in (ALTER, INCREMENT)),
+    ]
+
+
+async def test_others_are_served_between_the_pieces(running: RunningNode, wire: Wire) -> None:
+    """Each took 0.2 to 0.5 s of the loop, in which nobody else was served."""
+    other = await running.connect()
+    for request, version, response in large_requests():
+        wire.send(request, version)
+        answered = asyncio.create_task(wire.receive(response, version))
+        served = 0
+        while not answered.done():
+            await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
+            served += 1
+        assert served >= 8, type(request).__name__
+        await answered
+
+
+def make_pieces_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fetch, produce, list_offsets, config_changes):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", 3)
+    monkeypatch.setattr(produce, "WHOLE_BYTES_MAX", 0)
+
+
+async def test_the_answer_is_the_same_as_in_one_go(
+    wire: Wire, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wire.create_topic("t", PARTITIONS, compression_type="gzip")
+    await wire.create_topic("u", PARTITIONS)
+    batches: list[bytes | None] = [make_batch(b"%d" % number) for number in range(PARTITIONS)]
+    batches[4], batches[7] = None, b"damaged" * 20
+    writes = [produced({"t": batches, "none": [b""], "u": batches}, acks=acks) for acks in (-1, 1, 5)]
+    reads: list[tuple[Any, int, Any]] = [
+        (fetched({"t": PARTITIONS, "none": 1, "u": PARTITIONS}), 12, FetchResponse),
+        (listed({"t": [*range(PARTITIONS), 2], "none": [0], "u": list(range(PARTITIONS))}), 7, ListOffsetsResponse),
+        *(
+            (altered(messages, ["t", "none", "u", "x", "u", "y", "t"]), version, response)
+            for messages, response, version in (ALTER, INCREMENT)
+        ),
+    ]
+
+    async def answers() -> list[Any]:
+        written = [await wire.call(request, 9, ProduceResponse) for request in writes]
+        for answer in written:
+            for topic in answer.responses:
+                for partition in topic.partition_responses:
+                    partition.base_offset = min(partition.base_offset, 0)
+        return written + [await wire.call(request, version, response) for request, version, response in reads]
+
+    whole = await answers()
+    assert {each.error_code for each in whole[0].responses[0].partition_responses} > {ErrorCode.NONE}
+    with monkeypatch.context() as context:
+        make_pieces_small(context)
+        in_pieces = await answers()
+    assert in_pieces[:3] == whole[:3]
+    again = [await wire.call(request, version, response) for request, version, response in reads]
+    assert in_pieces[3:] == again
+
+
+@pytest.mark.parametrize("session", [(0, -1), (0, 0)])
+@pytest.mark.parametrize("is_answered_at_once", [False, True])
+async def test_what_comes_to_a_partition_that_was_read_already_is_told(
+    running: RunningNode, wire: Wire, make_batch: Any, monkeypatch: pytest.MonkeyPatch, session: tuple[int, int],
+    is_answered_at_once: bool,
+) -> None:  # fmt: skip
+    """An append between two pieces of one attempt wakes the fetch if it waits, and is in the next answer if not."""
+    make_pieces_small(monkeypatch)
+    await wire.create_topic("t", PARTITIONS)
+    assert running.node._broker is not None
+    partitions = running.node._broker.partitions
+    pause = fetch._Fetch._pause
+    batches = [make_batch(b"late")]
+
+    def append_and_pause(self: Any) -> None:
+        if self._unfinished.answered and batches:
+            partitions.append(partitions.leader("t", 0), memoryview(bytearray(batches.pop())), NOW_MS, 1)
+        pause(self)
+
+    monkeypatch.setattr(fetch._Fetch, "_pause", append_and_pause)
+    if is_answered_at_once:
+        await produce_one(wire, PARTITIONS - 1, make_batch(b"early"))
+    answer = await call_patiently(wire, fetched({"t": PARTITIONS}, wait_ms=NEVER_MS, session=session))
+    if not is_answered_at_once:
+        assert told(answer) == [0]
+    elif session[1] == 0:
+        assert told(answer) == [PARTITIONS - 1]
+        unread = fetched({}, wait_ms=NEVER_MS, session=(answer.session_id, 1))
+        assert sorted(told(await call_patiently(wire, unread))) == [0, PARTITIONS - 1]
+
+
+async def call_patiently(wire: Wire, request: FetchRequest) -> FetchResponse:
+    answer: FetchResponse = await asyncio.wait_for(wire.call(request, 12, FetchResponse), PATIENCE_S)
+    assert not answer.error_code
+    return answer
+
+
+def told(answer: FetchResponse) -> list[int]:
+    return [each.partition_index for topic in answer.responses for each in topic.partitions if each.records]
+
+
+async def produce_one(wire: Wire, index: int, records: bytes) -> None:
+    request = produced({"t": [records]})
+    request.topic_data[0].partition_data[0].index = index
+    answer = await wire.call(request, 9, ProduceResponse)
+    assert not answer.responses[0].partition_responses[0].error_code
+
+
+@pytest.mark.parametrize(("messages", "response", "version"), [ALTER, INCREMENT])
+async def test_too_many_configs_of_one_resource_are_refused(
+    wire: Wire, messages: ModuleType, response: Any, version: int
+) -> None:
+    """Names of brokers' configs may be anybody's, so that nothing else bounds them."""
+    await wire.create_topic("t")
+    request = altered(messages, ["t"], configs=config_changes.CONFIGS_MAX + 1)
+    request.resources[0].resource_type, request.resources[0].resource_name = 4, ""
+    answer = await wire.call(request, version, response)
+    assert answer.responses[0].error_code == ErrorCode.INVALID_REQUEST
+    assert "1000" in answer.responses[0].error_message
+
+
+async def test_too_many_features_are_refused(wire: Wire) -> None:
+    """A level of 0 of a feature that is not known would be written for each."""
+    updates = [FeatureUpdateKey(feature=name, max_version_level=0, upgrade_type=2) for name in names(1001)]
+    request = UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=updates)
+    answer = await wire.call(request, 1, UpdateFeaturesResponse)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
