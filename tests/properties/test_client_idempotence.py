@@ -488,14 +488,13 @@ class BelievesAnyReplica(ProducerSession):
     ],
 )
 def test_the_model_notices_a_sabotaged_session(sabotaged):
-    caught = 0
     for seed in range(40):
         rng = Random(seed)
         try:
             World((rng.randrange(240) for _ in range(1_500)), sabotaged(idempotent=True)).run(600)
         except AssertionError:
-            caught += 1
-    assert caught
+            return
+    pytest.fail("the model has noticed nothing")
 
 
 def test_a_session_that_keeps_too_many_unsettled_has_to_ask():
@@ -515,7 +514,6 @@ class TakesTheLeadersLogForCommitted(World):
 
 
 def test_the_model_notices_that_a_log_is_taken_for_committed():
-    caught = 0
     for seed in range(40):
         rng = Random(seed)
         world = TakesTheLeadersLogForCommitted(
@@ -524,5 +522,6 @@ def test_the_model_notices_that_a_log_is_taken_for_committed():
         try:
             world.run(600)
         except AssertionError as error:
-            caught += "not committed" in str(error)
-    assert caught
+            if "not committed" in str(error):
+                return
+    pytest.fail("the model has noticed nothing")

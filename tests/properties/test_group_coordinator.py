@@ -614,13 +614,21 @@ def unknown_while_rebalancing(
 
 
 BUGS = [
-    pytest.param(Group, "all_members_joined", property(eager_completion), id="a rebalance that does not wait"),
+    pytest.param(
+        Group,
+        "all_members_joined",
+        property(eager_completion),
+        id="a rebalance that does not wait",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(Group, "adopt_assignment", swapped, id="two members with each other's assignment"),
     pytest.param(Group, "start_generation", same_generation, id="a generation used twice"),
     pytest.param(OffsetStore, "replay", newest_first, id="an offset that is not replaced"),
     pytest.param(GroupCoordinator, "commit_offsets", believe_at_once, id="state ahead of the log"),
-    pytest.param(OffsetStore, "tombstones", nothing_to_forget, id="offsets that outlive their group"),
-    pytest.param(Joins, "join", unknown_while_rebalancing, id="a live member that is unknown"),
+    pytest.param(
+        OffsetStore, "tombstones", nothing_to_forget, id="offsets that outlive their group", marks=pytest.mark.slow
+    ),
+    pytest.param(Joins, "join", unknown_while_rebalancing, id="a live member that is unknown", marks=pytest.mark.slow),
 ]
 
 

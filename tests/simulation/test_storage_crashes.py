@@ -151,7 +151,8 @@ PLANTS = [
     (believe_an_index_of_zeros, "IndexesAgreeWithTheLog"),
     (scan_without_the_crc, "LogIsAPrefixOfWhatWasAppended"),
     (leave_segments_behind_a_gap, "LogIsAPrefixOfWhatWasAppended"),
-    (keep_the_clean_marker, "AcknowledgedRecordsArePresent"),
+    # It takes longer to find than all others together.
+    pytest.param(keep_the_clean_marker, "AcknowledgedRecordsArePresent", marks=pytest.mark.slow),
     (delete_before_the_log_start_is_checkpointed, "LogStartIsWhereItWasPut"),
     (trust_a_snapshot_from_the_future, "ProducersAreRemembered"),
     (forget_sequences_on_replay, "ProducersAreRemembered"),

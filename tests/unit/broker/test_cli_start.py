@@ -227,6 +227,7 @@ def formatted(file: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_kafkas_stock_configuration_says_what_it_needs_and_then_starts(tmp_path: Path):
     file = tmp_path / "server.properties"
     file.write_text(STOCK.format(broker=free_port(), controller=free_port(), data=tmp_path / "data"))

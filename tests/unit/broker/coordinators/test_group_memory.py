@@ -277,9 +277,9 @@ def large_metadata_that_shrinks(world: World) -> None:
     [
         many_small_members,
         many_small_groups,
-        long_names,
+        pytest.param(long_names, marks=pytest.mark.slow),
         many_protocols,
-        many_topics,
+        pytest.param(many_topics, marks=pytest.mark.slow),
         ids_never_used,
         large_assignments,
         large_metadata_that_shrinks,
