@@ -104,6 +104,7 @@ class BrokerSide:
             rng=ports.rng,
             on_unheard=self._directory_failure_unheard,
             cordoned=self._cordoned,
+            on_registered=self._registered,
         )
         settings.subscribe([CORDONED], self.lifecycle.poke)
         self._assignments = DirectoryAssignments(
@@ -212,7 +213,6 @@ class BrokerSide:
         self._hosting.loaded()
         self.directories.missing = self._hosting.missing()
         epoch = await self.lifecycle.register(self.directories.clean_epoch(self._ports.boot_id))
-        self.directories.write_incarnations(epoch, self._ports.boot_id)
         await self._metadata.tracker.wait_for(epoch)
         with _without_collections():
             self._is_applied = True
@@ -232,6 +232,11 @@ class BrokerSide:
         self.lost_brokers.on_image(image, delta)
         if delta.deleted_topics:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
+
+    def _registered(self, epoch: int) -> None:
+        """After a kill the next process speaks for this epoch, unless a directory has failed since the start."""
+        if not self._is_applied or not self.directories.offline:
+            self.directories.write_incarnations(epoch, self._ports.boot_id)
 
     def on_leader(self) -> None:
         """Another controller is active: it should hear of this broker before it looks for it."""

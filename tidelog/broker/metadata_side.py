@@ -154,6 +154,8 @@ class MetadataSide:
     def _on_leader(self, leader_id: int, epoch: int) -> None:
         if self.controller is not None and leader_id not in (-1, self._node_id) and self._registering is None:
             self._registering = self._loop.create_task(self._register(), name="register controller")
+        if self._channel is not None:
+            self._channel.leader_changed()
         self._notice_leader(leader_id, epoch)
 
     async def _register(self) -> None:

@@ -48,6 +48,10 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
         return fail(reason(error))
     from tidelog.broker.logs import set_up
     from tidelog.broker.node import run_node
+    from tidelog.replication.controller.metadata.records import MetadataError
+    from tidelog.replication.quorum.driver import InconsistentVoters
+    from tidelog.replication.quorum.files.vote_store import CorruptQuorumState
+    from tidelog.replication.quorum.raft.snapshot import CorruptSnapshot
     from tidelog.storage.files.disk import DirectoryInUse
     from tidelog.storage.files.meta_properties import ForeignDirectory
     from tidelog.storage.log.partition_log import CorruptLog
@@ -57,6 +61,8 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     try:
         _event_loop_run(_until_told(run_node(config, announce)))
     except (ConfigError, CorruptLog, DirectoryInUse, ForeignDirectory) as error:
+        return fail(str(error))
+    except (CorruptSnapshot, CorruptQuorumState, InconsistentVoters, MetadataError) as error:
         return fail(str(error))
     except OSError as error:
         return fail(reason(error))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,45 @@ def test_kafkas_stock_configuration_says_what_it_needs_and_then_starts(tmp_path:
     finally:
         process.kill()
         process.communicate()
+
+
+def other_voters(content: bytes) -> bytes:
+    state = json.loads(content)
+    state["currentVoters"] = [{"voterId": 7}, {"voterId": 8}]
+    return json.dumps(state).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged", "problem"),
+    [
+        ("quorum-state", lambda content: content[:10], "restore it from a copy"),
+        ("quorum-state", lambda content: bytes(len(content)), "restore it from a copy"),
+        ("quorum-state", other_voters, "configure the same voters as before"),
+    ],
+)
+def test_damage_to_the_vote_file_is_one_line_that_says_what_to_do(
+    node: subprocess.Popen[str], tmp_path: Path, name: str, damaged: Callable[[bytes], bytes], problem: str
+):
+    assert node.stdout is not None
+    assert node.stdout.readline()
+    node.send_signal(signal.SIGTERM)
+    node.wait(PATIENCE_S)
+    path = tmp_path / "data" / "__cluster_metadata-0" / name
+    path.write_bytes(damaged(path.read_bytes()))
+    words = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{free_port()}", "-o", f"log.dirs={tmp_path / 'data'}"]
+    line = refused(*words, cwd=tmp_path)
+    assert problem in line
+    assert name in line
+
+
+def test_a_damaged_bootstrap_checkpoint_is_one_line(node: subprocess.Popen[str], tmp_path: Path):
+    assert node.stdout is not None
+    assert node.stdout.readline()
+    node.send_signal(signal.SIGTERM)
+    node.wait(PATIENCE_S)
+    data = tmp_path / "data"
+    shutil.rmtree(data / "__cluster_metadata-0")
+    (data / "bootstrap.checkpoint").write_bytes(b"damaged")
+    words = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{free_port()}", "-o", f"log.dirs={data}"]
+    line = refused(*words, cwd=tmp_path)
+    assert str(data / "bootstrap.checkpoint") in line

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tidelog.broker.cluster import controller_channel
-from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.broker.cluster.controller_channel import ControllerChannel, forwarding_ms
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.messages.envelope import EnvelopeResponse
+from tidelog.protocol.messages.create_topics import CreateTopicsRequest
+from tidelog.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from tidelog.replication.controller.decisions.state import NewTopic
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 
@@ -26,10 +27,12 @@ class Controller:
         self.most_at_once = 0
         self.gate = asyncio.Event()
         self.silent: set[str] = set()
+        self.leader: Endpoint | None = Endpoint("controller", 9093)
+        self.asked: list[Endpoint] = []
         self.channel = ControllerChannel(
             is_local=lambda: False,
             local=self._never,
-            leader=lambda: Endpoint("controller", 9093),
+            leader=lambda: self.leader,
             exchange=self._exchange,
             loop=asyncio.get_running_loop(),
             rng=random.Random(0),
@@ -41,6 +44,7 @@ class Controller:
     async def _exchange(
         self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = ""
     ) -> Any:
+        self.asked.append(endpoint)
         self.lanes.append(lane)
         self.used.append(lane)
         self.most_at_once = max(self.most_at_once, len(self.lanes))
@@ -101,3 +105,39 @@ async def test_the_connections_are_bounded_and_the_rest_wait_their_turn() -> Non
     controller.gate.set()
     assert await asyncio.gather(*requests) == [b"answer"] * more
     assert controller.most_at_once == controller_channel.FORWARDED_AT_ONCE_MAX
+
+
+async def test_a_request_to_a_controller_that_hangs_goes_to_the_next_one() -> None:
+    controller = Controller()
+    frozen = controller.leader
+    controller.silent.add("forward-0")
+    request = asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1", timeout_ms=600_000))
+    await until(lambda: controller.asked == [frozen])
+    controller.leader = None
+    controller.channel.leader_changed()
+    await asyncio.sleep(0)
+    assert controller.lanes, "nobody else is there to be asked"
+    controller.leader = Endpoint("controller", 9094)
+    controller.gate.set()
+    controller.silent.clear()
+    controller.channel.leader_changed()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await request == b"answer"
+    assert not controller.lanes
+
+
+async def test_a_controller_that_still_leads_is_waited_for() -> None:
+    controller = Controller()
+    request = asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1"))
+    await until(lambda: len(controller.lanes) == 1)
+    controller.channel.leader_changed()
+    await asyncio.sleep(0.01)
+    controller.gate.set()
+    assert await request == b"answer"
+    assert len(controller.asked) == 1
+
+
+@pytest.mark.parametrize(("timeout_ms", "expected_ms"), [(700, 1_200), (0, 30_000), (600_000, 30_000)])
+def test_a_forwarded_request_takes_as_long_as_its_client_waits(timeout_ms: int, expected_ms: int) -> None:
+    assert forwarding_ms(CreateTopicsRequest(timeout_ms=timeout_ms)) == expected_ms
+    assert forwarding_ms(EnvelopeRequest()) == 30_000

@@ -50,7 +50,9 @@ class ActiveController:
         return [each for each in self.heard if isinstance(each, BrokerHeartbeatRequest)]
 
 
-def made(controller: ActiveController, *, interval_ms: int = 20) -> BrokerLifecycle:
+def made(
+    controller: ActiveController, *, interval_ms: int = 20, on_registered: Callable[[int], None] = lambda epoch: None
+) -> BrokerLifecycle:
     loop = asyncio.get_running_loop()
 
     async def local(request: Any, version: int) -> Any:
@@ -68,6 +70,7 @@ def made(controller: ActiveController, *, interval_ms: int = 20) -> BrokerLifecy
         settings=LifecycleSettings(interval_ms, 1000),
         loop=loop,
         rng=random.Random(2),
+        on_registered=on_registered,
     )
 
 
@@ -134,11 +137,13 @@ async def test_a_broker_that_was_forgotten_registers_again_in_a_new_epoch() -> N
         return BrokerHeartbeatResponse(error_code=ErrorCode.STALE_BROKER_EPOCH if stale else 0, is_fenced=False)
 
     controller.heartbeat = heartbeat
-    lifecycle = made(controller)
+    epochs: list[int] = []
+    lifecycle = made(controller, on_registered=epochs.append)
     await lifecycle.register(3)
     await lifecycle.become_ready()
     known = 12
     await until(lambda: lifecycle.epoch == 12)
+    assert epochs == [11, 12]
     again = [each for each in controller.heard if isinstance(each, BrokerRegistrationRequest)]
     assert [each.previous_broker_epoch for each in again] == [3, 11]
     await until(lambda: controller.heartbeats()[-1].broker_epoch == 12)

@@ -19,6 +19,7 @@ from typing import Any
 from tidelog.broker.apis.error_counts import count_errors
 from tidelog.broker.apis.records import fetch, produce
 from tidelog.broker.apis.services import Services
+from tidelog.broker.cluster.controller_channel import forwarding_ms
 from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCounters
 from tidelog.broker.network.request import Answer, Deferred, Peer, RequestContext
 from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX, Arrays, join, split
@@ -192,7 +193,7 @@ class Dispatcher:
             here = await self._outcome(api, context, request)
             if not _lost_the_lead(here):
                 return here
-        response = await channel.forward(frame, context.client_host)
+        response = await channel.forward(frame, context.client_host, forwarding_ms(request))
         return len(response).to_bytes(4, "big") + response
 
     # -------------------------------------------------------------------------------------- requests from within

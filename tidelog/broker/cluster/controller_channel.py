@@ -38,6 +38,7 @@ BACKOFF_MIN_MS = 20
 BACKOFF_MAX_MS = 500
 TIMEOUT_MS = 30_000
 FORWARDED_AT_ONCE_MAX = 32
+FORWARDING_GRACE_MS = 500
 _HEADER = Struct(">hhih")  # API key, version, correlation id, length of a client id: none
 
 # Kafka's DefaultPrincipalData, version 0: User:ANONYMOUS, not by token. There is nobody else without security.
@@ -73,6 +74,12 @@ class _Lanes:
             self._turn.release()
 
 
+def forwarding_ms(request: Any) -> int:
+    """How long a client's request may take: as long as the client waits, and a moment for the controller's own word."""
+    timeout_ms = getattr(request, "timeout_ms", 0)
+    return min(timeout_ms + FORWARDING_GRACE_MS, TIMEOUT_MS) if timeout_ms > 0 else TIMEOUT_MS
+
+
 class ControllerChannel:
     """`local(request, version)` answers as the active controller; `is_local` says whether this node is it.
 
@@ -96,6 +103,12 @@ class ControllerChannel:
         self._loop = loop
         self._rng = rng
         self._lanes = _Lanes(FORWARDED_AT_ONCE_MAX)
+        self._moved = asyncio.Event()
+
+    def leader_changed(self) -> None:
+        """Another controller leads, or none: who waits for the one before, which may hang, asks the next."""
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def attempt(self, request: Any, version: int, *, timeout_ms: int, lane: str = "controller") -> Any:
         """Once. Raises PeerUnreachable, also while no controller is known."""
@@ -106,6 +119,27 @@ class ControllerChannel:
             raise PeerUnreachable("no active controller is known")
         return await self._exchange(endpoint, request, version, timeout_ms=timeout_ms, lane=lane)
 
+    async def _attempt_while_it_leads(self, request: Any, version: int, *, timeout_ms: int, lane: str) -> Any:
+        """As `attempt`, and PeerUnreachable as soon as another controller is known to lead."""
+        endpoint = self._leader()
+        if self.is_local() or endpoint is None:
+            return await self.attempt(request, version, timeout_ms=timeout_ms, lane=lane)
+        attempt = self._loop.create_task(self.attempt(request, version, timeout_ms=timeout_ms, lane=lane))
+        watch = self._loop.create_task(self._until_another_leads(endpoint))
+        try:
+            await asyncio.wait((attempt, watch), return_when=asyncio.FIRST_COMPLETED)
+            if attempt.done():
+                return attempt.result()
+            raise PeerUnreachable(f"{endpoint} is no longer the active controller")
+        finally:
+            for task in (attempt, watch):
+                task.cancel()
+            await asyncio.gather(attempt, watch, return_exceptions=True)
+
+    async def _until_another_leads(self, endpoint: Endpoint) -> None:
+        while self._leader() in (None, endpoint) and not self.is_local():
+            await self._moved.wait()
+
     async def call(self, request: Any, version: int, *, timeout_ms: int = TIMEOUT_MS, lane: str = "controller") -> Any:
         """Until a controller has answered that is the active one. Raises KafkaError(REQUEST_TIMED_OUT).
 
@@ -115,7 +149,8 @@ class ControllerChannel:
         backoff = Backoff(BACKOFF_MIN_MS, BACKOFF_MAX_MS)
         while (left_s := deadline - self._loop.time()) > 0:
             try:
-                response = await self.attempt(request, version, timeout_ms=max(1, int(left_s * 1000)), lane=lane)
+                left_ms = max(1, int(left_s * 1000))
+                response = await self._attempt_while_it_leads(request, version, timeout_ms=left_ms, lane=lane)
                 if getattr(response, "error_code", 0) != ErrorCode.NOT_CONTROLLER:
                     return response
             except PeerUnreachable:

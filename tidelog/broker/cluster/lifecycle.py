@@ -64,6 +64,7 @@ class BrokerLifecycle:
 
     `on_unheard(directory_id)`: no controller could be told in time that this directory has failed. `cordoned()`: the
     directories that want no new replicas; None while that, or whether the controller knows such, is not known.
+    `on_registered(epoch)`: a controller has taken this broker in, the first time or again.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class BrokerLifecycle:
         rng: random.Random,
         on_unheard: Callable[[bytes], None] = lambda directory_id: None,
         cordoned: Callable[[], list[bytes] | None] = lambda: None,
+        on_registered: Callable[[int], None] = lambda epoch: None,
     ) -> None:
         self.epoch = -1
         self.is_fenced = True
@@ -91,6 +93,7 @@ class BrokerLifecycle:
         self._rng = rng
         self._on_unheard = on_unheard
         self._cordoned = cordoned
+        self._on_registered = on_registered
         self._offline_directories: dict[bytes, asyncio.TimerHandle | None] = {}
         """Told in every heartbeat; with each the time by which the controller must have heard of it, if it has not."""
         self._is_ready = False
@@ -123,6 +126,7 @@ class BrokerLifecycle:
             await asyncio.sleep(REGISTRATION_RETRY_MS / 1000)
         self.epoch = self._previous_epoch = response.broker_epoch
         log.info("broker %d is registered in epoch %d", self._node_id, self.epoch)
+        self._on_registered(self.epoch)
         if self._beating is None:
             self._heard_at = self._loop.time()
             self._beating = self._loop.create_task(self._beat(), name="heartbeats")

@@ -173,6 +173,8 @@ class RaftNode:
         Raises CorruptSnapshot, CorruptQuorumState, CorruptLog, InconsistentVoters.
         """
         found = self.log.load(is_voter=self.raft.can_vote, keeps_writes=self._keeps_writes)
+        if self.raft.can_vote and self.log.end_offset == 0:
+            self.log.bootstrap_values()  # where they are damaged no controller can begin
         if self.log.lacks_records and self._is_alone:
             self._recover_alone()
         self.raft.lacks_records, self.raft.acknowledged = self.log.lacks_records, self.log.acknowledged_end

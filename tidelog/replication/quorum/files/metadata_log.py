@@ -439,7 +439,12 @@ class MetadataLog:
     def bootstrap_values(self) -> list[bytes]:
         """What Kafka's `format` left for the first start; empty where Tidelog formats by itself."""
         path = f"{self._root}/{BOOTSTRAP_NAME}"
-        return decode_snapshot(self._disk.read_file(path)).values if self._disk.exists(path) else []
+        if not self._disk.exists(path):
+            return []
+        try:
+            return decode_snapshot(self._disk.read_file(path)).values
+        except (CorruptSnapshot, KafkaError) as error:
+            raise CorruptSnapshot(f"{path}: {error}. Format the directory again, it holds no metadata yet") from None
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -88,7 +88,8 @@ def election_in(state: QuorumState | None, voters: VoterHistory, can_vote: bool)
         expected = voters.static.ids
         if sorted(state.voter_ids) != expected:
             raise InconsistentVoters(
-                f"the voters are configured as {expected}, the vote file is of {sorted(state.voter_ids)}"
+                f"controller.quorum.voters names {expected}, this directory's {FILE_NAME} {sorted(state.voter_ids)}: "
+                "configure the same voters as before; `tidelog format` makes a quorum whose voters can change"
             )
     voted = ReplicaKey(state.voted_id, state.voted_directory_id) if state.voted_id >= 0 else None
     return ElectionState(state.leader_epoch, state.leader_id, voted)
@@ -119,7 +120,13 @@ class VoteStore:
         """None before the first election. Raises `CorruptQuorumState`."""
         if not self._disk.exists(self._path):
             return None
-        return decode_quorum_state(self._disk.read_file(self._path))
+        try:
+            return decode_quorum_state(self._disk.read_file(self._path))
+        except CorruptQuorumState as error:
+            raise CorruptQuorumState(
+                f"{self._path}: {error}. It says for whom this voter voted: restore it from a copy; or remove it while "
+                "the other voters have a leader, so that no vote is given twice"
+            ) from None
 
     def write(self, state: QuorumState, *, sync: bool) -> None:
         """`sync`: on the device before it returns, which a vote must be."""
