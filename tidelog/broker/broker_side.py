@@ -230,6 +230,7 @@ class BrokerSide:
             return  # the first one to be applied will have it all
         self._hosting.apply(image, delta)
         self.lost_brokers.on_image(image, delta)
+        self.repairs.on_image(delta)
         if delta.deleted_topics:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
 

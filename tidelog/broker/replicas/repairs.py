@@ -22,7 +22,7 @@ from tidelog.storage.segments.damage import DamagedRange, describe
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
-    from tidelog.replication.controller.metadata.image import MetadataImage, PartitionImage
+    from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage, PartitionImage
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Endpoint, Exchange
     from tidelog.storage.log.partition_log import PartitionLog
@@ -40,7 +40,17 @@ FETCH_BYTES_MAX: Final = 1024 * 1024
 FETCH_TIMEOUT_MS: Final = 5000
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 5.0
+LOST_PAUSE_S_MAX: Final = 300.0
+"""Between questions for what no replica has: only a change of the replicas, or of their files, brings it back."""
 _ABSENT: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE)
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """When a partition is looked at next, on the loop's clock, and how long to pause after that."""
+
+    due_s: float
+    pause_s: float = PAUSE_S_MIN
 
 
 @dataclass(slots=True)
@@ -75,13 +85,13 @@ class Repairs:
         self._exchange = exchange
         self._loop = loop
         self._run_in_executor = run_in_executor
-        self._waiting: dict[Partition, None] = {}
+        self._waiting: dict[Partition, _Attempts] = {}
         self._gaps: dict[Partition, tuple[int, int]] = {}
         self._lost: set[tuple[Partition, int]] = set()
         """(partition, first offset) of the ranges of which there is no whole copy."""
         self._known: dict[Partition, set[int]] = {}
         """The first offsets of the damaged ranges that were counted."""
-        self._pause_s = PAUSE_S_MIN
+        self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -103,6 +113,21 @@ class Repairs:
         """A leader's records go on behind offsets that it does not have: do the other replicas have them?"""
         self._gaps[partition] = gap.first_offset, gap.end_offset
         self._wait_for(partition)
+        attempts = self._waiting.get(partition)
+        soon_s = self._loop.time() + PAUSE_S_MAX
+        if attempts is not None and attempts.due_s > soon_s:
+            attempts.due_s = soon_s
+            self._is_due.set()
+
+    def on_image(self, delta: MetadataDelta) -> None:
+        """A replica may be back, or another one: ask again at once."""
+        for partition in self._waiting:
+            if delta.changed_brokers or partition.index in delta.changed_partitions.get(partition.topic_id, ()):
+                self._hurry(partition)
+
+    def _hurry(self, partition: Partition) -> None:
+        self._waiting[partition] = _Attempts(self._loop.time())
+        self._is_due.set()
 
     def _is_lost(self, partition: Partition) -> bool:
         ranges = partition.log.damaged_ranges()
@@ -111,15 +136,13 @@ class Repairs:
     def _wait_for(self, partition: Partition) -> None:
         if self._is_closed:
             return
-        self._count(partition)
-        if partition not in self._waiting:
-            self._waiting[partition] = None
-            self._pause_s = PAUSE_S_MIN
+        if self._count(partition) or partition not in self._waiting:
+            self._hurry(partition)
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name="repairs")
 
-    def _count(self, partition: Partition) -> None:
-        """Every range once, however often it is met before it is repaired."""
+    def _count(self, partition: Partition) -> bool:
+        """Every range once, however often it is met before it is repaired. Whether there is a new one."""
         ranges = {damage.first_offset for _, damage in partition.log.damaged_ranges()}
         known = self._known.get(partition, set())
         self.counters.ranges_found += len(ranges - known)
@@ -127,6 +150,7 @@ class Repairs:
             self._known[partition] = ranges
         else:
             self._known.pop(partition, None)
+        return not ranges <= known
 
     async def close(self) -> None:
         self._is_closed = True
@@ -139,14 +163,37 @@ class Repairs:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                for partition in list(self._waiting):
-                    if await self._repair(partition):
-                        self._waiting.pop(partition, None)
+                self._is_due.clear()
+                for partition, attempts in list(self._waiting.items()):
+                    if attempts.due_s <= self._loop.time():
+                        await self._attempt(partition, attempts)
                 if self._waiting:
-                    await asyncio.sleep(self._pause_s)
-                    self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+                    due_s = min(attempts.due_s for attempts in self._waiting.values())
+                    await self._sleep_until(due_s)
         finally:
             self._task = None
+
+    async def _sleep_until(self, due_s: float) -> None:
+        """Or until a partition is due sooner."""
+        timer = self._loop.call_at(due_s, self._is_due.set)
+        try:
+            await self._is_due.wait()
+        finally:
+            timer.cancel()
+
+    async def _attempt(self, partition: Partition, attempts: _Attempts) -> None:
+        before = partition.log.damaged_ranges()
+        is_done = await self._repair(partition)
+        if self._waiting.get(partition) is not attempts:
+            return  # it was reported again meanwhile
+        if is_done:
+            del self._waiting[partition]
+            return
+        if partition.log.damaged_ranges() != before:
+            attempts.pause_s = PAUSE_S_MIN
+        pause_s_max = LOST_PAUSE_S_MAX if self._is_lost(partition) else PAUSE_S_MAX
+        attempts.due_s = self._loop.time() + attempts.pause_s
+        attempts.pause_s = min(2 * attempts.pause_s, pause_s_max)
 
     async def _repair(self, partition: Partition) -> bool:
         """Whether there is nothing left to do."""
