@@ -34,6 +34,10 @@ def _choice(default: str, *choices: str) -> Any:
     return field(default=default, metadata={"choices": choices})
 
 
+# How long `close` of a consumer waits for brokers that do not answer, as Java's does.
+CLOSE_TIMEOUT_MS = 30_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
     """What every client has."""

@@ -103,6 +103,7 @@ class _Run:
         self._task: asyncio.Task[None] | None = None
         self._bootstrap_servers = ""
         self._failure: BaseException | None = None
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._main, name="tidelog-embedded", daemon=True)
         self._thread.start()
 
@@ -115,6 +116,7 @@ class _Run:
         return self._bootstrap_servers
 
     def stop(self) -> None:
+        self._is_stopping = True  # before the task is looked for: one that begins afterwards sees this
         if self._loop is not None and self._task is not None:
             try:
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -139,6 +141,8 @@ class _Run:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        if self._is_stopping:
+            return
         node = Node(self._config, os_ports())
         try:
             await node.start()

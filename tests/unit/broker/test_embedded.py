@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.broker.config.node_config import ConfigError
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
+from tidelog.testing import embedded
 from tidelog.testing.embedded import EmbeddedBroker
 
 
@@ -110,3 +114,27 @@ def test_the_address_is_the_first_that_clients_are_told() -> None:
         assert host == "127.0.0.1"
         assert port.isdecimal()
         assert serves(broker)
+
+
+def test_a_start_that_is_interrupted_at_once_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the node's thread had a task that could be cancelled, the end was waited for in vain for 30 s."""
+    began = threading.Event()
+    interrupted = threading.Event()
+    run = asyncio.run
+
+    def late_run(main: Any) -> Any:
+        began.set()
+        assert interrupted.wait(PATIENCE_S)
+        return run(main)
+
+    def interrupt(self: Any) -> str:
+        assert began.wait(PATIENCE_S)
+        threading.Timer(0.2, interrupted.set).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run", late_run)
+    monkeypatch.setattr(embedded._Run, "await_ready", interrupt)
+    broker = EmbeddedBroker()
+    with pytest.raises(KeyboardInterrupt):
+        broker.start()
+    assert not broker.directory.exists()

@@ -9,6 +9,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
+from tidelog.client import RebalanceListener
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
@@ -137,3 +138,34 @@ async def test_unsubscribing_is_done_although_the_caller_is_cancelled():
             assert consuming.assignment() == set()
             consuming.subscribe(["t"])
             await until(lambda: consuming.assignment() == {T0}, consuming)
+
+
+@pytest.mark.parametrize("silent", [OffsetCommitRequest, LeaveGroupRequest])
+async def test_a_broker_that_does_not_answer_is_waited_for_as_long_as_the_caller_says(silent):
+    """Java's `close(Duration)`; the listener is told all the same."""
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        revoked: list[object] = []
+
+        class Listener(RebalanceListener):
+            async def on_partitions_revoked(self, partitions):
+                revoked.append(partitions)
+
+        consuming = consumer(cluster, group_id="g", request_timeout_ms=600_000, auto_commit_interval_ms=600_000)
+        consuming.subscribe(["t"], listener=Listener())
+        assert await read(consuming, 2) == [0, 1]
+        cluster.script(silent, lambda request, node: SILENCE)
+        await asyncio.wait_for(consuming.close(timeout_ms=100), SOON_S)
+        assert cluster.sent(silent)
+        assert cluster.sent(LeaveGroupRequest)
+        assert revoked == [[T0]]
+
+
+async def test_a_consumer_whose_broker_has_died_closes_in_time():
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        consuming = consumer(cluster, "t", group_id="g", request_timeout_ms=600_000, auto_commit_interval_ms=600_000)
+        assert await read(consuming, 2) == [0, 1]
+        for node in cluster.nodes.values():
+            await node.stop()
+        await asyncio.wait_for(consuming.close(timeout_ms=100), SOON_S)

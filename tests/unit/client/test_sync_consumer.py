@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST, T0, T1, fill
 from tidelog.client import ConsumerRecord, OffsetAndMetadata, RebalanceListener, TopicPartition, sync
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
 from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 
 
 class Recorded(RebalanceListener):
@@ -257,3 +258,13 @@ def test_what_is_not_consumed_is_found_while_another_thread_iterates():
     TakingRecord.buffer = buffer = IterationBuffer()
     buffer.fill([[TakingRecord("t", 0, offset, 0, 0, None, None, (), 3) for offset in range(20)]])
     assert buffer.not_consumed() == {T0: OffsetAndMetadata(0, "", 3)}
+
+
+def test_close_waits_for_a_silent_broker_as_long_as_it_is_told():
+    with served(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        consuming = consumer(cluster, request_timeout_ms=600_000, auto_commit_interval_ms=600_000)
+        consuming.subscribe(["t"])
+        poll_until(consuming, lambda: consuming.position(T0) == 2 if consuming.assignment() else False)
+        cluster.script(OffsetCommitRequest, lambda request, node: SILENCE)
+        assert in_thread(lambda: consuming.close(timeout_ms=100)) is None

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from tidelog.client.config import ConsumerConfig
+from tidelog.client.config import CLOSE_TIMEOUT_MS, ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
 from tidelog.client.consuming.positions import Positions
@@ -99,8 +99,11 @@ class Consumer:
         cluster.on_metadata = self._on_metadata
         self._on_metadata()
 
-    async def close(self) -> None:
-        """Commit if that is automatic, leave the group, disconnect. A poll or an iteration under way ends."""
+    async def close(self, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
+        """Commit if that is automatic, leave the group, disconnect. A poll or an iteration under way ends.
+
+        Brokers that do not answer are waited for `timeout_ms` in all.
+        """
         if self._group is not None:
             self._group.refuse_inside_listener("close()")
         if self._closed:
@@ -114,7 +117,7 @@ class Consumer:
         try:
             self._rewind()
             if self._group is not None:
-                await self._group.leave("the consumer was closed")
+                await self._group.leave("the consumer was closed", timeout_ms)
         finally:
             if self._fetcher is not None:
                 self._fetcher.close()

@@ -20,7 +20,7 @@ from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.groups.commit_queue import CommitQueue
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
-from tidelog.client.groups.membership import Membership
+from tidelog.client.groups.membership import Membership, wait_until
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -274,11 +274,18 @@ class Rebalancer:
             self._step = None
         await self._to_its_end(lambda: self.leave("the consumer unsubscribed"))
 
-    async def leave(self, reason: str) -> None:
-        """Commit if that is automatic, tell the listener, leave the group, forget the assignment."""
+    async def leave(self, reason: str, timeout_ms: float | None = None) -> None:
+        """Commit if that is automatic, tell the listener, leave the group, forget the assignment.
+
+        Brokers are waited for until `timeout_ms` is over, the listener to its end.
+        """
+        until = None if timeout_ms is None else self._loop.time() + timeout_ms / 1000
         step, calls = self._step, self._subscription.calls
         if step is not None and step is not asyncio.current_task():
-            await asyncio.wait([step])
+            await wait_until(until, asyncio.wait([step]))
+            if not step.done():
+                step.cancel()
+                await asyncio.wait([step])
         join, self._join = self._join, None
         if join is not None:
             join.cancel()
@@ -288,17 +295,17 @@ class Rebalancer:
         subscribed = self._subscription.subscribed
         if subscribed or self._subscription.by_user:
             if self._config.auto_commit:
-                await self._commit_quietly()
+                await wait_until(until, self._commit_quietly())
             assigned = list(self._subscription.assigned)
             if assigned and subscribed:
                 await self._notify("revoked", assigned)
-        await self._commits.wait_until_empty()
+        await wait_until(until, self._commits.wait_until_empty())
         if calls == self._subscription.calls:
             self._subscription.unsubscribe()
         elif self._subscription.subscribed:  # again, by a caller who did not wait for the end of this
             self._subscription.set_assigned(())
         self._fetcher.keep_only(())
-        await self.membership.leave(reason)
+        await self.membership.leave(reason, until)
         self._raise_listener_problem()
 
     async def close(self) -> None:

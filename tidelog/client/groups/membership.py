@@ -9,8 +9,9 @@ member leaves or is told that it is none, whatever the application does; but whe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tidelog.client.assignment.assignors import Assignor, assignor_named
 from tidelog.client.assignment.protocol import (
@@ -37,6 +38,13 @@ log = logging.getLogger(__name__)
 _JOIN_GRACE_MS = 5_000
 _METADATA_WAIT_MS = 5_000.0
 _NOT_A_MEMBER = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
+
+
+async def wait_until(until: float | None, work: Awaitable[object]) -> None:
+    """Wait for the work, which is cancelled at that time of the loop; None: however long it takes."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(until):
+            await work
 
 
 class Membership:
@@ -309,13 +317,16 @@ class Membership:
 
     # -- leaving
 
-    async def leave(self, reason: str) -> None:
-        """Stop heartbeats, and tell the group unless this is a static member, who may come back."""
+    async def leave(self, reason: str, until: float | None = None) -> None:
+        """Stop heartbeats, and tell the group unless this is a static member, who may come back.
+
+        Its answer is waited for `until` that time of the loop.
+        """
         await self.stop()
         leaving = self._send_leave(self._member_id, reason)
         self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
         self.needs_join, self.lost, self.fatal = True, False, None
-        await leaving
+        await wait_until(until, leaving)
 
     async def stop(self) -> None:
         """End what runs in the background; the group is not told."""

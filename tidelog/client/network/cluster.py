@@ -141,11 +141,15 @@ class Cluster:
         return await self._result_of(self.attempt(node_id, purpose))
 
     async def _result_of(self, attempt: asyncio.Task[Connection]) -> Connection:
-        """Wait for an attempt that others may wait for too. `close` ends it, which is an error and no cancellation."""
+        """Wait for an attempt that others may wait for too. `close` ends it, which is an error and no cancellation,
+        unless the caller is cancelled too.
+        """
         try:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
-            if self._closed and attempt.cancelled():
+            caller = asyncio.current_task()
+            is_cancelled = caller is not None and caller.cancelling() > 0
+            if self._closed and attempt.cancelled() and not is_cancelled:
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "this client is closed") from None
             raise
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from tidelog.client.config import ClientConfig
+from tidelog.client.config import CLOSE_TIMEOUT_MS, ClientConfig
 from tidelog.client.consuming import consumer
 from tidelog.client.consuming.consumer import Offsets
 from tidelog.client.consuming.subscription import RebalanceListener
@@ -75,11 +75,14 @@ class Consumer(Twin):
         """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
         self._run(self._consumer.start)
 
-    def close(self) -> None:
-        """Commit if that is automatic, leave the group, disconnect. An iteration in another thread ends."""
+    def close(self, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
+        """Commit if that is automatic, leave the group, disconnect. An iteration in another thread ends.
+
+        Brokers that do not answer are waited for `timeout_ms` in all.
+        """
         try:
             if not self._closed and self._thread is not None:
-                self._run_with_listener("close", self._consumer.close)
+                self._run_with_listener("close", lambda: self._consumer.close(timeout_ms))
         except RuntimeError:
             if not self._closed:
                 raise
