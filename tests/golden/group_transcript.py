@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from tests.patience import PATIENCE_S
 from tests.unit.broker.coordinators.fakes import World, context
 from tidelog.broker.apis.groups import (
     delete_groups,
@@ -179,7 +180,7 @@ class Remote:
 
     def send(self, member: str, kind: str, request: Any, version: int) -> None:
         if member not in self._connections:
-            self._connections[member] = socket.create_connection(("127.0.0.1", self._port), 5)
+            self._connections[member] = socket.create_connection(("127.0.0.1", self._port), PATIENCE_S)
             self._buffers[member] = bytearray()
         if isinstance(request, JoinGroupRequest):
             request.session_timeout_ms *= SLOWER

@@ -22,11 +22,11 @@ from tidelog.testing.embedded import EmbeddedBroker
 def test_it_serves_on_a_port_of_its_own_and_leaves_nothing_behind() -> None:
     with EmbeddedBroker() as broker:
         host, _, port = broker.bootstrap_servers.rpartition(":")
-        socket.create_connection((host, int(port)), 5).close()
+        socket.create_connection((host, int(port)), PATIENCE_S).close()
         directory = broker.directory
         assert (directory / "meta.properties").is_file()
     with pytest.raises(OSError):
-        socket.create_connection((host, int(port)), 5)
+        socket.create_connection((host, int(port)), PATIENCE_S)
     assert not directory.exists()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tidelog")]
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.stream_server import StreamServer
 from tidelog.client.config import AdminConfig
 from tidelog.client.model import Node
@@ -17,6 +18,7 @@ from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsRespon
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 
+PATIENCE_MS = int(PATIENCE_S * 1000)
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -63,11 +65,11 @@ class Server:
             client_id="test",
             max_frame_bytes=options.get("max_frame_bytes", 10_000_000),
             software_version="1",
-            timeout_ms=options.get("timeout_ms", 1000),
+            timeout_ms=options.get("timeout_ms", PATIENCE_MS),
         )
 
 
-def beat(connection: Connection, timeout_ms: float = 1000) -> asyncio.Future[HeartbeatResponse]:
+def beat(connection: Connection, timeout_ms: float = PATIENCE_MS) -> asyncio.Future[HeartbeatResponse]:
     return connection.send(HeartbeatRequest(group_id="g"), HeartbeatResponse, 4, timeout_ms)
 
 
