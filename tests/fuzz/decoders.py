@@ -17,8 +17,8 @@ from tests.fuzz.target import Target
 from tests.properties.test_messages_against_kio import MESSAGES, PAIRS, filled
 from tidelog.broker.network.connection import KafkaConnection
 from tidelog.broker.network.request import Deferred
-from tidelog.broker.scheduling.deferred_callbacks import Wakes
-from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol import hot, hot_replication
 from tidelog.protocol.batches import compression
 from tidelog.protocol.batches.batch_builder import encode_batch
@@ -30,7 +30,7 @@ from tidelog.protocol.errors import KafkaError, MalformedMessage
 from tidelog.protocol.messages.fetch import FetchRequest, FetchResponse
 from tidelog.protocol.messages.produce import ProduceRequest
 from tidelog.storage.segments.append import AppendRules, admit, admit_replicated
-from tidelog.storage.segments.inspection import Unseen
+from tidelog.storage.segments.inspection import NeedsInspection
 from tidelog.storage.segments.log_config import LogConfig
 
 NOW_MS = 1_700_000_000_000
@@ -90,8 +90,8 @@ class _Owner:
         self.parked: list[tuple[Deferred, bytes]] = []
         self.due: list[Callable[[], None]] = []
         self.reserved_bytes = 0
-        self.wakes = Wakes(cast(Any, None))
-        self.turns = Turns(self.due.append)
+        self.wakes = DeferredCallbacks(cast(Any, None))
+        self.turns = FairScheduler(self.due.append)
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
         data = bytes(frame)
@@ -289,7 +289,7 @@ def batches(data: bytes) -> None:
     try:
         try:
             written, admitted = admit(memoryview(given), 1000, 7, NOW_MS, rules, True)
-        except Unseen as unseen:
+        except NeedsInspection as unseen:
             unseen.decompress()
             for _ in unseen.look():
                 pass
@@ -298,7 +298,7 @@ def batches(data: bytes) -> None:
             written, admitted = admit(unseen.batches, 1000, 7, NOW_MS, rules, True)
     except KafkaError:
         return
-    except Unseen:
+    except NeedsInspection:
         raise AssertionError("looked at, and not known again") from None
     finally:
         rules.seen = None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
     from tidelog.replication.partition import Partition
 
-log = logging.getLogger("tidelog.node")
+logger = logging.getLogger("tidelog.node")
 
 
 @contextmanager
@@ -257,7 +257,7 @@ class BrokerSide:
     def _directory_failure_unheard(self, directory_id: bytes) -> None:
         """The controller goes on naming replicas that are gone: this broker must go, so that it names others."""
         why = f"no controller could be told in time that log directory {uuid_to_text(directory_id)} has failed"
-        log.critical(why)
+        logger.critical(why)
         self._on_failure(NoDirectoryLeft(why))
 
     # ----------------------------------------------------------------------------------------------- asked by the parts

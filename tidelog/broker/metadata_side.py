@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
     from tidelog.storage.log.directory import LogDirectory
 
-log = logging.getLogger("tidelog.metadata")
+logger = logging.getLogger("tidelog.metadata")
 
 T = TypeVar("T")
 
@@ -142,9 +142,9 @@ class MetadataSide:
             looks = looks + 1 if self.raft.leader_id < 0 else 0
             if looks % _LOOKS_BETWEEN_NOTICES == 2:
                 voters, can_vote = self.raft.voters(), self.controller is not None
-                log.warning("%s", quorum_wait(voters, self._bootstrap, self._node_id, can_vote))
+                logger.warning("%s", quorum_wait(voters, self._bootstrap, self._node_id, can_vote))
                 if self.raft.loss:
-                    log.error("%s", self.raft.loss)
+                    logger.error("%s", self.raft.loss)
 
     async def wait_until_current(self) -> None:
         """Until the image holds what the active controller says is committed."""
@@ -163,9 +163,9 @@ class MetadataSide:
         try:
             response = await self._channel.call(self._identity.registration(self._node_id), 0)
             if response.error_code:
-                log.warning("the active controller refuses this one: %s", ErrorCode(response.error_code).name)
+                logger.warning("the active controller refuses this one: %s", ErrorCode(response.error_code).name)
         except KafkaError as error:
-            log.info("this controller is not registered with the active one yet: %s", error)
+            logger.info("this controller is not registered with the active one yet: %s", error)
         finally:
             self._registering = None
 

@@ -32,8 +32,8 @@ from tidelog.broker.network.server import Server
 from tidelog.broker.network.server_limits import LIMIT_KEYS, server_limits
 from tidelog.broker.node_ports import NodePorts, os_ports
 from tidelog.broker.replicas.log_directories import LogDirectories
-from tidelog.broker.scheduling.deferred_callbacks import Wakes
-from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspections
 from tidelog.storage.files.disk import is_exhaustion
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tidelog.broker.metrics.side import MetricsSide
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
 
-log = logging.getLogger("tidelog.node")
+logger = logging.getLogger("tidelog.node")
 
 
 async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
@@ -107,7 +107,7 @@ class Node:
         check_served(self.config)
         idle = keys_without_effect(self.config)
         if idle:
-            log.warning("configuration taken without effect: %s", ", ".join(idle))
+            logger.warning("configuration taken without effect: %s", ", ".join(idle))
         for listener in self.config.listeners:
             self._sockets.append((listener.name, self._ports.bind(listener.host, listener.port)))
         self._bound_ports = {name: sock.getsockname()[1] for name, sock in self._sockets}
@@ -184,7 +184,7 @@ class Node:
                 self._on_failure,
             )  # fmt: skip
         broker: Any = self._broker
-        turns = Turns(loop.call_soon, ports.stopwatch)
+        turns = FairScheduler(loop.call_soon, ports.stopwatch)
         inspections = Inspections(loop, ports.inspector, turns)
         services = self._services = Services(
             config=config,
@@ -208,7 +208,7 @@ class Node:
             inspections=inspections,
             **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
-        wakes = broker.partitions.wakes if broker else Wakes(loop)
+        wakes = broker.partitions.wakes if broker else DeferredCallbacks(loop)
         if config.is_controller:
             dispatcher = self._controller_dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
             services.embedded = dispatcher.embedded
@@ -228,7 +228,7 @@ class Node:
         try:
             limits = server_limits(self.settings, self._ports.files_max)
         except ConfigError as error:
-            log.error("the limits on connections stay as they are: %s", error)
+            logger.error("the limits on connections stay as they are: %s", error)
             return
         for server in (self._controller_server, self._broker_server):
             if server is not None:
@@ -323,4 +323,4 @@ class Node:
                 await closing
         except Exception as error:
             expected = isinstance(error, OSError)
-            log.error("%s did not close cleanly: %s", type(part).__name__, error, exc_info=not expected)
+            logger.error("%s did not close cleanly: %s", type(part).__name__, error, exc_info=not expected)

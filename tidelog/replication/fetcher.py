@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.protocol.hot_replication import RequestTemplate
 from tidelog.replication.followed import Followed
-from tidelog.replication.leader_link import LeaderLink
+from tidelog.replication.leader_link import ReplicaFetcher
 from tidelog.replication.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class ReplicaFetchers:
         self.bytes_in = 0
         """Of record batches fetched since the start."""
         self._on_failed = on_failed
-        self._links: dict[int, LeaderLink] = {}
-        self._followed: dict[Partition, tuple[LeaderLink, Followed]] = {}
+        self._links: dict[int, ReplicaFetcher] = {}
+        self._followed: dict[Partition, tuple[ReplicaFetcher, Followed]] = {}
         self._watchdog: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -125,7 +125,7 @@ class ReplicaFetchers:
             partition.log.truncate_to(partition.log.high_watermark)
         link = self._links.get(leader_id)
         if link is None:
-            link = self._links[leader_id] = LeaderLink(self, leader_id)
+            link = self._links[leader_id] = ReplicaFetcher(self, leader_id)
             self._arm_watchdog()
         followed = Followed(partition)
         self._followed[partition] = (link, followed)
@@ -167,7 +167,7 @@ class ReplicaFetchers:
         for link in links.values():
             link.close()
 
-    def _loop_soon(self, link: LeaderLink) -> None:
+    def _loop_soon(self, link: ReplicaFetcher) -> None:
         """Close a link that has nothing to fetch, but not between two changes of one image."""
 
         def close_if_idle() -> None:

@@ -20,7 +20,7 @@ from tidelog.protocol.messages.alter_partition import (
 )
 from tidelog.replication.backoff import Backoff
 from tidelog.replication.ports import PeerUnreachable
-from tidelog.replication.reports import Reports
+from tidelog.replication.reports import RetryingReporter
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tidelog.replication.isr import Proposal
     from tidelog.replication.partition import Partition
 
-_log = logging.getLogger("tidelog.replication")
+logger = logging.getLogger("tidelog.replication")
 
 VERSION = 3
 BACKOFF_MS_INITIAL = 20
@@ -53,7 +53,7 @@ _OVERTAKEN = (
 _Key = tuple[bytes, int]
 
 
-class IsrChanges(Reports[_Key, "tuple[Partition, Proposal]"]):
+class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
     def __init__(
         self,
         *,
@@ -82,11 +82,11 @@ class IsrChanges(Reports[_Key, "tuple[Partition, Proposal]"]):
         try:
             response = await self._call(self._request(sent), VERSION)
         except (KafkaError, PeerUnreachable, TimeoutError, OSError) as error:
-            _log.info("the controller was not told of %d ISR changes: %s", len(sent), error)
+            logger.info("the controller was not told of %d ISR changes: %s", len(sent), error)
             return False
         if response.error_code:
             # STALE_BROKER_EPOCH passes when this broker has registered anew, NOT_CONTROLLER when there is another one.
-            _log.info("the controller refused ISR changes: %s", ErrorCode(response.error_code).name)
+            logger.info("the controller refused ISR changes: %s", ErrorCode(response.error_code).name)
             return False
         settled = 0
         for topic in response.topics:
@@ -105,7 +105,7 @@ class IsrChanges(Reports[_Key, "tuple[Partition, Proposal]"]):
                     isr, epoch = tuple(answer.isr), answer.leader_epoch
                     partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)
                     continue
-                _log.info("%s: %r was answered with %s", partition, proposal, ErrorCode(code).name)
+                logger.info("%s: %r was answered with %s", partition, proposal, ErrorCode(code).name)
                 if code in _REJECTED:
                     partition.on_proposal_rejected(proposal)
         if settled:

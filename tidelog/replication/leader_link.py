@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tidelog.replication.fetcher import ReplicaFetchers
     from tidelog.replication.ports import Link
 
-_log = logging.getLogger("tidelog.replication")
+logger = logging.getLogger("tidelog.replication")
 
 FETCH: Final = 1
 OPEN_MAX: Final = 2
@@ -46,7 +46,7 @@ EPOCH_MAX: Final = 2**31 - 1
 _OFFSET = Struct(">q")
 
 
-class LeaderLink:
+class ReplicaFetcher:
     def __init__(self, fetchers: ReplicaFetchers, leader_id: int) -> None:
         settings = fetchers.settings
         self.leader_id = leader_id
@@ -118,7 +118,7 @@ class LeaderLink:
 
     def check_progress(self) -> None:
         if self._sent > self._answered == self._answered_at_check and self._link is not None:
-            _log.warning("broker %d does not answer: the link to it is given up", self.leader_id)
+            logger.warning("broker %d does not answer: the link to it is given up", self.leader_id)
             self._broken()
         self._answered_at_check = self._answered if self._sent > self._answered else -1
 
@@ -283,7 +283,7 @@ class LeaderLink:
             else:
                 self._take_all(body)
         except MalformedMessage as error:
-            _log.error("broker %d answers what is no Fetch response: %s", self.leader_id, error)
+            logger.error("broker %d answers what is no Fetch response: %s", self.leader_id, error)
             self._broken()
             return
         self._pump()
@@ -294,7 +294,7 @@ class LeaderLink:
             raise MalformedMessage(f"{len(body)} bytes")
         code, session_id, partitions = answer
         if code:
-            _log.info("broker %d refuses the fetch session: %s", self.leader_id, ErrorCode(code).name)
+            logger.info("broker %d refuses the fetch session: %s", self.leader_id, ErrorCode(code).name)
             self._begin_anew(0 if code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND else self._session_id)
             if code not in SESSION_ERRORS and self._retry_timer is None:
                 self._retry_later()
@@ -349,12 +349,12 @@ class LeaderLink:
         if isinstance(error, UnexplainedGap):
             self._fetchers.on_gap(partition, error)
         if isinstance(error, KafkaError | DamagedRecords) or followed.log.can_retry(error):
-            _log.error("%s-%d: %s", partition.topic, partition.index, error)
+            logger.error("%s-%d: %s", partition.topic, partition.index, error)
             self._delay(followed)
         elif isinstance(error, OSError | CorruptLog):
             self._fetchers.failed(partition, error)
         else:
-            _log.error("%s-%d: a bug", partition.topic, partition.index, exc_info=error)
+            logger.error("%s-%d: a bug", partition.topic, partition.index, exc_info=error)
             self._delay(followed)
 
     def _throttle(self, followed: Followed, size_bytes: int, high_watermark: int) -> None:
@@ -403,7 +403,7 @@ class LeaderLink:
 
     def _refused(self, followed: Followed, code: int) -> None:
         partition = followed.partition
-        _log.log(
+        logger.log(
             logging.INFO if followed.failures >= FAILURES_TO_TELL else logging.DEBUG,
             "%s-%d at %d: broker %d answers %s", partition.topic, partition.index, followed.log.log_end_offset,
             self.leader_id, ErrorCode(code).name,

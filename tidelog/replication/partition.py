@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidelog.replication.isr import Follower, Proposal
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog, ReadResult
 
-_log = logging.getLogger("tidelog.replication")
+logger = logging.getLogger("tidelog.replication")
 
 
 class Isolation(IntEnum):
@@ -319,7 +319,7 @@ class Partition:
         if proposal is not None:
             self._note_awaited()
             level = logging.INFO if proposal.removes else logging.DEBUG
-            _log.log(level, "%s-%d: %s", self.topic, self.index, proposal)
+            logger.log(level, "%s-%d: %s", self.topic, self.index, proposal)
             self._ports.propose(self, proposal)
 
     def on_proposal_agreed(

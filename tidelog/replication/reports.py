@@ -15,13 +15,13 @@ from tidelog.replication.backoff import Backoff
 if TYPE_CHECKING:
     import random
 
-log = logging.getLogger("tidelog.reports")
+logger = logging.getLogger("tidelog.reports")
 
 Key = TypeVar("Key")
 What = TypeVar("What")
 
 
-class Reports(Generic[Key, What]):
+class RetryingReporter(Generic[Key, What]):
     """`_send` is to be given; what it settles goes through `_settle`."""
 
     in_one_request_max = 1 << 30
@@ -73,7 +73,7 @@ class Reports(Generic[Key, What]):
         try:
             return await self._send(sent)
         except Exception:  # a bug of ours, or of who answered: what is open is still to be told
-            log.exception("%s could not tell the controller of %d", type(self).__name__, len(sent))
+            logger.exception("%s could not tell the controller of %d", type(self).__name__, len(sent))
             return False
 
     def _forget_overtaken(self) -> None:

@@ -26,7 +26,7 @@ from tidelog.spark_ingest.planning import OffsetRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_ROWS = 10_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
@@ -143,5 +143,5 @@ async def _after_the_loss(cluster: Cluster, options: SourceOptions, planned: Off
     )
     if options.fail_on_data_loss:
         raise DataLoss(lost)
-    log.warning("%s; they are left out", lost)
+    logger.warning("%s; they are left out", lost)
     return follows

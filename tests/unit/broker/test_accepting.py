@@ -12,8 +12,8 @@ import pytest
 
 from tidelog.broker.network.http_server import HttpServer, Page
 from tidelog.broker.network.server import Server, ServerLimits, bind
-from tidelog.broker.scheduling.deferred_callbacks import Wakes
-from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 
 Close = Callable[[], Awaitable[None]]
 TURNS_BEFORE_CLOSE = 12
@@ -31,7 +31,9 @@ async def http_server(sock: socket.socket) -> Close:
 async def kafka_server(sock: socket.socket) -> Close:
     loop = asyncio.get_running_loop()
     limits = ServerLimits(frame_bytes_max=1 << 20, idle_ms_max=-1, receive_bytes_max=1 << 28)
-    server = Server(limits, lambda frame, connection: b"", loop.time, Wakes(loop), Turns(loop.call_soon))
+    server = Server(
+        limits, lambda frame, connection: b"", loop.time, DeferredCallbacks(loop), FairScheduler(loop.call_soon)
+    )
     await server.listen([("PLAINTEXT", sock)])
     return server.close
 

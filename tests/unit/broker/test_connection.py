@@ -20,8 +20,8 @@ from tidelog.broker.network.connection import (
 )
 from tidelog.broker.network.receive_buffers import BUFFER_SMALLEST_BYTES, BUFFER_USUAL_BYTES
 from tidelog.broker.network.request import Deferred
-from tidelog.broker.scheduling.deferred_callbacks import Wakes
-from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.errors import MalformedMessage
 
 
@@ -78,8 +78,8 @@ class Owner:
         self.due: list[Callable[[], None]] = []
         self.parked: dict[bytes, Deferred] = {}
         self.reserved_bytes = 0
-        self.wakes = Wakes(cast(Any, None))
-        self.turns = Turns(self.due.append)
+        self.wakes = DeferredCallbacks(cast(Any, None))
+        self.turns = FairScheduler(self.due.append)
         self.receive_bytes_max = receive_bytes_max
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:

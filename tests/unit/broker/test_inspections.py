@@ -15,13 +15,13 @@ from tests.patience import until
 from tests.unit.broker.conftest import StartNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker.scheduling import inspections
-from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.storage.segments.inspection import AT_ONCE_RECORDS_MAX, INSPECTED_BYTES_MAX, Unseen
+from tidelog.storage.segments.inspection import AT_ONCE_RECORDS_MAX, INSPECTED_BYTES_MAX, NeedsInspection
 
 LONG = AT_ONCE_RECORDS_MAX + 500
 
@@ -35,8 +35,8 @@ BOMB = keyed(1, bytes(INSPECTED_BYTES_MAX + 1), compression=1)
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
-    found: list[Unseen] = []
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[NeedsInspection]:
+    found: list[NeedsInspection] = []
     begin = inspections.Inspections.begin
 
     def noted(self: Any, inspection: Inspection) -> None:
@@ -48,7 +48,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Unseen]:
 
 
 async def test_answers_and_records_are_in_the_order_of_their_requests(
-    start_node: StartNode, begun: list[Unseen]
+    start_node: StartNode, begun: list[NeedsInspection]
 ) -> None:
     running = await start_node()
     wire = await running.connect()
@@ -92,7 +92,7 @@ async def test_with_acks_0_a_refusal_ends_the_connection_and_nothing_else_is_ans
 
 
 @pytest.mark.slow
-async def test_others_are_served_while_many_are_looked_at(start_node: StartNode, begun: list[Unseen]) -> None:
+async def test_others_are_served_while_many_are_looked_at(start_node: StartNode, begun: list[NeedsInspection]) -> None:
     running = await start_node()
     setup = await running.connect()
     await setup.create_topic("t", cleanup_policy="compact")
@@ -130,13 +130,13 @@ async def test_none_of_very_many_is_looked_at_on_the_loop(
 ) -> None:
     """Beyond sixty-four they were: a hundred connections stopped the node for seconds."""
     threads: list[threading.Thread] = []
-    decompress = Unseen.decompress
+    decompress = NeedsInspection.decompress
 
-    def noted(self: Unseen) -> None:
+    def noted(self: NeedsInspection) -> None:
         threads.append(threading.current_thread())
         decompress(self)
 
-    monkeypatch.setattr(Unseen, "decompress", noted)
+    monkeypatch.setattr(NeedsInspection, "decompress", noted)
     running = await start_node()
     setup = await running.connect()
     await setup.create_topic("t", cleanup_policy="compact")
@@ -173,7 +173,7 @@ class FakeUnseen:
 
 async def test_one_that_cannot_be_taken_on_does_not_keep_the_others_waiting(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.get_running_loop()
-    all_of_them = inspections.Inspections(loop, None, Turns(loop.call_soon))
+    all_of_them = inspections.Inspections(loop, None, FairScheduler(loop.call_soon))
     seen: list[int] = []
     looked: list[int] = []
 
@@ -192,7 +192,7 @@ async def test_one_that_cannot_be_taken_on_does_not_keep_the_others_waiting(capl
 async def test_what_clients_left_behind_is_dropped_when_it_becomes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspections, "ABANDONED_BYTES_MAX", 20)
     loop = asyncio.get_running_loop()
-    all_of_them = inspections.Inspections(loop, None, Turns(loop.call_soon))
+    all_of_them = inspections.Inspections(loop, None, FairScheduler(loop.call_soon))
     seen: list[int] = []
     looked: list[int] = []
     for number in range(10):
@@ -217,7 +217,7 @@ async def test_a_connection_that_waits_for_an_inspection_keeps_its_buffer(
     goes_on = asyncio.Event()
     outcome = inspections.Inspections._outcome
 
-    async def wait(self: Any, unseen: Unseen) -> Any:
+    async def wait(self: Any, unseen: NeedsInspection) -> Any:
         await goes_on.wait()
         return await outcome(self, unseen)
 

@@ -17,7 +17,7 @@ import pytest
 from tests.unit.broker.test_connection import Owner, Transport, connect
 from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.network.receive_buffers import READ_S_PER_BYTE
-from tidelog.broker.scheduling.fair_scheduler import LINE_S, READS_S, Turns
+from tidelog.broker.scheduling.fair_scheduler import LINE_S, READS_S, FairScheduler
 
 PRODUCE, METADATA = 0, 3
 COST_S = {PRODUCE: 10e-6, METADATA: 150e-6}
@@ -34,7 +34,7 @@ class Machine(Owner):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.turns = Turns(self.due.append, lambda: self.now)
+        self.turns = FairScheduler(self.due.append, lambda: self.now)
         self.clients: list[Client] = []
         self.served: list[KafkaConnection] = []
         self.served_at: dict[KafkaConnection, float] = {}
@@ -175,7 +175,7 @@ def test_a_turn_ends_when_it_has_become_long() -> None:
 
 def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None:
     due: list[Callable[[], None]] = []
-    turns = Turns(due.append)
+    turns = FairScheduler(due.append)
     served: list[int] = []
     for number in range(500):
         turns.wait(partial(served.append, number), is_first=number % 5 == 0, for_records=bool(number % 2))
@@ -189,7 +189,7 @@ def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None
 
 def test_who_fails_does_not_hold_up_the_line(caplog: pytest.LogCaptureFixture) -> None:
     due: list[Callable[[], None]] = []
-    turns = Turns(due.append)
+    turns = FairScheduler(due.append)
     served: list[str] = []
 
     def fails() -> None:

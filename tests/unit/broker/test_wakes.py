@@ -14,7 +14,7 @@ from tests.unit.replication.replicas import TOPIC_ID, Replicas
 from tidelog.broker.apis.records import fetch
 from tidelog.broker.network.connection import KafkaConnection
 from tidelog.broker.network.server import FOLLOWER_SEND_BYTES, Server, ServerLimits
-from tidelog.broker.scheduling.deferred_callbacks import Wakes
+from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.protocol.hot_replication import RequestTemplate
 
 
@@ -65,7 +65,7 @@ class Chained(Owner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wakes = Wakes(cast(Any, SimpleNamespace(call_soon=self.due.append)))
+        self.wakes = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=self.due.append)))
         self.depth = self.depth_max = 0
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
@@ -135,7 +135,7 @@ def test_a_log_that_cannot_be_read_for_the_followers_refuses_the_produce_that_to
 @pytest.mark.parametrize(("configured_bytes", "is_widened"), [(102_400, True), (1_000_000, False), (-1, False)])
 def test_more_may_be_on_its_way_to_a_follower(configured_bytes: int, is_widened: bool) -> None:
     limits = ServerLimits(1000, 1000, 1 << 20, send_buffer_bytes=configured_bytes)
-    server = Server(limits, cast(Any, None), lambda: 0.0, Wakes(cast(Any, None)), cast(Any, None))
+    server = Server(limits, cast(Any, None), lambda: 0.0, DeferredCallbacks(cast(Any, None)), cast(Any, None))
     with socket.socket() as sock:
         before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         server.widen(sock)

@@ -20,7 +20,7 @@ from tidelog.storage.segments.inspection import (
     INSPECTED_BYTES_MAX,
     INSPECTED_RECORDS_MAX,
     STEP_RECORDS,
-    Unseen,
+    NeedsInspection,
 )
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -29,13 +29,13 @@ def admitted(data: memoryview, *, next_offset: int = 100, from_client: bool = Tr
     rules = AppendRules(LogConfig(**settings))
     try:
         return admit(data, next_offset, 5, NOW, rules, from_client)
-    except Unseen as unseen:
+    except NeedsInspection as unseen:
         looked_at(unseen)
         rules.seen = unseen.batches
         return admit(unseen.batches, next_offset, 5, NOW, rules, from_client)
 
 
-def looked_at(unseen: Unseen) -> int:
+def looked_at(unseen: NeedsInspection) -> int:
     """The steps it took."""
     unseen.decompress()
     steps = sum(1 for _ in unseen.look())
@@ -334,7 +334,7 @@ def test_what_takes_long_to_look_at_is_not_looked_at_at_once(data: memoryview, i
     if not is_long:
         admit(data, 100, 5, NOW, rules, True)
         return
-    with pytest.raises(Unseen) as caught:
+    with pytest.raises(NeedsInspection) as caught:
         admit(data, 100, 5, NOW, rules, True)
     assert data == before, "it was changed"
     data[:] = bytes(len(data))  # the buffer is used again
@@ -357,11 +357,11 @@ def test_what_was_looked_at_is_admitted_as_if_at_once(compression_type: str, mon
 
 def test_what_was_looked_at_under_other_rules_is_looked_at_again():
     data = keyed(AT_ONCE_RECORDS_MAX * 2)
-    with pytest.raises(Unseen) as caught:
+    with pytest.raises(NeedsInspection) as caught:
         admit(data, 100, 5, NOW, AppendRules(LogConfig(**COMPACTED)), True)
     looked_at(caught.value)
     caught.value.rules.seen = caught.value.batches
-    with pytest.raises(Unseen):
+    with pytest.raises(NeedsInspection):
         admit(caught.value.batches, 100, 5, NOW, AppendRules(LogConfig(**COMPACTED)), True)
 
 

@@ -27,7 +27,7 @@ from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM
 
-log = logging.getLogger("tidelog.dispatch")
+logger = logging.getLogger("tidelog.dispatch")
 
 _HEADER = Struct(">hhih")
 _FRAME_HEAD = Struct(">ii")
@@ -399,5 +399,5 @@ def _skip_header_tags(frame: memoryview, position: int) -> int:
 def _as_kafka_error(error: Exception, name: str) -> KafkaError:
     if isinstance(error, KafkaError):
         return error
-    log.error("%s failed", name, exc_info=error)
+    logger.error("%s failed", name, exc_info=error)
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says why")

@@ -17,7 +17,7 @@ from tidelog.broker.cluster.lost_brokers import LostBrokers
 from tidelog.broker.cluster.producer_ids import ProducerIds
 from tidelog.broker.cluster.topic_creation import TopicCreation
 from tidelog.broker.network.counters import RequestCounters
-from tidelog.broker.scheduling.fair_scheduler import Turns
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from tidelog.replication.controller.decisions.state import ProducerIdBlock
@@ -61,7 +61,7 @@ class Services:
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
     inspections: Inspections = field(default=cast(Any, None))
-    turns: Turns = field(default_factory=lambda: Turns(asyncio.get_running_loop().call_soon))
+    turns: FairScheduler = field(default_factory=lambda: FairScheduler(asyncio.get_running_loop().call_soon))
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)

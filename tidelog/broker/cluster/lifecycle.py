@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidelog.broker.cluster.controller_channel import ControllerChannel
     from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
 
-log = logging.getLogger("tidelog.lifecycle")
+logger = logging.getLogger("tidelog.lifecycle")
 
 REGISTRATION_VERSION = 4
 HEARTBEAT_VERSION = 1
@@ -115,17 +115,17 @@ class BrokerLifecycle:
             try:
                 response = await self._channel.call(self._registration(self._previous_epoch), REGISTRATION_VERSION)
             except KafkaError:
-                log.warning("no controller has answered yet; still trying to register")
+                logger.warning("no controller has answered yet; still trying to register")
                 continue
             code = ErrorCode(response.error_code)
             if code == ErrorCode.NONE:
                 break
             if code in _FATAL:
                 raise RegistrationRefused(f"the controller refuses broker {self._node_id}: {code.name}")
-            log.info("registration of broker %d is put off: %s", self._node_id, code.name)
+            logger.info("registration of broker %d is put off: %s", self._node_id, code.name)
             await asyncio.sleep(REGISTRATION_RETRY_MS / 1000)
         self.epoch = self._previous_epoch = response.broker_epoch
-        log.info("broker %d is registered in epoch %d", self._node_id, self.epoch)
+        logger.info("broker %d is registered in epoch %d", self._node_id, self.epoch)
         self._on_registered(self.epoch)
         if self._beating is None:
             self._heard_at = self._loop.time()
@@ -160,7 +160,7 @@ class BrokerLifecycle:
         while not self._may_shut_down:
             now = self._loop.time()
             if (now - self._heard_at) * 1000 > SHUTDOWN_SILENCE_MS or (now - began) * 1000 > SHUTDOWN_MS_MAX:
-                log.warning("controlled shutdown is given up: no controller answers")
+                logger.warning("controlled shutdown is given up: no controller answers")
                 break
             self._changed.clear()
             try:
@@ -191,10 +191,10 @@ class BrokerLifecycle:
                 )
                 wait_ms = self._heard(heartbeat, response)
             except PeerUnreachable as error:
-                log.debug("heartbeat: %s", error)
+                logger.debug("heartbeat: %s", error)
                 wait_ms = -1
             except Exception:  # a bug of ours, or of who answered: this broker lives, and is to go on saying so
-                log.exception("a heartbeat came to nothing")
+                logger.exception("a heartbeat came to nothing")
                 wait_ms = -1
             if wait_ms < 0:
                 wait_ms = int(backoff.next_ms(self._rng))
@@ -221,12 +221,12 @@ class BrokerLifecycle:
         """Take in an answer; how long to the next heartbeat, -1 for soon."""
         code = ErrorCode(response.error_code)
         if code in _FORGOTTEN and not self._wants_shutdown:
-            log.warning("broker %d is not known in epoch %d: registering again", self._node_id, self.epoch)
+            logger.warning("broker %d is not known in epoch %d: registering again", self._node_id, self.epoch)
             if self._registering is None:
                 self._registering = self._loop.create_task(self._register_again(), name="register again")
             return self._settings.heartbeat_interval_ms
         if code != ErrorCode.NONE:
-            log.debug("heartbeat refused: %s", code.name)
+            logger.debug("heartbeat refused: %s", code.name)
             return -1
         self._heard_at = self._loop.time()
         for directory_id in heartbeat.offline_log_dirs:
@@ -236,7 +236,7 @@ class BrokerLifecycle:
                 self._offline_directories[directory_id] = None
         fenced = bool(response.is_fenced)
         if fenced != self.is_fenced:
-            log.info("broker %d is %s", self._node_id, "fenced" if fenced else "unfenced")
+            logger.info("broker %d is %s", self._node_id, "fenced" if fenced else "unfenced")
         self.is_fenced = fenced
         self._may_shut_down = bool(response.should_shut_down)
         self._changed.set()
@@ -249,6 +249,6 @@ class BrokerLifecycle:
             await self.register(self.epoch)
             self.poke()
         except RegistrationRefused as error:
-            log.error("%s", error)
+            logger.error("%s", error)
         finally:
             self._registering = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidelog.broker.cluster.controller_channel import ControllerChannel
     from tidelog.broker.config.node_config import NodeConfig
 
-log = logging.getLogger("tidelog.topics")
+logger = logging.getLogger("tidelog.topics")
 
 GROUP_TOPIC = "__consumer_offsets"
 CREATIONS_MAX = 100
@@ -64,7 +64,7 @@ class TopicCreation:
                 del self._under_way[name]
         created = [name for name in names if errors[name] is None]
         if created:
-            log.info(
+            logger.info(
                 "created on demand: %s",
                 ", ".join(created[:NAMED_MAX])
                 + ("" if len(created) <= NAMED_MAX else f" and {len(created) - NAMED_MAX} more"),
@@ -73,7 +73,7 @@ class TopicCreation:
             if error is not None and error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                 errors[name] = None  # another broker was asked for it at the same moment
         for name in [name for name in names if errors[name] is not None][:NAMED_MAX]:
-            log.warning("could not create topic %s on demand: %s", name, errors[name])
+            logger.warning("could not create topic %s on demand: %s", name, errors[name])
         return errors
 
     def _topic(self, name: str) -> NewTopic:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
     from tidelog.storage.segments.log_config import LogConfig
 
-log = logging.getLogger("tidelog.config")
+logger = logging.getLogger("tidelog.config")
 
 
 class DynamicConfig(TypedValues):
@@ -130,7 +130,7 @@ class DynamicConfig(TypedValues):
             if problem is None:
                 found[name] = text
             elif told.get(name) != text:
-                log.error("the cluster's metadata sets a configuration that cannot be used here: %s", problem)
+                logger.error("the cluster's metadata sets a configuration that cannot be used here: %s", problem)
         return found
 
 

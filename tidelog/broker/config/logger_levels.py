@@ -14,7 +14,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.java_text import parse_integer
 from tidelog.replication.controller.decisions.config_changes import Operation
 
-log = logging.getLogger("tidelog.config")
+logger = logging.getLogger("tidelog.config")
 
 ROOT: Final = "root"
 TRACE: Final = 5  # below DEBUG, where Python has no name of its own
@@ -46,10 +46,10 @@ def alter(node_id: int, resource: Any, *, validate_only: bool) -> None:
     for each in resource.configs:
         if each.config_operation == Operation.SET:
             _logger(each.name).setLevel(_LEVELS[each.value])
-            log.warning("the level of logger %s is now %s", each.name, each.value)
+            logger.warning("the level of logger %s is now %s", each.name, each.value)
         else:
             _logger(each.name).setLevel(logging.NOTSET)
-            log.warning("logger %s has no level of its own any more", each.name)
+            logger.warning("logger %s has no level of its own any more", each.name)
 
 
 def _check_node(node_id: int, name: str) -> None:

@@ -24,7 +24,7 @@ from tidelog.broker.network.request import Deferred
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 
-log = logging.getLogger("tidelog.coordinator")
+logger = logging.getLogger("tidelog.coordinator")
 
 C = TypeVar("C", bound=Coordinator)
 
@@ -101,7 +101,7 @@ class CoordinatorRuntime(Generic[C]):
         self._tokens = count(1)
         self._parked = 0
         self._pending_bytes = 0
-        self._warnings = RepeatedWarnings(log, lambda: ports.now_ms() / 1000)
+        self._warnings = RepeatedWarnings(logger, lambda: ports.now_ms() / 1000)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class CoordinatorRuntime(Generic[C]):
 
     def _log(self, outcome: Outcome) -> None:
         for note in outcome.notes:
-            log.info("%s", note)
+            logger.info("%s", note)
         for kind, text in outcome.warnings:
             self._warnings.warn(kind, text)
 
@@ -226,13 +226,13 @@ class CoordinatorRuntime(Generic[C]):
         except KafkaError as error:
             if shard.append_error is not error.code:
                 shard.append_error = error.code  # said once, however many requests meet it
-                log.warning("%s: appends to partition %d are refused: %s", self._name, shard.partition, error)
+                logger.warning("%s: appends to partition %d are refused: %s", self._name, shard.partition, error)
             self._fail(shard, write, told_to_members(error.code))
             self._drain(shard)
             return
         except ValueError as error:
             # A name from the request that the record's format cannot hold.
-            log.warning("%s: a record for partition %d cannot be encoded: %s", self._name, shard.partition, error)
+            logger.warning("%s: a record for partition %d cannot be encoded: %s", self._name, shard.partition, error)
             self._fail(shard, write, ErrorCode.INVALID_REQUEST)
             return
         shard.append_error = None
@@ -257,7 +257,7 @@ class CoordinatorRuntime(Generic[C]):
             return
         if error is not None:
             # What the log holds is no longer ours to say; state made of it must not be served.
-            log.warning("%s: partition %d lost its log: %s", self._name, shard.partition, error)
+            logger.warning("%s: partition %d lost its log: %s", self._name, shard.partition, error)
             self._close(shard, _State.FAILED)
             return
         shard.committed_offset = max(shard.committed_offset, offset)
@@ -372,7 +372,7 @@ class CoordinatorRuntime(Generic[C]):
             end_offset = next(steps)
         except Exception as error:
             expected = isinstance(error, (KafkaError, MalformedMessage, OSError))
-            log.error(
+            logger.error(
                 "%s: partition %d cannot be loaded: %s",
                 self._name,
                 shard.partition,
@@ -393,7 +393,7 @@ class CoordinatorRuntime(Generic[C]):
         if shard.state is not _State.LOADING:
             return
         if error is not None:
-            log.error("%s: partition %d cannot be loaded: %s", self._name, shard.partition, error)
+            logger.error("%s: partition %d cannot be loaded: %s", self._name, shard.partition, error)
             self._close(shard, _State.FAILED)
             return
         shard.state = _State.ACTIVE

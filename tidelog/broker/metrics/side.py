@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidelog.broker.node_ports import NodePorts
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
 
-log = logging.getLogger("tidelog.metrics")
+logger = logging.getLogger("tidelog.metrics")
 
 
 class MetricsSide:
@@ -34,7 +34,7 @@ class MetricsSide:
         self._delay.start()
         await self._server.listen(sock)
         host, port = sock.getsockname()[:2]
-        log.info("metrics and health at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        logger.info("metrics and health at http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self._metrics.cluster.on_image(image, delta)

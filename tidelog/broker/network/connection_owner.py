@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     from tidelog.broker.network.connection import KafkaConnection
     from tidelog.broker.network.request import Answer
-    from tidelog.broker.scheduling.deferred_callbacks import Wakes
-    from tidelog.broker.scheduling.fair_scheduler import Turns
+    from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+    from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 
 
 class ConnectionOwner(Protocol):
     frame_bytes_max: int
-    wakes: Wakes
-    turns: Turns
+    wakes: DeferredCallbacks
+    turns: FairScheduler
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
     def connected(self, connection: KafkaConnection) -> bool: ...

@@ -23,10 +23,10 @@ from tidelog.broker.network.repeated_warnings import RepeatedWarnings
 
 if TYPE_CHECKING:
     from tidelog.broker.network.request import Answer, Deferred
-    from tidelog.broker.scheduling.deferred_callbacks import Wakes
-    from tidelog.broker.scheduling.fair_scheduler import Turns
+    from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+    from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 
-log = logging.getLogger("tidelog.server")
+logger = logging.getLogger("tidelog.server")
 
 BACKLOG = 1024
 SWEEP_INTERVAL_S = 30.0
@@ -91,8 +91,8 @@ class Server:
         limits: ServerLimits,
         dispatch: Callable[[memoryview, KafkaConnection], Answer],
         loop_time: Callable[[], float],
-        wakes: Wakes,
-        turns: Turns,
+        wakes: DeferredCallbacks,
+        turns: FairScheduler,
         protected_listener: str | None = None,
     ) -> None:
         self.dispatch = dispatch
@@ -107,7 +107,7 @@ class Server:
         """Connections closed from this side, by reason."""
         self._limits = limits
         self._quotas = ConnectionQuotas(limits.connections, protected_listener)
-        self._warnings = RepeatedWarnings(log, loop_time)
+        self._warnings = RepeatedWarnings(logger, loop_time)
         self._loop_time = loop_time
         self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -279,7 +279,7 @@ class Server:
             self._overdue[connection] = awaited
             return False
         self.cut["overdue"] += 1
-        log.error(
+        logger.error(
             "closing connection from %s: %s was not answered in %d s, which is a failure of this broker",
             connection.host, counters.name, waited_s,
         )  # fmt: skip

@@ -20,13 +20,13 @@ from tidelog.protocol.messages.assign_replicas_to_dirs import (
 )
 from tidelog.replication.backoff import Backoff
 from tidelog.replication.ports import PeerUnreachable
-from tidelog.replication.reports import Reports
+from tidelog.replication.reports import RetryingReporter
 
 if TYPE_CHECKING:
     import asyncio
     import random
 
-log = logging.getLogger("tidelog.hosting")
+logger = logging.getLogger("tidelog.hosting")
 
 VERSION = 0
 REPLICAS_MAX = 2000  # in one request (AssignReplicasToDirsRequest.MAX_ASSIGNMENTS_PER_REQUEST)
@@ -37,7 +37,7 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Error
 _Replica = tuple[bytes, int]
 
 
-class DirectoryAssignments(Reports[_Replica, bytes]):
+class DirectoryAssignments(RetryingReporter[_Replica, bytes]):
     """`call(request, version)` reaches the active controller; what it raises is tried again later."""
 
     in_one_request_max = REPLICAS_MAX
@@ -82,10 +82,10 @@ class DirectoryAssignments(Reports[_Replica, bytes]):
         try:
             response = await self._call(self._request(sent), VERSION)
         except (KafkaError, PeerUnreachable, TimeoutError, OSError) as error:
-            log.info("the controller was not told where %d replicas lie: %s", len(sent), error)
+            logger.info("the controller was not told where %d replicas lie: %s", len(sent), error)
             return False
         if response.error_code:
-            log.info("the controller refused to hear where replicas lie: %s", ErrorCode(response.error_code).name)
+            logger.info("the controller refused to hear where replicas lie: %s", ErrorCode(response.error_code).name)
             return False
         settled = 0
         for directory in response.directories:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
     from tidelog.storage.log.partition_log import PartitionLog
 
-log = logging.getLogger("tidelog.partitions")
+logger = logging.getLogger("tidelog.partitions")
 
 SHORTAGE_PAUSE_S = 1.0  # until a sync for which there were no descriptors is tried again
 
@@ -60,11 +60,11 @@ class Flushes:
         """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
         if self._is_closing:
             return
-        found = partition.log
+        log = partition.log
         try:
-            task = found.begin_flush()
+            task = log.begin_flush()
         except OSError as error:
-            self._cannot_sync(partition, found, error)
+            self._cannot_sync(partition, log, error)
             return
         began = self._stopwatch()
         future = self._loop.run_in_executor(self._executor, task.run)
@@ -75,9 +75,9 @@ class Flushes:
             self.durations.observe(self._stopwatch() - began)
             try:
                 done.result()
-                found.finish_flush(task, self._clock_ms())
+                log.finish_flush(task, self._clock_ms())
             except (OSError, CorruptLog) as error:
-                if self._cannot_sync(partition, found, error):
+                if self._cannot_sync(partition, log, error):
                     return
             if partition.offline or not self._is_hosted(partition):
                 return
@@ -91,13 +91,13 @@ class Flushes:
 
         future.add_done_callback(flushed)
 
-    def _cannot_sync(self, partition: Partition, found: PartitionLog, error: OSError | CorruptLog) -> bool:
+    def _cannot_sync(self, partition: Partition, log: PartitionLog, error: OSError | CorruptLog) -> bool:
         """Whether it is only put off: it is still due, and nothing that waits for it is acknowledged."""
-        if not found.can_retry(error):
+        if not log.can_retry(error):
             self._fail(partition, error)
             return False
         if partition not in self._short:
-            log.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
+            logger.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
             self._short.add(partition)
             self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
         return True

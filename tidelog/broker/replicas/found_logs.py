@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
     from tidelog.storage.segments.log_config import LogConfig
 
-log = logging.getLogger("tidelog.hosting")
+logger = logging.getLogger("tidelog.hosting")
 
 Key = tuple[str, int]
 Found = tuple["LogDirectory", "PartitionLog"]
@@ -113,4 +113,4 @@ class FoundLogs:
         except OSError as error:
             self._directories.failed(directory, error)
         else:
-            log.warning("the metadata does not place %s-%d here: it is kept as %s", *key, where)
+            logger.warning("the metadata does not place %s-%d here: it is kept as %s", *key, where)

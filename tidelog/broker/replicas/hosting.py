@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
     from tidelog.storage.segments.log_config import LogConfig
 
-log = logging.getLogger("tidelog.hosting")
+logger = logging.getLogger("tidelog.hosting")
 
 # New logs made in one turn of the loop, each a handful of files.
 HOSTED_IN_TURN_MAX = 100
@@ -163,7 +163,7 @@ class Hosting:
                 try:
                     partition = self._host(topic, index, placed)
                 except OSError as shortage:  # which passes, and says nothing of a directory
-                    log.error("%s-%d cannot be made for now: %s", topic.name, index, shortage)
+                    logger.error("%s-%d cannot be made for now: %s", topic.name, index, shortage)
                     self._put_off(topic, index, SHORTAGE_PAUSE_S)
                     continue
             if partition is not None:
@@ -206,7 +206,7 @@ class Hosting:
             self._directories.failed_at(error.filename or "", error)
         if found is None:
             if self._directories.may_be_offline(directory_id):
-                log.warning("%s-%d is in a log directory that is offline", topic.name, index)
+                logger.warning("%s-%d is in a log directory that is offline", topic.name, index)
             else:
                 found = self._create(topic, index, directory_id)
         if found is None:
@@ -243,10 +243,10 @@ class Hosting:
             except OSError as error:
                 if is_exhaustion(error):
                     raise
-                log.error("cannot create the log of %s-%d in %s: %s", topic.name, index, directory.path, error)
+                logger.error("cannot create the log of %s-%d in %s: %s", topic.name, index, directory.path, error)
                 self._directories.failed(directory, error)
             except CorruptLog as error:
-                log.error("cannot create the log of %s-%d: %s", topic.name, index, error)
+                logger.error("cannot create the log of %s-%d: %s", topic.name, index, error)
                 return None
             else:
                 return directory, made
@@ -281,7 +281,7 @@ class Hosting:
             del self._directory_of[partition]
             self._out_of_reach[partition.topic, partition.index] = directory
             self._partitions.remove(partition, ErrorCode.KAFKA_STORAGE_ERROR)
-        log.warning("%d replicas in %s are offline", len(lost), directory.path)
+        logger.warning("%d replicas in %s are offline", len(lost), directory.path)
 
     def _tell_directory(self, partition: Partition, placed: PartitionImage) -> None:
         """With one directory there is nothing to tell: the controller has assigned it already."""
@@ -329,7 +329,7 @@ class Hosting:
         try:
             directory.delete_log(topic.name, index, self._clock_ms())
         except OSError as error:
-            log.error("the log of %s-%d cannot be deleted: %s", topic.name, index, error)
+            logger.error("the log of %s-%d cannot be deleted: %s", topic.name, index, error)
             self._directories.failed(directory, error)
 
     def _leave(self, partition: Partition) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidelog.storage.log.directory import LogDirectory
     from tidelog.storage.log.partition_log import PartitionLog
 
-log = logging.getLogger("tidelog.cleaner")
+logger = logging.getLogger("tidelog.cleaner")
 
 _PIECE_BYTES_MIN: Final = 64 * 1024
 _SHORTAGE_PAUSE_S: Final = 0.1
@@ -121,7 +121,7 @@ class LogCleaner:
             try:
                 compaction.give_up()
             except OSError as error:
-                log.error("the cleaning of %s could not be ended: %s", compaction.log.directory, error)
+                logger.error("the cleaning of %s could not be ended: %s", compaction.log.directory, error)
         self._end_pauses()
         if self._running:
             await asyncio.wait(list(self._running.values()))
@@ -176,7 +176,7 @@ class LogCleaner:
                 try:
                     chosen = find_cleanable(found, now_ms)
                 except (CorruptIndex, OSError) as error:
-                    log.warning("%s is not cleaned for now: %s", found.directory, error)
+                    logger.warning("%s is not cleaned for now: %s", found.directory, error)
                     continue
                 self.dirtiest_percent = max(self.dirtiest_percent, int(100 * chosen.dirty_ratio))
                 self.delay_ms_max = max(self.delay_ms_max, chosen.delay_ms)
@@ -191,7 +191,7 @@ class LogCleaner:
     # -------------------------------------------------------------------------------------------------------- cleaning
 
     def _begin(
-        self, directory: LogDirectory, found: PartitionLog, chosen: CleanableRange, now_ms: int, threads: int
+        self, directory: LogDirectory, log: PartitionLog, chosen: CleanableRange, now_ms: int, threads: int
     ) -> None:
         settings = self._settings
         make_keys = partial(
@@ -199,20 +199,20 @@ class LogCleaner:
             settings.integer("log.cleaner.dedupe.buffer.size") // threads,
             settings.number("log.cleaner.io.buffer.load.factor"),
             chosen.cleanable_bytes,
-            found.disk.random_bytes(16),
+            log.disk.random_bytes(16),
         )
         piece_bytes = max(_PIECE_BYTES_MIN, settings.integer("log.cleaner.io.buffer.size") // threads // 2)
         try:
-            compaction = Compaction(found, chosen, make_keys, now_ms, piece_bytes=piece_bytes)
+            compaction = Compaction(log, chosen, make_keys, now_ms, piece_bytes=piece_bytes)
         except CorruptTransactionIndex as error:
-            self._cannot_be_cleaned(found, str(error))
+            self._cannot_be_cleaned(log, str(error))
             return
         except OSError as error:
             self._directories.failed(directory, error)
             return
         self._compactions.add(compaction)
         task = self._loop.create_task(self._clean(directory, compaction))
-        where = found.directory  # it may be renamed meanwhile
+        where = log.directory  # it may be renamed meanwhile
         if not self._running:
             sys.setswitchinterval(min(_USUAL_SWITCH_INTERVAL_S, _SWITCH_INTERVAL_S))
         self._running[where] = task
@@ -233,21 +233,21 @@ class LogCleaner:
         except OSError as error:
             self._directories.failed(directory, error)
         except Exception as error:  # a bug of ours: the log is served as it is, and others are still cleaned
-            log.exception("the cleaning of %s broke off", compaction.log.directory)
+            logger.exception("the cleaning of %s broke off", compaction.log.directory)
             compaction.abandon()
             self._cannot_be_cleaned(compaction.log, repr(error))
         else:
             if not compaction.is_given_up:
                 self._finished(compaction, self._loop.time() - began)
 
-    def _cannot_be_cleaned(self, found: PartitionLog, why: str) -> None:
-        log.warning("%s-%d is not cleaned any more: %s", found.topic, found.partition, why)
-        self.uncleanable[found] = why
-        self.on_uncleanable(found)
+    def _cannot_be_cleaned(self, log: PartitionLog, why: str) -> None:
+        logger.warning("%s-%d is not cleaned any more: %s", log.topic, log.partition, why)
+        self.uncleanable[log] = why
+        self.on_uncleanable(log)
 
-    def try_again(self, found: PartitionLog) -> None:
+    def try_again(self, log: PartitionLog) -> None:
         """What kept the log from being cleaned may have been damage, which is repaired."""
-        self.uncleanable.pop(found, None)
+        self.uncleanable.pop(log, None)
 
     async def _throttle(self, stats: CleaningStats, moved: int) -> int:
         """Wait until log.cleaner.io.max.bytes.per.second allows more; what was moved so far."""
@@ -281,15 +281,15 @@ class LogCleaner:
         totals.last_duration_s = duration_s
         totals.last_recopy_percent = 100 * stats.bytes_written // max(1, stats.bytes_read)
         totals.last_buffer_utilization_percent = int(100 * stats.table_utilization)
-        found = compaction.log
-        log.info(
+        log = compaction.log
+        logger.info(
             "%s-%d is cleaned up to %d: %d of %d records and %d of %d bytes are left, in %.3f s",
-            found.topic, found.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
+            log.topic, log.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
             stats.bytes_written, stats.bytes_read, duration_s,
         )  # fmt: skip
         self._upkeep.checkpoint()
         if stats.keyless:
-            log.warning("%s-%d had %d records without a key", found.topic, found.partition, stats.keyless)
+            logger.warning("%s-%d had %d records without a key", log.topic, log.partition, stats.keyless)
 
     def _ended(self, compaction: Compaction, where: str) -> None:
         self._compactions.discard(compaction)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CORDONED: Final = "cordoned.log.dirs"
 
-log = logging.getLogger("tidelog.directories")
+logger = logging.getLogger("tidelog.directories")
 
 
 class NoDirectoryLeft(OSError):
@@ -103,7 +103,7 @@ class LogDirectories:
                 if path == metadata_path:
                     problem = f"the log directory cannot be used: {error.strerror or error}"
                     raise OSError(error.errno, problem, error.filename or path) from None
-                log.error("log directory %s is offline: %s", path, error)
+                logger.error("log directory %s is offline: %s", path, error)
                 self.offline[path] = str(error)
             else:
                 cluster_id = directory.cluster_id
@@ -132,7 +132,7 @@ class LogDirectories:
                         epoch = surviving_epoch(self._disk, directory.path, self._boot_id)
                 is_whole = directory.close(epoch) and is_whole
             except OSError as error:
-                log.error("%s did not close cleanly: %s", directory.path, error)
+                logger.error("%s did not close cleanly: %s", directory.path, error)
                 is_whole = False
         if not is_whole:
             self._disown()
@@ -162,7 +162,7 @@ class LogDirectories:
         try:
             return await self._loop.run_in_executor(self._executor, self._disk.volume_bytes, directory.path)
         except OSError as error:
-            log.warning("the size of the volume of %s is unknown: %s", directory.path, error)
+            logger.warning("the size of the volume of %s is unknown: %s", directory.path, error)
             return -1, -1
 
     @property
@@ -224,12 +224,12 @@ class LogDirectories:
         if is_exhaustion(error) or directory in self._failing or directory.failure is not None:
             return
         self._failing.add(directory)
-        log.error("log directory %s has failed: %s", directory.path, error)
+        logger.error("log directory %s has failed: %s", directory.path, error)
         self._loop.call_soon(self._take_offline, directory, str(error))
 
     def failed_at_start(self, directory: LogDirectory, error: OSError) -> None:
         """The same before anybody uses it."""
-        log.error("log directory %s cannot be read: %s", directory.path, error)
+        logger.error("log directory %s cannot be read: %s", directory.path, error)
         self._take_offline(directory, str(error))
 
     def _take_offline(self, directory: LogDirectory, why: str) -> None:
@@ -242,7 +242,7 @@ class LogDirectories:
         if is_metadata or not self.homes:
             what = "it holds the metadata" if is_metadata else "it was the last one"
             message = f"this node cannot go on without log directory {directory.path}, {what}: {why}"
-            log.critical(message)
+            logger.critical(message)
             directory.fail(why)
             self._on_fatal(NoDirectoryLeft(message))
             return

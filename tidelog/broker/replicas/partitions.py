@@ -21,7 +21,7 @@ from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
 from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
 from tidelog.broker.replicas.flushes import Flushes
 from tidelog.broker.scheduling.callbacks import call_all
-from tidelog.broker.scheduling.deferred_callbacks import Wakes
+from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.broker.scheduling.purgatory import OffsetWaiters
 from tidelog.broker.scheduling.timers import DeadlineTimer
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -31,7 +31,7 @@ from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.producers.refused_batches import sequenced_header
 from tidelog.storage.segments.damage import DamagedRecords
-from tidelog.storage.segments.inspection import Unseen
+from tidelog.storage.segments.inspection import NeedsInspection
 
 if TYPE_CHECKING:
     import random
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog
     from tidelog.storage.segments.reader import ColdRead
 
-log = logging.getLogger("tidelog.partitions")
+logger = logging.getLogger("tidelog.partitions")
 
 # The last records appended are kept for the followers that wait for them, up to this size.
 TAIL_BYTES_MAX = INLINE_BYTES_MAX
@@ -86,7 +86,7 @@ class Partitions:
     ) -> None:
         """`replica`: what replicas ask of the node; None for a node that is alone."""
         self.deadlines = DeadlineTimer(loop)
-        self.wakes = Wakes(loop)
+        self.wakes = DeferredCallbacks(loop)
         self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
@@ -162,7 +162,7 @@ class Partitions:
         except KafkaError as error:
             partition.watch.traffic.refused(error.code, len(batches))
             raise
-        except Unseen:
+        except NeedsInspection:
             raise
         except Exception as error:
             refusal = self.refusal(partition, error)
@@ -282,9 +282,9 @@ class Partitions:
 
     # ------------------------------------------------------------------------------------------------- hosting's side
 
-    def add(self, topic: str, index: int, topic_id: bytes, found: PartitionLog) -> Partition:
+    def add(self, topic: str, index: int, topic_id: bytes, log: PartitionLog) -> Partition:
         """Host a replica, with no role yet."""
-        partition = Partition(topic, index, topic_id, found, self._advanced, self.replica_ports)
+        partition = Partition(topic, index, topic_id, log, self._advanced, self.replica_ports)
         self._hosted.setdefault(topic, {})[index] = partition
         self._hosted.setdefault(topic_id, {})[index] = partition
         traffic = self.traffic.get(topic)
@@ -372,11 +372,11 @@ class Partitions:
             return KafkaError(self.on_damage(partition), str(error))
         if isinstance(error, (OSError, CorruptLog)) and partition is not None:
             if partition.log.can_retry(error):
-                log.error("%s-%d: %s", partition.topic, partition.index, error)
+                logger.error("%s-%d: %s", partition.topic, partition.index, error)
             else:
                 self._fail(partition, error)
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
-        log.error("%s failed", partition, exc_info=error)
+        logger.error("%s failed", partition, exc_info=error)
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def failed(self, partition: Partition, error: Exception) -> None:
@@ -385,7 +385,7 @@ class Partitions:
 
     def _fail(self, partition: Partition, error: BaseException) -> None:
         if not partition.offline:
-            log.error("partition %s-%d goes offline: %s", partition.topic, partition.index, error)
+            logger.error("partition %s-%d goes offline: %s", partition.topic, partition.index, error)
             partition.offline = True
         if partition in self._watches:
             self.give_up(partition, ErrorCode.KAFKA_STORAGE_ERROR)

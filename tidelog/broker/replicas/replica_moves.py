@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
     from tidelog.storage.segments.log_config import LogConfig
 
-log = logging.getLogger("tidelog.moves")
+logger = logging.getLogger("tidelog.moves")
 
 RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 STEP_BYTES = 1 << 20
@@ -137,7 +137,7 @@ class ReplicaMoves:
         """There is a future log in `directory`: bring it up to the present one."""
         future = directory.futures[partition.topic, partition.index]
         replica = FutureReplica(partition, future, source.directory_id, directory.directory_id)
-        log.info("%s-%d moves from %s to %s", partition.topic, partition.index, source.path, directory.path)
+        logger.info("%s-%d moves from %s to %s", partition.topic, partition.index, source.path, directory.path)
         partition.log.keep_uncleaned()
         self._moves[partition] = replica, directory
         partition.future_log = future
@@ -200,7 +200,7 @@ class ReplicaMoves:
     def _directory_failed(self, directory: LogDirectory) -> None:
         for partition, (_, destination) in list(self._moves.items()):
             if destination is directory:
-                log.warning("%s-%d stays where it is", partition.topic, partition.index)
+                logger.warning("%s-%d stays where it is", partition.topic, partition.index)
                 self._cancel(partition)
 
     async def close(self) -> None:
@@ -238,12 +238,12 @@ class ReplicaMoves:
             return True
         except (CorruptLog, OSError, KafkaError) as error:
             if replica.log.can_retry(error):
-                log.error("%s-%d is not moved for now: %s", replica.partition.topic, replica.partition.index, error)
+                logger.error("%s-%d is not moved for now: %s", replica.partition.topic, replica.partition.index, error)
                 return False
             self._cannot_be_written(replica.partition, directory, error)
             return True
         except Exception:  # a bug of ours: this one stays where it is, and the others still move
-            log.exception("%s-%d cannot be moved", replica.partition.topic, replica.partition.index)
+            logger.exception("%s-%d cannot be moved", replica.partition.topic, replica.partition.index)
             if self._is_current(replica):
                 self._cancel(replica.partition)
             return True
@@ -261,7 +261,7 @@ class ReplicaMoves:
             if is_exhaustion(error):
                 raise
             partition = replica.partition
-            log.error("%s-%d cannot be read to be moved: %s", partition.topic, partition.index, error)
+            logger.error("%s-%d cannot be read to be moved: %s", partition.topic, partition.index, error)
             self._cancel(partition)
             if not isinstance(error, KafkaError):
                 self._partitions.failed(partition, error)
@@ -295,16 +295,16 @@ class ReplicaMoves:
         self._partitions.run_cold(cold, lambda: None if done.done() else done.set_result(None))
         await done
 
-    async def _flush(self, found: PartitionLog) -> None:
+    async def _flush(self, log: PartitionLog) -> None:
         """What was copied reaches its device, so that what was acknowledged stays so."""
-        if not found.durability.is_running and found.failure is None:
-            task = found.begin_flush()
+        if not log.durability.is_running and log.failure is None:
+            task = log.begin_flush()
             done = asyncio.ensure_future(self._run_in_executor(task.run))
             try:
                 await asyncio.shield(done)
             finally:  # also where the node stops meanwhile: a log is not closed while it is being synced
                 await done
-                found.finish_flush(task, self._clock_ms())
+                log.finish_flush(task, self._clock_ms())
 
     # -------------------------------------------------------------------------------------------------------- the end
 
@@ -347,12 +347,12 @@ class ReplicaMoves:
         del self._moves[partition]
         replica.take_over()
         self._is_over(partition)
-        log.info("%s-%d lies in %s now", partition.topic, partition.index, directory.path)
+        logger.info("%s-%d lies in %s now", partition.topic, partition.index, directory.path)
         self.on_promoted(partition, directory)
         self._partitions.flushes.flush_if_due(partition)
 
     def _cannot_be_written(self, partition: Partition, directory: LogDirectory, error: Exception) -> None:
-        log.error("%s-%d cannot be moved to %s: %s", partition.topic, partition.index, directory.path, error)
+        logger.error("%s-%d cannot be moved to %s: %s", partition.topic, partition.index, directory.path, error)
         if isinstance(error, OSError):
             self._directories.failed(directory, error)
         if partition in self._moves:

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-log = logging.getLogger("tidelog.wakes")
+logger = logging.getLogger("tidelog.wakes")
 
 
-class Wakes:
+class DeferredCallbacks:
     """`collecting`: a connection serves what it has read, and will look at `waiting` when it has.
 
     `is_last`: what it serves now is the last request that it has read, so that nothing is gained by collecting on.
@@ -41,5 +41,5 @@ class Wakes:
             try:
                 callback()
             except Exception:
-                log.exception("a waiting request failed")  # the others are not to wait on
+                logger.exception("a waiting request failed")  # the others are not to wait on
         self.collecting = collecting

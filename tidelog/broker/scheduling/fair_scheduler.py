@@ -30,7 +30,7 @@ WHILE_S = 0.001
 Wake = Callable[[], None]
 
 
-class Turns:
+class FairScheduler:
     """`late`: this turn of the loop has become long; who is read now is to wait in line.
 
     `soon` calls back on the loop's next turn. `stopwatch`: seconds, None where a turn of the loop takes no time.

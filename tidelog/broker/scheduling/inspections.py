@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from tidelog.broker.scheduling.fair_scheduler import Turns
-    from tidelog.storage.segments.inspection import Unseen
+    from tidelog.broker.scheduling.fair_scheduler import FairScheduler
+    from tidelog.storage.segments.inspection import NeedsInspection
 
 logger = logging.getLogger("tidelog.produce")
 
@@ -34,7 +34,7 @@ class Inspection:
 
     __slots__ = ("held_bytes", "looked", "unseen")
 
-    def __init__(self, unseen: Unseen, looked: Looked, held_bytes: int) -> None:
+    def __init__(self, unseen: NeedsInspection, looked: Looked, held_bytes: int) -> None:
         self.unseen = unseen
         self.looked = looked
         self.held_bytes = held_bytes
@@ -43,7 +43,7 @@ class Inspection:
 class Inspections:
     """Of one node; each inspection may hold 16 MiB of records, twice while they are decompressed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor | None, turns: Turns) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor | None, turns: FairScheduler) -> None:
         self._loop = loop
         self._executor = executor
         self._turns = turns
@@ -84,7 +84,7 @@ class Inspections:
         finally:
             self._worker = None
 
-    async def _outcome(self, unseen: Unseen) -> memoryview | KafkaError:
+    async def _outcome(self, unseen: NeedsInspection) -> memoryview | KafkaError:
         try:
             await self._loop.run_in_executor(self._executor, unseen.decompress)
             for _ in unseen.look():

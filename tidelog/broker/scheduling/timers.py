@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from tidelog.broker.scheduling.purgatory import Deadlines
 
-log = logging.getLogger("tidelog.timers")
+logger = logging.getLogger("tidelog.timers")
 
 Expiry = Callable[[], None]
 
@@ -55,7 +55,7 @@ class DeadlineTimer:
             try:
                 on_expiry()
             except Exception:
-                log.exception("a request whose time was up failed")  # the others are not to wait on
+                logger.exception("a request whose time was up failed")  # the others are not to wait on
         due_ms = self._deadlines.next_due_ms()
         if due_ms is not None and self._timer is None:
             self._arm(due_ms)

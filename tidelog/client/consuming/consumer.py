@@ -35,7 +35,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.protocol.errors import ErrorCode
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
@@ -222,7 +222,7 @@ class Consumer:
         """A misspelt topic would otherwise look like an empty one. Once each, until it is there."""
         missing = {name for name in self._subscription.topics if name in known and known[name].error in _MISSING}
         for name in sorted(missing - self._missing):
-            log.warning("cannot read topic %r: %s", name, known[name].error.name)
+            logger.warning("cannot read topic %r: %s", name, known[name].error.name)
         self._missing = missing
 
     def _to_be_read(self, topic: TopicMetadata) -> bool:

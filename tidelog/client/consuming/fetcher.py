@@ -36,7 +36,7 @@ from tidelog.protocol.messages.fetch import (
     PartitionData,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NEWEST_BY_NAME = 12
 _DIVERGENCE_FROM = 12
@@ -242,7 +242,7 @@ class Fetcher:
     def _failed(self, node: _NodeFetches, problem: BaseException) -> None:
         if not isinstance(problem, KafkaError):
             raise problem
-        log.debug("a fetch failed: %s", problem)
+        logger.debug("a fetch failed: %s", problem)
         if problem.code is ErrorCode.UNSUPPORTED_VERSION:
             for partition in self._subscription.assigned:
                 self._buffer.problems[partition] = problem
@@ -317,7 +317,7 @@ class Fetcher:
         elif after != before:
             self.discard((partition,))
             where = f"back to {after}" if after >= 0 else f"reset to {self._config.auto_offset_reset}"
-            log.warning("%s was truncated below %d by an unclean election: %s", partition, before, where)
+            logger.warning("%s was truncated below %d by an unclean election: %s", partition, before, where)
             self._on_news()
 
     def fail(self, partition: TopicPartition, problem: KafkaError) -> None:
@@ -345,7 +345,7 @@ class Fetcher:
                     code, f"{partition} has no offset {offset}, auto_offset_reset=none"
                 )
             else:
-                log.info("%s has no offset %d: reset to %s", partition, offset, self._config.auto_offset_reset)
+                logger.info("%s has no offset %d: reset to %s", partition, offset, self._config.auto_offset_reset)
                 self._subscription.ask_reset(partition, timestamp)
                 self._on_news()
             return

@@ -25,7 +25,7 @@ from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _GONE = {
     ErrorCode.ILLEGAL_GENERATION: "the group has dealt its partitions anew",
@@ -160,7 +160,7 @@ class Rebalancer:
         self.membership.lost = False
         lost = list(self._subscription.assigned)
         if lost:
-            log.warning("group %r: lost %s", self.coordinator.group_id, ", ".join(map(str, lost)))
+            logger.warning("group %r: lost %s", self.coordinator.group_id, ", ".join(map(str, lost)))
             self._set_assigned(())
             await self._notify("lost", lost)
 
@@ -171,7 +171,7 @@ class Rebalancer:
     async def _notify(self, what: str, partitions: Collection[TopicPartition]) -> None:
         """Call the listener. What it raises is kept until the step is done: the group goes on without it."""
         listener = self._subscription.listener
-        log.info("group %r: %s %s", self.coordinator.group_id, what, ", ".join(map(str, partitions)) or "nothing")
+        logger.info("group %r: %s %s", self.coordinator.group_id, what, ", ".join(map(str, partitions)) or "nothing")
         if listener is None:
             return
         task = asyncio.current_task()
@@ -189,7 +189,7 @@ class Rebalancer:
             problem.__cause__ = error
             self._listener_problem = self._listener_problem or problem
         except Exception as error:
-            log.error(
+            logger.error(
                 "group %r: the listener raised %r when partitions were %s", self.coordinator.group_id, error, what
             )
             self._listener_problem = self._listener_problem or error
@@ -262,7 +262,7 @@ class Rebalancer:
         try:
             await self.commit(self._positions(), self._config.request_timeout_ms)
         except KafkaError as error:
-            log.warning("group %r: automatic commit failed: %s", self.coordinator.group_id, error)
+            logger.warning("group %r: automatic commit failed: %s", self.coordinator.group_id, error)
 
     # -- the end
 
@@ -325,4 +325,4 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("automatic commit failed, the next one makes up for it: %s", error)
+        logger.warning("automatic commit failed, the next one makes up for it: %s", error)

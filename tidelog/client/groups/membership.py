@@ -33,7 +33,7 @@ from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequ
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _JOIN_GRACE_MS = 5_000
 _METADATA_WAIT_MS = 5_000.0
@@ -119,7 +119,7 @@ class Membership:
                     return assigned
                 except KafkaError as error:
                     code = error.code
-                    log.debug("joining %r: %s", self._coordinator.group_id, error)
+                    logger.debug("joining %r: %s", self._coordinator.group_id, error)
                     if code in _NOT_A_MEMBER:
                         self._forget_membership(code)
                         if owned:
@@ -281,7 +281,7 @@ class Membership:
             if self._joining:
                 continue
             if self._loop.time() - self._last_poll > config.max_poll_interval_ms / 1000:
-                log.warning(
+                logger.warning(
                     "no poll for max_poll_interval_ms=%d: leaving group %r until the next one",
                     config.max_poll_interval_ms,
                     self._coordinator.group_id,
@@ -310,7 +310,7 @@ class Membership:
             answer = await self._coordinator.call(request, HeartbeatResponse, timeout_ms)
             code = ErrorCode.of(answer.error_code)
         except KafkaError as error:
-            log.debug("a heartbeat failed: %s", error)
+            logger.debug("a heartbeat failed: %s", error)
             return
         if code is not ErrorCode.NONE and generation == self._generation and not self._joining:
             self.refused(code)
@@ -347,4 +347,4 @@ class Membership:
                 request = LeaveGroupRequest(group_id=self._coordinator.group_id, members=[member])
             await self._coordinator.call(request, LeaveGroupResponse)
         except KafkaError as error:
-            log.debug("leaving group %r: %s", self._coordinator.group_id, error)
+            logger.debug("leaving group %r: %s", self._coordinator.group_id, error)

@@ -23,7 +23,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 Response = TypeVar("Response", bound=Message)
 
 DATA = "data"
@@ -312,7 +312,7 @@ class Cluster:
                 failures = 0
             except KafkaError as error:
                 failures += 1
-                log.debug("metadata could not be refreshed: %s", error)
+                logger.debug("metadata could not be refreshed: %s", error)
                 self._refresh_wanted.set()
             # At most one request per backoff, however many ask; only a topic that is new does not wait.
             try:

@@ -30,7 +30,7 @@ from tidelog.protocol.messages.produce import (
     TopicProduceData,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Ticket = asyncio.Future[RecordMetadata]
 Batch = ProducerBatch[Ticket]
@@ -111,7 +111,7 @@ class Sender:
             self._expire(now_ms)
         if self._session.restart_pending:
             for partition in self._session.settle():
-                log.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
+                logger.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
         self._log_inquirer.ask(self._session.inquiries())
         if self._session.needs_identity:
             if self._accumulator.unended_count:
@@ -274,11 +274,11 @@ class Sender:
             # its own, unless it is said again and again.
             in_turn = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= _ATTEMPTS_AT_ONCE
             wait_ms = 0.0 if in_turn else self._cluster.retry_backoff.wait_ms(batch.attempts)
-            log.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
+            logger.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
             self._accumulator.put_back(batch, now_ms + wait_ms)
             self.wake()
         elif code in _TOO_LARGE and batch.record_count > 1:
-            log.debug("%s: a batch of %d records is too large and is divided", batch.partition, batch.record_count)
+            logger.debug("%s: a batch of %d records is too large and is divided", batch.partition, batch.record_count)
             self._session.divided(batch, self._accumulator.divide(batch))
             self.wake()
         else:
@@ -317,7 +317,7 @@ class Sender:
                 ticket.exception()
                 unwatched += 1
         if unwatched:
-            log.error("%d record%s not delivered: %s", unwatched, " was" if unwatched == 1 else "s were", error)
+            logger.error("%d record%s not delivered: %s", unwatched, " was" if unwatched == 1 else "s were", error)
 
     def fail_all(self, error: KafkaError) -> None:
         """Everything that has not ended fails."""

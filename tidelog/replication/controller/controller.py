@@ -36,7 +36,7 @@ from tidelog.replication.ports import Endpoint
 if TYPE_CHECKING:
     import random
 
-log = logging.getLogger("tidelog.controller")
+logger = logging.getLogger("tidelog.controller")
 
 T = TypeVar("T")
 
@@ -108,13 +108,13 @@ class Controller(ControllerCommands):
         for broker in image.brokers.values():
             self._sessions.register(broker.node_id, broker.epoch, fenced=broker.fenced, now_ms=now_ms)
         self.epoch, self.is_active = epoch, True
-        log.info("controller %d is active in epoch %d", self.node_id, epoch)
+        logger.info("controller %d is active in epoch %d", self.node_id, epoch)
         try:
             self._append(
                 activation_records(self._state, self._identity, self._bootstrap_values, in_transaction=in_transaction)
             )
         except Exception:
-            log.critical("controller %d cannot take over", self.node_id, exc_info=True)
+            logger.critical("controller %d cannot take over", self.node_id, exc_info=True)
             self._raft.resign()
             return
         self._balance_due_ms = now_ms + self._settings.imbalance_check_interval_ms
@@ -126,7 +126,7 @@ class Controller(ControllerCommands):
     def on_resign(self, epoch: int) -> None:
         if not self.is_active:
             return
-        log.info("controller %d is no longer active, epoch %d is over", self.node_id, epoch)
+        logger.info("controller %d is no longer active, epoch %d is over", self.node_id, epoch)
         self.is_active = False
         self._built.clear()
         self._detector.stop()
@@ -190,7 +190,7 @@ class Controller(ControllerCommands):
         except Exception as error:
             if not self._raft.is_leader:
                 raise not_controller() from error
-            log.critical("the metadata log cannot be written: %s", error)
+            logger.critical("the metadata log cannot be written: %s", error)
             self._raft.resign()
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the metadata log failed: {error}") from error
         image, delta = builder.build(last_offset, self._raft.epoch, now_ms, self.node_id)
@@ -249,7 +249,7 @@ class Controller(ControllerCommands):
             records = decide(self._state)
             self._append(records)
         except KafkaError as error:
-            log.warning("%s came to nothing: %s", decide, error)
+            logger.warning("%s came to nothing: %s", decide, error)
             return False
         return bool(records)
 
@@ -278,7 +278,7 @@ class Controller(ControllerCommands):
             if broker_id in self._state.image.brokers and not self._state.image.brokers[broker_id].fenced
         ]
         if known:
-            log.info("fencing brokers %s: %s", known, why)
+            logger.info("fencing brokers %s: %s", known, why)
             self._do(lambda state: fence_brokers(state, known))
 
     def broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:

@@ -55,7 +55,7 @@ from tidelog.storage.segments.damage import DamagedRecords
 
 __all__ = ["InconsistentVoters", "MetadataListener", "NotLeader", "QuorumSettings", "RaftNode", "ReplayedBatch"]
 
-log = logging.getLogger("tidelog.quorum")
+logger = logging.getLogger("tidelog.quorum")
 
 # Answers a request message of that version with a response message; see `service.py`.
 Served = Callable[[Any, int], Awaitable[Any]]
@@ -235,7 +235,7 @@ class RaftNode:
         try:
             self.log.close()
         except OSError as error:
-            log.error("%s: %s", self.log.directory, error)
+            logger.error("%s: %s", self.log.directory, error)
 
     # -- what the node asks ------------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class RaftNode:
         if self._failure is not None or self.is_closed or not self.log.is_damaged:
             return
         if self._is_alone:
-            log.error("no other voter has a copy: a snapshot of all that is committed is written in its place")
+            logger.error("no other voter has a copy: a snapshot of all that is committed is written in its place")
             self._news.tell(self._listener.on_damage)
             return
         try:
@@ -470,7 +470,7 @@ class RaftNode:
         except PeerUnreachable as error:
             self.raft.on_failure(send, error.refused, self.now_ms())
         except KafkaError as error:
-            log.warning("%s answers %s with %s", send.peer, type(ask).__name__, error)
+            logger.warning("%s answers %s with %s", send.peer, type(ask).__name__, error)
             self.raft.on_failure(send, False, self.now_ms())
         else:
             try:
@@ -508,7 +508,7 @@ class RaftNode:
         except (KafkaError, OSError) as error:  # damaged on the way, a full disk, or no descriptor for a new segment
             if isinstance(error, OSError) and not self.tolerates(error):
                 return
-            log.error("what the leader sent cannot be appended: %s", error)
+            logger.error("what the leader sent cannot be appended: %s", error)
             following.on_append_failed(self.raft, self.now_ms())
         self._flush()
 
@@ -536,14 +536,14 @@ class RaftNode:
             return False
         if self.now_ms() >= self._shortage_told_ms + SHORTAGE_TOLD_EVERY_MS:
             self._shortage_told_ms = self.now_ms()
-            log.error("the metadata log waits: %s", error)
+            logger.error("the metadata log waits: %s", error)
         return True
 
     def fail(self, error: Exception) -> None:
         """The metadata log or the vote file cannot be written any more: take no part, refuse whatever comes."""
         if self._failure is not None:
             return
-        log.critical("this node leaves the metadata quorum: %s", error, exc_info=isinstance(error, AssertionError))
+        logger.critical("this node leaves the metadata quorum: %s", error, exc_info=isinstance(error, AssertionError))
         self._failure = error
         self.raft.is_closing = True
         self.raft.resign(self.now_ms())

@@ -21,14 +21,14 @@ from tidelog.storage.segments.damage import DamagedRecords
 if TYPE_CHECKING:
     from tidelog.replication.quorum.driver import RaftNode
 
-log = logging.getLogger("tidelog.quorum")
+logger = logging.getLogger("tidelog.quorum")
 
 
 def keep_part(node: RaftNode, part: KeepSnapshotPart) -> None:
     try:
         node.log.keep_part(part.snapshot, part.position, part.data)
     except OSError as error:
-        log.error("snapshot %s cannot be kept: %s", part.snapshot, error)
+        logger.error("snapshot %s cannot be kept: %s", part.snapshot, error)
         following.on_snapshot_failed(node.raft, part.snapshot, node.now_ms())
         return
     if part.is_last:
@@ -39,7 +39,7 @@ async def _install(node: RaftNode, identity: SnapshotId) -> None:
     try:
         snapshot = await node.run_in_executor(partial(node.log.finish_part, identity))
     except (OSError, CorruptSnapshot, KafkaError) as error:
-        log.error("snapshot %s was fetched in vain: %s", identity, error)
+        logger.error("snapshot %s was fetched in vain: %s", identity, error)
         following.on_snapshot_failed(node.raft, identity, node.now_ms())
         node.drive()
         return

@@ -7,7 +7,7 @@ from typing import Final
 
 from tidelog.storage.cleaner.keys import KeyTable, PlainKeyTable
 
-_log = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 COMPILED_FROM_BYTES: Final = 16 * 1024 * 1024
 """Below that much to read the plain table is done before numba is loaded (a second, and 100 MB of memory)."""
@@ -19,7 +19,7 @@ def key_table(memory_bytes: int, load_factor: float, dirty_bytes: int, secret: b
         try:
             from tidelog.storage.cleaner.kernel import CompiledKeyTable
         except ImportError:
-            _log.debug("numba is not installed")
+            logger.debug("numba is not installed")
         else:
             return CompiledKeyTable(memory_bytes, load_factor, secret)
     return PlainKeyTable(memory_bytes, load_factor)

@@ -24,7 +24,7 @@ META_PROPERTIES_FILE: Final = "meta.properties"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
 EXPLAINED_GAPS_FILE: Final = "explained-gaps"
 
-_log = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 _VERSION: Final = "0"
 _MAX_CHECKPOINT_LINES: Final = 10_000_000
@@ -109,7 +109,7 @@ class OffsetCheckpoints:
         try:
             return decode_offsets(data) if data else {}
         except CorruptCheckpoint as error:
-            _log.warning("%s/%s is unreadable and taken as empty: %s", self._directory, name, error)
+            logger.warning("%s/%s is unreadable and taken as empty: %s", self._directory, name, error)
             return {}
 
     def write(self, offsets: Mapping[str, Offsets]) -> None:

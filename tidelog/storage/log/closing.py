@@ -11,7 +11,7 @@ from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 
-_logger = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 
 def close_logs(disk: Disk, path: str, logs: list[PartitionLog], sync_at_once_from: int) -> bool:
@@ -42,10 +42,10 @@ def _sync_at_once(disk: Disk, path: str, tasks: list[FlushTask]) -> bool:
             task.write_only()
         return disk.sync_all(path)
     except OSError as error:
-        _logger.warning("%s is synced file by file: %s", path, error)
+        logger.warning("%s is synced file by file: %s", path, error)
         return False
 
 
 def _not_closed(log: PartitionLog, error: Exception) -> bool:
-    _logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
+    logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
     return False

@@ -48,7 +48,7 @@ from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.retention import segment_jitter_ms
 
-_logger = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
@@ -160,7 +160,7 @@ class LogDirectory:
                 log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms, entry.name)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 # Something is wrong with these files; any other OSError speaks of the device.
-                _logger.error("%s/%s stays offline: %s", self.path, entry.name, error)
+                logger.error("%s/%s stays offline: %s", self.path, entry.name, error)
                 if not is_future:
                     self.offline[key] = str(error)
                 continue

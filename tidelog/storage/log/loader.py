@@ -47,7 +47,7 @@ from tidelog.storage.segments.segment import (
 from tidelog.storage.segments.segments import Segments
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
-_log = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 # A log this small, without producers, is sooner scanned again than given a snapshot.
@@ -167,7 +167,7 @@ class _Loader:
             segments, log_end_offset = self._recover(segments, first_unflushed)
         if segments and log_end_offset < self.checkpoints.log_start_offset:
             self.on_loss()
-            _log.warning(
+            logger.warning(
                 "%s ends at %d, below its log start %d: begun anew", self.directory, log_end_offset, log_start_offset
             )
             self._remove(segments)
@@ -189,7 +189,7 @@ class _Loader:
         try:
             self._note_first_timestamp(active)
         except CorruptIndex as error:
-            _log.warning("%s is examined: %s", active.path, error)
+            logger.warning("%s is examined: %s", active.path, error)
             examine_now(active)
             take_over_findings(active)
             self._note_first_timestamp(active)
@@ -254,11 +254,13 @@ class _Loader:
         is_preallocated = self.config.preallocate and _is_zeros(active, tail.position)
         may_be_torn = self.ending is Ending.POWER_LOSS or is_preallocated
         if tail.first_offset < self._end_of_checkpoints() or (lost_bytes and not may_be_torn):
-            _log.error("%s lacks what may have been acknowledged, from offset %d on", self.directory, tail.first_offset)
+            logger.error(
+                "%s lacks what may have been acknowledged, from offset %d on", self.directory, tail.first_offset
+            )
             self.on_loss()
         if end_offset <= tail.first_offset:
             if lost_bytes:
-                _log.warning(
+                logger.warning(
                     "%s: cut at offset %d, %d bytes behind it are no batches",
                     active.path,
                     tail.first_offset,
@@ -267,7 +269,7 @@ class _Loader:
                 active.cut(tail.position)
             return
         damage = tail._replace(end_position=active.size_bytes, end_offset=end_offset)
-        _log.error("%s: %s", active.path, describe(damage))
+        logger.error("%s: %s", active.path, describe(damage))
         active.damage = (*active.damage, damage)
         active.next_offset = end_offset
         active.seal()
@@ -323,7 +325,7 @@ class _Loader:
         missing.may_end_early = False
         missing.transaction_index.lacks_rows = True
         missing.damage = (DamagedRange(0, 0, missing.base_offset, end_offset, "the file of these records is missing"),)
-        _log.error("%s: %s", missing.path, describe(missing.damage[0]))
+        logger.error("%s: %s", missing.path, describe(missing.damage[0]))
         return segments
 
     def _with_only(self) -> list[Segment]:
@@ -333,7 +335,7 @@ class _Loader:
         was_emptied = self.epochs_are_whole and not len(self.epochs)
         if was_emptied or not (is_end_known or len(self.epochs)):
             return []
-        _log.error("%s has no segment, though it had records", self.directory)
+        logger.error("%s has no segment, though it had records", self.directory)
         if not is_end_known and self.ending is not Ending.POWER_LOSS:
             self.on_loss()
         return [self._begin_missing(start)]
@@ -363,7 +365,7 @@ class _Loader:
         try:
             return LeaderEpochs(decode_leader_epochs(data)), True
         except CorruptCheckpoint as error:
-            _log.warning("%s/%s is rebuilt from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
+            logger.warning("%s/%s is rebuilt from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
             return LeaderEpochs(), False
 
     def _read_explained_gaps(self) -> int:
@@ -374,7 +376,7 @@ class _Loader:
         try:
             return decode_explained_gaps(data)
         except CorruptCheckpoint as error:
-            _log.warning("%s is unreadable, so that gaps are to be explained again: %s", path, error)
+            logger.warning("%s is unreadable, so that gaps are to be explained again: %s", path, error)
             return 0
 
     def _read_topic_id(self) -> bytes | None:
@@ -384,7 +386,7 @@ class _Loader:
         try:
             return decode_partition_metadata(data)
         except CorruptCheckpoint as error:
-            _log.warning("%s/%s is unreadable: %s", self.directory, PARTITION_METADATA_FILE, error)
+            logger.warning("%s/%s is unreadable: %s", self.directory, PARTITION_METADATA_FILE, error)
             return None
 
     def _remove(self, segments: list[Segment]) -> None:
@@ -407,14 +409,14 @@ class _Loader:
             try:
                 _ = segment.transaction_index.rows
             except CorruptTransactionIndex as error:
-                _log.warning("the log is scanned from there on: %s", error)
+                logger.warning("the log is scanned from there on: %s", error)
                 return number  # only a replay of the producers can make it anew
             try:
                 segment.load_indexes()
                 if number + 1 < len(segments):
                     segment.check_indexes_end_below(segments[number + 1].base_offset)
             except CorruptIndex as error:
-                _log.warning("an index is rebuilt: %s", error)
+                logger.warning("an index is rebuilt: %s", error)
                 if number + 1 == len(segments):
                     segment.begin_rebuild()
                     self.suspects_end = True
@@ -446,7 +448,7 @@ class _Loader:
             try:
                 self._note_epochs(segment)
             except CorruptIndex as error:
-                _log.warning("%s is examined: %s", segment.path, error)
+                logger.warning("%s is examined: %s", segment.path, error)
                 examine_now(segment)
                 take_over_findings(segment)
                 self._note_epochs(segment)

@@ -36,7 +36,7 @@ from tidelog.storage.segments.transaction_index import AbortedTransaction, Corru
 if TYPE_CHECKING:
     from tidelog.storage.log.compaction import Compaction
 
-_log = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 T = TypeVar("T")
 
 __all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
@@ -314,7 +314,7 @@ class PartitionLog:
         try:
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
         except CorruptTransactionIndex as error:
-            _log.warning("an index of transactions is rebuilt: %s", error)
+            logger.warning("an index of transactions is rebuilt: %s", error)
             for segment in self.segments.from_offset(from_offset):
                 self.rebuild_transaction_index(segment)
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
@@ -366,7 +366,7 @@ class PartitionLog:
                     if segment.unread is not None:
                         failure, segment.unread = segment.unread, None
                         raise failure from None
-                    _log.warning("%s-%d is examined: %s", self.topic, self.partition, error)
+                    logger.warning("%s-%d is examined: %s", self.topic, self.partition, error)
                     raise Examination(segment, self.segments.epoch_behind(segment)) from None
                 self.adopt_findings(segment)
 
@@ -430,7 +430,7 @@ class PartitionLog:
         doubt_first_epoch(findings, self.leader_epochs.epoch_for_offset)
         segment.adopt(findings)
         for damage in segment.damage:
-            _log.error("%s: %s", segment.path, describe(damage))
+            logger.error("%s: %s", segment.path, describe(damage))
         if not segment.damage:
             start = max(segment.base_offset, self.log_start_offset)
             known = self.leader_epochs
@@ -439,7 +439,7 @@ class PartitionLog:
                 known.epoch_for_offset(max(first, start)) == epoch for epoch, first in findings.epochs
             )
             if not agrees and known.correct(findings.epochs, start, findings.end_offset):
-                _log.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
+                logger.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
         if segment is self.segments.active:
             segment.offset_index.write_rows()
             segment.time_index.write_rows()

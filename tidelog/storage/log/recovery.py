@@ -25,7 +25,7 @@ from tidelog.storage.segments.reader import batch_at, headers, position_of
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.transaction_index import AbortedTransaction
 
-_log = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
@@ -39,7 +39,7 @@ def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -
         try:
             _replay_segment(producers, segment, end_offset)
         except CorruptIndex as error:
-            _log.warning("%s is examined: %s", segment.path, error)
+            logger.warning("%s is examined: %s", segment.path, error)
             examine_now(segment)
             take_over_findings(segment)
             _replay_segment(producers, segment, end_offset)
@@ -73,7 +73,7 @@ def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> Damage
         reason = f"ends at offset {segment.next_offset}, not {expected_end}"
     except CorruptIndex as error:
         reason = str(error)
-    _log.warning("%s is examined: %s", segment.path, reason)
+    logger.warning("%s is examined: %s", segment.path, reason)
     findings = segment.examine(UNKNOWN_END)
     tail, findings.tail = findings.tail, None
     segment.next_offset = findings.end_offset
@@ -90,7 +90,7 @@ def find_end_by_walk(segment: Segment) -> None:
         for _, header in headers(segment):
             segment.next_offset = header.next_offset
     except CorruptIndex as error:
-        _log.warning("%s", error)
+        logger.warning("%s", error)
 
 
 def examine_now(segment: Segment) -> None:
@@ -104,7 +104,7 @@ def take_over_findings(segment: Segment) -> None:
     assert findings is not None
     segment.adopt(findings)
     for damage in segment.damage:
-        _log.error("%s: %s", segment.path, describe(damage))
+        logger.error("%s: %s", segment.path, describe(damage))
     if segment.seal():
         segment.sync_indexes()
 
@@ -144,7 +144,7 @@ def scan_segment(
             if is_torn(each):
                 rest = each
                 break
-            _log.error("%s: %s", segment.path, describe(each))
+            logger.error("%s: %s", segment.path, describe(each))
             damage.append(each)
             segment.next_offset = each.end_offset
             hidden_epochs += [entry for entry in filed_epochs if each.holds(entry[1])]

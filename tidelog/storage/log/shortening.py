@@ -24,7 +24,7 @@ from tidelog.storage.segments.segment import Segment
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
 
-_log = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 
 def truncate_to(log: PartitionLog, offset: int) -> None:
@@ -45,7 +45,7 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
     if torn is not None and torn.first_offset < offset:
         # Records that may be acknowledged lie in the damage, below the cut: they are to be repaired, not given up.
         damage = (*damage, DamagedRange(position, position, torn.first_offset, offset, torn.reason))
-    _log.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
+    logger.info("%s-%d is truncated from %d to %d", log.topic, log.partition, log.log_end_offset, offset)
     try:
         _cut(log, offset, segment, position, end_offset)
         segment.damage = damage
@@ -111,7 +111,7 @@ def _end_before(segment: Segment, offset: int) -> tuple[int, int]:
 
 def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> None:
     probe_descriptors(log.disk, log.directory)
-    _log.info("%s-%d is emptied to start at %d", log.topic, log.partition, offset)
+    logger.info("%s-%d is emptied to start at %d", log.topic, log.partition, offset)
     if log.compaction is not None:
         log.compaction.give_up()
     try:
@@ -168,14 +168,14 @@ def apply_retention(log: PartitionLog, now_ms: int) -> None:
     try:
         count = deletable_prefix(_facts(log), log.config, log.log_start_offset, log.high_watermark, now_ms)
     except CorruptIndex as error:
-        _log.warning("retention of %s waits: %s", log.directory, error)
+        logger.warning("retention of %s waits: %s", log.directory, error)
         return
     if not count:
         return
     if count == len(log.segments):
         log.roll(now_ms)
     gone = log.segments.condemn_first(count)
-    _log.info(
+    logger.info(
         "%s-%d: %d segments up to offset %d may go", log.topic, log.partition, count, log.segments.first.base_offset
     )
     for segment in gone:

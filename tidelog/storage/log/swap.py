@@ -20,7 +20,7 @@ from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXE
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
 
-_log = logging.getLogger("tidelog.storage")
+logger = logging.getLogger("tidelog.storage")
 
 
 class Swap:
@@ -90,7 +90,7 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
     committed = [name for name in swapped if name not in undone]
     logs = [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     for name in logs:
-        _log.info("%s/%s takes the place of what it was made from", directory, name)
+        logger.info("%s/%s takes the place of what it was made from", directory, name)
         low, end = _offset_of(name), _end_offset(disk, directory, name)
         replaced = [other for other in sorted(names) if _is_of_segment(other) and low <= _offset_of(other) < end]
         _remove(disk, directory, names, replaced)

@@ -1,8 +1,8 @@
 """Looking at the records of a produced batch, where a topic's settings need it: may they enter, and in which form.
 
-Pure. What would take longer than others should wait is not done at once: `Unseen` is raised before anything is changed,
-and does it in pieces, those that need no interpreter on any thread. What `append.py` asks of a batch without looking at
-its records is not here.
+Pure. What would take longer than others should wait is not done at once: `NeedsInspection` is raised before anything
+is changed, and does it in pieces, those that need no interpreter on any thread. What `append.py` asks of a batch
+without looking at its records is not here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Seen = tuple[bool, int]
 """Whether the records' offsets follow each other, and their largest timestamp."""
 
 
-class Unseen(Exception):
+class NeedsInspection(Exception):
     """A batch that takes long to look at. `decompress`, take every step of `look`, `rebuild`; then append `batches`.
 
     Each of these may raise KafkaError, and then the batch is refused. `batches` is a copy.
@@ -120,7 +120,7 @@ def _section_at_once(
         except KafkaError as error:
             if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
                 raise
-    raise Unseen(batches[position : position + header.size_bytes], header, now_ms, rules, refusal)
+    raise NeedsInspection(batches[position : position + header.size_bytes], header, now_ms, rules, refusal)
 
 
 def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> _Seen:

@@ -33,14 +33,14 @@ from tidelog.protocol.hot import (
     encode_produce_response,
 )
 from tidelog.replication.partition import ACKS_ALL
-from tidelog.storage.segments.inspection import Unseen
+from tidelog.storage.segments.inspection import NeedsInspection
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Committed, Partitions
     from tidelog.replication.partition import Partition
     from tidelog.storage.log.partition_log import AppendInfo
 
-log = logging.getLogger("tidelog.produce")
+logger = logging.getLogger("tidelog.produce")
 
 API_KEY = 0
 VERSIONS = range(3, 14)
@@ -59,7 +59,7 @@ _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
 # The partition, where the batch was appended, and where its answer stands.
 _Waiting = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
 # Topic, partition, the batch to be looked at, and where its answer stands.
-_Looking = tuple[str | bytes, int, Unseen, list[ProducedPartition], int]
+_Looking = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
 
 
 def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
@@ -99,7 +99,7 @@ def _append_all(to: _Asker, so_far: _SoFar, wanted: _Wanted) -> tuple[_SoFar, li
                     _refuse_what_the_log_would_take(partition, records, version, acks)
                 assert records is not None
                 info = partitions.append(partition, records, now_ms, acks)
-            except Unseen as unseen:
+            except NeedsInspection as unseen:
                 unseen_ones.append((topic, index, unseen, answered, len(answered)))
                 answered.append(ProducedPartition(index))
                 continue
@@ -119,7 +119,7 @@ def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
     connection, acks, timeout_ms, topics, waiting, failed = so_far
     if acks == 0:
         if failed:
-            log.info("closing connection from %s: a produce with acks=0 failed", connection.host)
+            logger.info("closing connection from %s: a produce with acks=0 failed", connection.host)
             connection.close()
         return None
     if not waiting:
@@ -171,7 +171,7 @@ def _serve_one(services: Services, request: OneProduce, version: int, correlatio
         if partition.is_internal:
             _refuse_what_the_log_would_take(partition, records, version, acks)
         info = partitions.append(partition, records, services.clock_ms(), acks)
-    except Unseen as unseen:
+    except NeedsInspection as unseen:
         to = _Asker(services, connection.listener_name, version, correlation_id)
         answered = [ProducedPartition(index)]
         so_far = _SoFar(connection, acks, timeout_ms, [(topic, answered)], [], failed=False)
@@ -343,7 +343,7 @@ class _Looked(Deferred):
                 raise KafkaError(outcome.code, outcome.message, outcome.record_errors)
             unseen.rules.seen = outcome
             info = partitions.append(partition, outcome, to.services.clock_ms(), acks)
-        except Unseen as again:  # under other rules than before
+        except NeedsInspection as again:  # under other rules than before
             self._left.append((topic, index, again, answered, position))
         except Exception as error:
             self._so_far = so_far._replace(failed=True)

@@ -194,12 +194,12 @@ class FollowerAnswers:
         partition, problem = entry.partition, entry.problem
         if isinstance(problem, int) or partition is None:
             return FetchedPartition(topic, index, problem if isinstance(problem, int) else 0)
-        found = partition.log
-        marks = (found.high_watermark, found.last_stable_offset, found.log_start_offset)
+        log = partition.log
+        marks = (log.high_watermark, log.last_stable_offset, log.log_start_offset)
         if problem is not None:
             return FetchedPartition(topic, index, 0, *marks, diverging=problem)
         try:
-            result = found.read(entry.fetch_offset, max_bytes, found.log_end_offset, min_one_batch=min_one_batch)
+            result = log.read(entry.fetch_offset, max_bytes, log.log_end_offset, min_one_batch=min_one_batch)
         except ColdRead:
             raise
         except Exception as error:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from tidelog.broker.replicas.partitions import Partitions
 
-log = logging.getLogger("tidelog.followers")
+logger = logging.getLogger("tidelog.followers")
 
 EPOCH_INITIAL = 0
 EPOCH_MAX = 2**31 - 1

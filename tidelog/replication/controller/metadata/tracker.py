@@ -23,7 +23,7 @@ from tidelog.replication.controller.metadata.records import MetadataError
 from tidelog.replication.controller.raft_port import RaftLog, RunInExecutor
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
-log = logging.getLogger("tidelog.metadata")
+logger = logging.getLogger("tidelog.metadata")
 
 OnImage = Callable[[MetadataImage, MetadataDelta], None]
 
@@ -171,7 +171,7 @@ class MetadataTracker:
     def _feed(self, values: Iterable[bytes], last_offset: int, epoch: int, timestamp_ms: int) -> None:
         self._loader.feed(values, last_offset, epoch, timestamp_ms)
         for kind, times in self._loader.unknown_kinds.items():
-            log.warning("metadata log holds %d records of unknown kind %d: kept, not acted upon", times, kind)
+            logger.warning("metadata log holds %d records of unknown kind %d: kept, not acted upon", times, kind)
         self._loader.unknown_kinds.clear()
 
     def _adopt(self, built: Sequence[BuiltImage]) -> None:
@@ -197,7 +197,7 @@ class MetadataTracker:
         self._on_image(image, delta)
 
     def _fail(self, error: Exception) -> None:
-        log.critical("the metadata log cannot be followed any more: %s", error, exc_info=True)
+        logger.critical("the metadata log cannot be followed any more: %s", error, exc_info=True)
         self.failure = error
         self._on_failure(error)
 
@@ -261,7 +261,7 @@ class MetadataTracker:
             self.raft.snapshot_written(identity)
         except OSError as error:
             # The log has it all; the next one may succeed.
-            log.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)
+            logger.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)
         finally:
             self._snapshotting = None
 
