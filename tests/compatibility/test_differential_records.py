@@ -1,4 +1,4 @@
-"""DeleteRecords, DescribeTopicPartitions, DescribeProducers and telemetry, asked of Tidelog and Kafka 4.3 alike."""
+"""DeleteRecords, DescribeTopicPartitions, DescribeProducers, asked of Tidelog and Kafka 4.3 alike."""
 
 from __future__ import annotations
 
@@ -129,56 +129,3 @@ def test_producers_are_described(brokers: Brokers, topic_in_both: NewTopic) -> N
 def test_telemetry_is_not_advertised(brokers: Brokers) -> None:
     for answer in brokers.get("api_versions", 4, client_software_name="a", client_software_version="1"):
         assert not {71, 72} & {int(one.api_key) for one in answer.api_keys}
-
-
-def test_telemetry_is_answered_all_the_same(brokers: Brokers) -> None:
-    client = uuid.uuid4()
-    # Computed from the random id by both, so that it must agree.
-    first = brokers.same("get_telemetry_subscriptions", 0, client_instance_id=client)
-    number = first[0].subscription_id
-    brokers.same("get_telemetry_subscriptions", 0, client_instance_id=client)
-
-    def push(**values: Any) -> None:
-        fields = {"client_instance_id": client, "subscription_id": number, "metrics": b"abc"} | values
-        brokers.same("push_telemetry", 0, **fields)
-
-    push()
-    push()
-    push(subscription_id=5)
-    push(client_instance_id=ZERO)
-    push(client_instance_id=uuid.UUID(int=1))
-    push(client_instance_id=uuid.UUID(int=2))
-    push(client_instance_id=uuid.uuid4(), subscription_id=5)
-    push(terminating=True, compression_type=9)
-    push(terminating=True)
-    push()
-    brokers.reconnect()
-    push(terminating=True, compression_type=4, metrics=b"")  # Kafka decompresses what is there
-    brokers.reconnect()
-    push(terminating=True, metrics=b"x" * 1_048_577)
-    brokers.reconnect()
-    push(compression_type=-1)
-
-
-def test_subscriptions_are_told(brokers: Brokers) -> None:
-    def alter(name: str, **configs: str | None) -> None:
-        changes = [
-            {"name": key.replace("_", "."), "config_operation": int(value is None), "value": value}
-            for key, value in configs.items()
-        ]
-        resources = [{"resource_type": 16, "resource_name": name, "configs": changes}]
-        brokers.same("incremental_alter_configs", 1, resources=resources)
-
-    client = uuid.uuid4()
-    try:
-        alter("sub", metrics="org.apache.kafka.consumer.", interval_ms="7000", match="client_id=tidelog.*")
-        for _ in range(2):
-            brokers.same("get_telemetry_subscriptions", 0, client_instance_id=client)
-        alter("sub", interval_ms="6000")
-        brokers.same("get_telemetry_subscriptions", 0, client_instance_id=client)
-        alter("sub", match="client_id=other")
-        brokers.same("get_telemetry_subscriptions", 0, client_instance_id=client)
-        alter("sub", match="client_source_address=127\\.0\\.0\\.1", metrics="*")
-        brokers.same("get_telemetry_subscriptions", 0, client_instance_id=client)
-    finally:
-        alter("sub", metrics=None, interval_ms=None, match=None)

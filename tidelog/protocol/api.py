@@ -249,11 +249,6 @@ SERVED: dict[int, range] = {
     )
 }
 
-# Answered, but advertised only by a broker that has a use for clients' metrics: as Kafka without a receiver plugin.
-UNADVERTISED: dict[int, range] = {
-    key: KAFKA_VERSIONS[key] for key in (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
-}
-
 CONTROLLER_SERVED: dict[int, range] = {
     key: KAFKA_VERSIONS[key]
     for key in (

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.metadata_services import encoded
-from tidelog.broker.apis import raft_fetch, served
+from tidelog.broker.apis import served
 from tidelog.broker.apis.cluster import broker_heartbeat, describe_cluster, envelope
+from tidelog.broker.apis.cluster_roles import controller
 from tidelog.broker.apis.topics import create_partitions
 from tidelog.broker.cluster.heartbeats import Heartbeats
 from tidelog.broker.network.request import RequestContext
-from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, UNADVERTISED
+from tidelog.protocol.api import CONTROLLER_SERVED, SERVED
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -88,7 +89,7 @@ def context(version: int, listener: str = "CONTROLLER", connection: Any = None) 
 
 def every(modules: Any) -> Any:
     pairs = [(module, version) for module in modules for version in module.REQUEST.VERSIONS]
-    names = [f"{module.__name__.rpartition('.')[2]}-{version}" for module, version in pairs]
+    names = [f"{module.REQUEST.__name__.removesuffix('Request')}-{version}" for module, version in pairs]
     return pytest.mark.parametrize(("module", "version"), pairs, ids=names)
 
 
@@ -109,7 +110,7 @@ def errors_in(message: Message) -> set[int]:
 
 def test_every_listener_advertises_what_it_has_handlers_for() -> None:
     hot = {0, 1}  # Produce and Fetch of records are wired into dispatch
-    assert {module.REQUEST.API_KEY for module in served.BROKER_APIS} | hot == set(SERVED) | set(UNADVERTISED)
+    assert {module.REQUEST.API_KEY for module in served.BROKER_APIS} | hot == set(SERVED)
     assert {module.REQUEST.API_KEY for module in served.CONTROLLER_APIS} == set(CONTROLLER_SERVED)
     assert len(served.BROKER_APIS) == len(set(served.BROKER_APIS))
     assert len(served.CONTROLLER_APIS) == len(set(served.CONTROLLER_APIS))
@@ -127,7 +128,7 @@ async def test_what_is_asked_is_answered_as_it_is(module: Any, version: int) -> 
     assert asked.requests == [request]
 
 
-@every(module for module in THIN if "quorum" not in vars(module))
+@every(module for module in THIN if getattr(module, "role", controller) is controller)
 @pytest.mark.parametrize("asked", [None, Asked(active=False)], ids=["none here", "not active"])
 async def test_a_controller_that_is_not_active_is_not_asked(module: Any, version: int, asked: Asked | None) -> None:
     with pytest.raises(KafkaError) as caught:
@@ -155,9 +156,10 @@ def naming_something(message: type[Message], version: int) -> Any:
 
 def test_fetch_refuses_each_partition_for_clients_that_look_there() -> None:
     request = FetchRequest(topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition=4)])])
-    old = encoded(raft_fetch.refuse(request, NOT_CONTROLLER, 12), 12)
+    fetch = next(api for api in served.CONTROLLER_APIS if api.REQUEST is FetchRequest)
+    old = encoded(fetch.refuse(request, NOT_CONTROLLER, 12), 12)
     assert [(each.partition_index, each.error_code) for each in old.responses[0].partitions] == [(4, 41)]
-    assert raft_fetch.refuse(request, NOT_CONTROLLER, 13).responses == []
+    assert fetch.refuse(request, NOT_CONTROLLER, 13).responses == []
 
 
 # --------------------------------------------------------------------------------------------------------- heartbeats

@@ -55,7 +55,7 @@ def test_what_is_served_is_advertised_exactly_as_kafka_does(table, kafkas):
 
 def test_everything_served_is_declared_in_the_versions_advertised():
     declared = requests()
-    for key, versions in [*api.SERVED.items(), *api.UNADVERTISED.items(), *api.CONTROLLER_SERVED.items()]:
+    for key, versions in [*api.SERVED.items(), *api.CONTROLLER_SERVED.items()]:
         served = versions[3:] if key == api.ApiKey.PRODUCE else versions
         assert served == declared[key].VERSIONS, api.api_name(key)
 

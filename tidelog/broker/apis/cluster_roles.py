@@ -7,17 +7,14 @@ A node that is no controller has none; one that does not lead refuses by itself,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from tidelog.broker.apis.services import Services
     from tidelog.broker.network.request import RequestContext
     from tidelog.replication.controller.decisions.state import CreatedTopic, NewTopic
-
-Response = TypeVar("Response", bound=Message)
 
 
 class QuorumRequests(Protocol):

@@ -16,6 +16,7 @@ from struct import error as StructError
 from types import ModuleType
 from typing import Any
 
+from tidelog.broker.apis.delegated import DelegatedApi
 from tidelog.broker.apis.error_counts import count_errors
 from tidelog.broker.apis.records import fetch, produce
 from tidelog.broker.apis.services import Services
@@ -41,12 +42,14 @@ _PATIENCE_FIELDS = ("timeout_ms", "rebalance_timeout_ms", "session_timeout_ms", 
 
 
 class Dispatcher:
-    """`apis`: handler modules (see `services`); each says its REQUEST class, handle() and refuse().
+    """`apis`: handler modules (see `services`) and rows of `delegated`; each has REQUEST, handle() and refuse().
 
     `forwarded`: keys of those that only the active controller answers; elsewhere they are sent on to it.
     """
 
-    def __init__(self, services: Services, apis: Iterable[ModuleType], forwarded: Collection[int] = ()) -> None:
+    def __init__(
+        self, services: Services, apis: Iterable[ModuleType | DelegatedApi[Any]], forwarded: Collection[int] = ()
+    ) -> None:
         self._services = services
         self._produces = services.requests.produce
         self._turns = services.turns
@@ -279,7 +282,9 @@ class _Api:
         "versions",
     )
 
-    def __init__(self, module: ModuleType, requests: RequestCounters, forwarded: Collection[int]) -> None:
+    def __init__(
+        self, module: ModuleType | DelegatedApi[Any], requests: RequestCounters, forwarded: Collection[int]
+    ) -> None:
         request = module.REQUEST
         self.key: int = request.API_KEY
         # As it came; some look at it first, and send on themselves what is left.

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from tidelog.broker.apis.telemetry import ClientTelemetry
 from tidelog.broker.cluster.heartbeats import Heartbeats
 from tidelog.broker.cluster.lost_brokers import LostBrokers
 from tidelog.broker.cluster.producer_ids import ProducerIds
@@ -66,14 +65,11 @@ class Services:
     producer_ids: ProducerIds = field(init=False)
     topic_creation: TopicCreation = field(init=False)
     heartbeats: Heartbeats = field(init=False)
-    telemetry: ClientTelemetry = field(init=False)
 
     def __post_init__(self) -> None:
         self.producer_ids = ProducerIds(self._allocate_producer_ids)
         self.topic_creation = TopicCreation(self.config, self.controller_channel)
         self.heartbeats = Heartbeats(self._broker_connection_lost)
-        pushed_bytes_max = self.config.integer("telemetry.max.bytes")
-        self.telemetry = ClientTelemetry(self.image, self.clock_ms, self.rng, pushed_bytes_max)
 
     def quorum_leader_id(self) -> int:
         """Whom this node's quorum follows now, -1 nobody."""

@@ -51,7 +51,7 @@ _NAMES: Final = frozenset(
     queued.max.requests quota.window.num quota.window.size.seconds replica.socket.receive.buffer.bytes
     replication.quota.window.num replication.quota.window.size.seconds request.timeout.ms security.providers
     server.max.startup.time.ms socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
-    socket.listen.backlog.size unstable.api.versions.enable unstable.feature.versions.enable
+    socket.listen.backlog.size telemetry.max.bytes unstable.api.versions.enable unstable.feature.versions.enable
     """.split()
 )
 _SECURITY_PREFIXES: Final = ("delegation.token.", "sasl.", "ssl.")

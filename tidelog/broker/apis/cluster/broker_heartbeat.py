@@ -7,12 +7,13 @@ at once instead of waiting for the session to end (not in Kafka).
 from __future__ import annotations
 
 from tidelog.broker.apis.cluster_roles import controller
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
-from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
 REQUEST = BrokerHeartbeatRequest
+refuse = refusing(BrokerHeartbeatResponse)
 
 
 async def handle(
@@ -23,7 +24,3 @@ async def handle(
         services.heartbeats.carried_by(context.connection, request.broker_id, request.broker_epoch)
     response: BrokerHeartbeatResponse = await active.broker_heartbeat(request, context.api_version)
     return response
-
-
-def refuse(request: BrokerHeartbeatRequest, error: KafkaError, version: int) -> BrokerHeartbeatResponse:
-    return BrokerHeartbeatResponse(error_code=error.code)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
 from tidelog.broker.replicas.log_directories import CORDONED
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
 
 REQUEST = DescribeLogDirsRequest
+refuse = refusing(DescribeLogDirsResponse)
 
 LAG_UNKNOWN = -1
 
@@ -82,7 +84,3 @@ def _lag(services: Services, name: str, index: int, log: PartitionLog, is_future
     if is_future:
         return partition.log.log_end_offset - log.log_end_offset
     return max(0, log.high_watermark - log.log_end_offset)
-
-
-def refuse(request: DescribeLogDirsRequest, error: KafkaError, version: int) -> DescribeLogDirsResponse:
-    return DescribeLogDirsResponse(error_code=error.code)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import ipaddress
 
 from tidelog.broker.apis.cluster_roles import controller
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 
 REQUEST = EnvelopeRequest
+refuse = refusing(EnvelopeResponse)
 
 
 async def handle(services: Services, context: RequestContext, request: EnvelopeRequest) -> EnvelopeResponse:
@@ -27,7 +29,3 @@ async def handle(services: Services, context: RequestContext, request: EnvelopeR
         return EnvelopeResponse(response_data=await services.embedded(bytes(request.request_data), host))
     except MalformedMessage as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
-
-
-def refuse(request: EnvelopeRequest, error: KafkaError, version: int) -> EnvelopeResponse:
-    return EnvelopeResponse(error_code=error.code)

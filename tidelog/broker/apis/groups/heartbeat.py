@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Deferred, RequestContext
-from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 
 REQUEST = HeartbeatRequest
+refuse = refusing(HeartbeatResponse)
 
 
 def handle(services: Services, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse | Deferred:
     return services.groups.heartbeat(context, request)
-
-
-def refuse(request: HeartbeatRequest, error: KafkaError, version: int) -> HeartbeatResponse:
-    return HeartbeatResponse(error_code=error.code)

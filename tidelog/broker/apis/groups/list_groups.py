@@ -5,17 +5,14 @@ Version 4 filters by state, 5 by type. COORDINATOR_LOAD_IN_PROGRESS for the whol
 
 from __future__ import annotations
 
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
-from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
 REQUEST = ListGroupsRequest
+refuse = refusing(ListGroupsResponse)
 
 
 def handle(services: Services, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     return ListGroupsResponse(groups=services.groups.list_groups(request.states_filter, request.types_filter))
-
-
-def refuse(request: ListGroupsRequest, error: KafkaError, version: int) -> ListGroupsResponse:
-    return ListGroupsResponse(error_code=error.code)

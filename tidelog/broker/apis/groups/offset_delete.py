@@ -6,6 +6,7 @@ members subscribe to with GROUP_SUBSCRIBED_TO_TOPIC; what is wrong with the grou
 
 from __future__ import annotations
 
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -17,6 +18,7 @@ from tidelog.protocol.messages.offset_delete import (
 )
 
 REQUEST = OffsetDeleteRequest
+refuse = refusing(OffsetDeleteResponse)
 
 Errors = dict[tuple[str, int], ErrorCode]
 
@@ -42,10 +44,6 @@ def handle(
 
     answer.on_complete(answered)
     return deferred
-
-
-def refuse(request: OffsetDeleteRequest, error: KafkaError, version: int) -> OffsetDeleteResponse:
-    return OffsetDeleteResponse(error_code=error.code)
 
 
 def _response(request: OffsetDeleteRequest, errors: Errors) -> OffsetDeleteResponse:

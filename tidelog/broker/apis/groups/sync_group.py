@@ -5,17 +5,14 @@ The answer waits until the leader's assignment is committed to `__consumer_offse
 
 from __future__ import annotations
 
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Deferred, RequestContext
-from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 REQUEST = SyncGroupRequest
+refuse = refusing(SyncGroupResponse)
 
 
 def handle(services: Services, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse | Deferred:
     return services.groups.sync(context, request)
-
-
-def refuse(request: SyncGroupRequest, error: KafkaError, version: int) -> SyncGroupResponse:
-    return SyncGroupResponse(error_code=error.code)

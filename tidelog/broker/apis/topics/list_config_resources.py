@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import reachable_brokers
 from tidelog.broker.network.request import RequestContext
@@ -26,6 +27,7 @@ from tidelog.replication.controller.metadata.image import (
 )
 
 REQUEST = ListConfigResourcesRequest
+refuse = refusing(ListConfigResourcesResponse)
 
 TYPES_FROM = 1
 
@@ -62,7 +64,3 @@ def handle(
 
 def _configured(image: MetadataImage, kind: int) -> Iterable[str]:
     return (name for each, name in image.configs if each == kind)
-
-
-def refuse(request: ListConfigResourcesRequest, error: KafkaError, version: int) -> ListConfigResourcesResponse:
-    return ListConfigResourcesResponse(error_code=error.code)
