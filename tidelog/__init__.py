@@ -9,12 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tidelog.version import __version__
+
 if TYPE_CHECKING:
     from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
     from tidelog.testing.embedded import EmbeddedBroker
 
 __all__ = ["Admin", "Consumer", "EmbeddedBroker", "NewTopic", "Producer", "TopicPartition", "__version__"]
-__version__ = "0.1.0"
 
 _HOMES: dict[str, str] = {
     "Admin": "tidelog.client",

@@ -29,7 +29,8 @@ from tidelog.protocol.batches.records import decode_batch, decode_section, iter_
 from tidelog.protocol.errors import KafkaError, MalformedMessage
 from tidelog.protocol.messages.fetch import FetchRequest, FetchResponse
 from tidelog.protocol.messages.produce import ProduceRequest
-from tidelog.storage.segments.append import AppendRules, admit, admit_replicated
+from tidelog.storage.segments.append import admit, admit_replicated
+from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.inspection import NeedsInspection
 from tidelog.storage.segments.log_config import LogConfig
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.client.assignment.assignors import Assignment, assignor_named
-from tidelog.client.assignment.protocol import MemberSubscription, encode_sticky_user_data
+from tidelog.client.assignment.assignors import assignor_named
+from tidelog.client.assignment.protocol import Assignment, MemberSubscription, encode_sticky_user_data
 from tidelog.client.model import TopicPartition
 
 TOPICS = ("a", "b", "c")

@@ -15,7 +15,6 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from tidelog import __version__
 from tidelog.broker.apis.dispatch import Dispatcher
 from tidelog.broker.apis.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.apis.services import Services
@@ -36,6 +35,7 @@ from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspections
 from tidelog.storage.files.disk import is_exhaustion
+from tidelog.version import __version__
 
 if TYPE_CHECKING:
     from tidelog.broker.config.node_config import Listener, NodeConfig
@@ -131,8 +131,8 @@ class Node:
 
     async def _show_metrics(self, sock: socket.socket) -> None:
         """From now on it can be asked how far the start has come."""
-        from tidelog.broker.metrics.collector import Sources
         from tidelog.broker.metrics.side import MetricsSide
+        from tidelog.broker.metrics.sources import Sources
 
         assert self._metadata is not None
         assert self._services is not None

@@ -11,8 +11,8 @@ from importlib import import_module
 
 import click
 
-from tidelog import __version__
 from tidelog.cli.common import HELP, fail, reason, swallow_output
+from tidelog.version import __version__
 
 _COMMANDS = {
     "start": ("tidelog.cli.start", "Run a node: broker and controller in one."),

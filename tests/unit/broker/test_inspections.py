@@ -21,7 +21,8 @@ from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
-from tidelog.storage.segments.inspection import AT_ONCE_RECORDS_MAX, INSPECTED_BYTES_MAX, NeedsInspection
+from tidelog.storage.segments.append_rules import INSPECTED_BYTES_MAX
+from tidelog.storage.segments.inspection import AT_ONCE_RECORDS_MAX, NeedsInspection
 
 LONG = AT_ONCE_RECORDS_MAX + 500
 

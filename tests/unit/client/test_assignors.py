@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client.assignment.assignors import Assignment, RangeAssignor, RoundRobinAssignor, assignor_named
-from tidelog.client.assignment.protocol import MemberSubscription, encode_sticky_user_data
+from tidelog.client.assignment.assignors import RangeAssignor, RoundRobinAssignor, assignor_named
+from tidelog.client.assignment.protocol import Assignment, MemberSubscription, encode_sticky_user_data
 from tidelog.client.assignment.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
 from tidelog.client.model import TopicPartition
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record_batch import HEADER_SIZE
 from tidelog.protocol.batches.record_walk import check_records
-from tidelog.storage.segments.append import AppendRules, admit
+from tidelog.storage.segments.append import admit
+from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.log_config import LogConfig
 
 NOW_MS = 1_700_000_000_000

@@ -12,12 +12,12 @@ from tidelog.protocol.batches.compression import compress
 from tidelog.protocol.batches.record_batch import check_crc, read_header, write_crc
 from tidelog.protocol.batches.records import decode_batch, encode_batch, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.segments.append import AppendRules, admit, admit_replicated
+from tidelog.storage.segments.append import admit, admit_replicated
+from tidelog.storage.segments.append_rules import INSPECTED_BYTES_MAX, AppendRules
 from tidelog.storage.segments.inspection import (
     AT_ONCE_BYTES_MAX,
     AT_ONCE_RECORDS_MAX,
     BLAMED_MAX,
-    INSPECTED_BYTES_MAX,
     INSPECTED_RECORDS_MAX,
     STEP_RECORDS,
     NeedsInspection,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.metrics.cluster import ClusterCounts, tell_controller, tell_quorum
@@ -27,27 +26,9 @@ from tidelog.broker.metrics.partitions import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from tidelog.broker.apis.dispatch import Dispatcher
-    from tidelog.broker.broker_side import BrokerSide
-    from tidelog.broker.config.node_config import NodeConfig
-    from tidelog.broker.metadata_side import MetadataSide
     from tidelog.broker.metrics.exposition import Exposition
     from tidelog.broker.metrics.loop import LoopDelay
-    from tidelog.broker.network.counters import RequestCounters
-    from tidelog.broker.network.server import Server
-
-
-@dataclass(slots=True)
-class Sources:
-    """The parts that are asked; `broker` is None on a node without that role, `servers` are by role."""
-
-    config: NodeConfig
-    cluster_id: str
-    metadata: MetadataSide
-    broker: BrokerSide | None
-    servers: dict[str, Server]
-    dispatchers: list[Dispatcher]
-    requests: RequestCounters
+    from tidelog.broker.metrics.sources import Sources
 
 
 class Metrics:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidelog import __version__
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.version import __version__
 
 if TYPE_CHECKING:
     from tidelog.broker.broker_side import BrokerSide
-    from tidelog.broker.metrics.collector import Sources
     from tidelog.broker.metrics.exposition import Exposition
     from tidelog.broker.metrics.partitions import Survey
+    from tidelog.broker.metrics.sources import Sources
     from tidelog.broker.network.counters import RequestCounters
 
 # Series of groups' lags; each is a group, a topic and a partition.

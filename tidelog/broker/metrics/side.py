@@ -10,9 +10,10 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from tidelog.broker.metrics.collector import Metrics, Sources
+from tidelog.broker.metrics.collector import Metrics
 from tidelog.broker.metrics.http_pages import NodePages, what_is_sick, what_is_unready
 from tidelog.broker.metrics.loop import LoopDelay
+from tidelog.broker.metrics.sources import Sources
 from tidelog.broker.network.http_server import HttpServer
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tidelog.broker.network.answer_slots import AnswerSlot, find_awaited
 from tidelog.broker.network.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
     BUFFER_USUAL_BYTES,
@@ -30,8 +29,10 @@ from tidelog.protocol.errors import MalformedMessage
 
 if TYPE_CHECKING:
     import mmap
+    import socket
 
-    from tidelog.broker.network.connection_owner import ConnectionOwner
+    from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+    from tidelog.broker.scheduling.fair_scheduler import FairScheduler
     from tidelog.protocol.hot import Buffer
 
 logger = logging.getLogger("tidelog.connection")
@@ -50,6 +51,62 @@ IN_FLIGHT_MAX = 1024
 
 _FRAME_SIZE = Struct(">i")
 _FRAME_HEAD = Struct(">ih")  # size and API key
+
+
+class ConnectionOwner(Protocol):
+    """The server that accepted a connection: limits, order, and where frames go. Tests put their own in its place."""
+
+    frame_bytes_max: int
+    wakes: DeferredCallbacks
+    turns: FairScheduler
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
+    def connected(self, connection: KafkaConnection) -> bool: ...
+    def disconnected(self, connection: KafkaConnection) -> None: ...
+    def reserve_buffer(self, extra_bytes: int) -> bool: ...
+    def not_read(self, connection: KafkaConnection) -> None: ...
+    def widen(self, sock: socket.socket) -> None: ...
+    def warn(self, kind: str, text: str) -> None: ...
+
+
+class AnswerSlot:
+    """The place of one answer among those of its connection: filled in any order, emptied in that of the requests."""
+
+    __slots__ = ("connection", "deferred", "done", "frames", "size_bytes")
+
+    def __init__(self, connection: KafkaConnection, deferred: Deferred | None = None) -> None:
+        self.connection = connection
+        self.deferred = deferred
+        self.done = False
+        self.frames: Any = None
+        self.size_bytes = 0
+
+    def fill(self, frames: Any) -> int:
+        self.done, self.frames = True, frames
+        self.size_bytes = sum(map(len, frames)) if type(frames) is list else len(frames)
+        return self.size_bytes
+
+    def completed(self, frames: Any) -> None:
+        """The parked request has its answer, or None: there will be none."""
+        connection = self.connection
+        if frames is None:
+            connection.close()
+            return
+        if connection.answer_head(self, frames):
+            return
+        connection.hold(self.fill(frames))
+
+    def completed_exclusively(self, frames: Any) -> None:
+        if frames is None:
+            self.connection.close()
+            return
+        self.connection.end_exclusive()
+        self.connection.hold(self.fill(frames))
+
+
+def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
+    """The request whose answer is next and not there yet; all answers behind it wait, too."""
+    return slots[0].deferred if slots and not slots[0].done else None
 
 
 class KafkaConnection(asyncio.BufferedProtocol):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-from tidelog import __version__
 from tidelog.broker.replicas.repairs import FETCH_BYTES_MAX, FETCH_VERSION, REPAIR_REPLICA_ID
 from tidelog.client.network.connection import Connection, connect
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -18,6 +17,7 @@ from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.verification import RECORDS, Problem, StoppedLog
 from tidelog.storage.segments.damage import DamagedRange
 from tidelog.storage.segments.segment import Segment
+from tidelog.version import __version__
 
 TIMEOUT_MS = 10_000
 _FRAME_BYTES_MAX = 256 * 1024 * 1024

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Protocol
 
-from tidelog.client.assignment.protocol import MemberSubscription
+from tidelog.client.assignment.protocol import Assignment, MemberSubscription, ordered_members
+from tidelog.client.assignment.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
 from tidelog.client.model import TopicPartition
-
-Assignment = dict[str, list[TopicPartition]]
 
 
 class Assignor(Protocol):
@@ -30,14 +29,6 @@ class Assignor(Protocol):
 
     def assign(self, partition_counts: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> Assignment:
         """Every member with its partitions (an empty list too). Topics without a count do not exist: skipped."""
-
-
-def ordered_members(members: Mapping[str, MemberSubscription]) -> list[str]:
-    """Static members by instance id first, then dynamic ones by member id: restarts do not shuffle (KIP-345)."""
-    return sorted(
-        members,
-        key=lambda member: (members[member].instance_id is None, members[member].instance_id or member, member),
-    )
 
 
 def _subscribers(
@@ -95,8 +86,6 @@ class RoundRobinAssignor:
 
 def assignor_named(name: str) -> Assignor | None:
     """The assignor of that Kafka name; also its Java class name, full or bare. None when there is none."""
-    from tidelog.client.assignment.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
-
     known: dict[str, Assignor] = {}
     for assignor in (RangeAssignor(), RoundRobinAssignor(), StickyAssignor(), CooperativeStickyAssignor()):
         known[assignor.name] = known[type(assignor).__name__] = assignor

@@ -7,7 +7,7 @@ member wrote is read whatever its version: a later one as the newest known, with
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tidelog.client.model import TopicPartition
@@ -23,6 +23,9 @@ from tidelog.protocol.messages.consumer_protocol import (
 PROTOCOL_TYPE = "consumer"
 UNKNOWN_GENERATION = -1
 
+Assignment = dict[str, list[TopicPartition]]
+"""Member id -> the partitions it is given."""
+
 
 class MemberSubscription(NamedTuple):
     """What one member tells the leader of its group; `owned` and `generation` are of its last assignment."""
@@ -34,6 +37,14 @@ class MemberSubscription(NamedTuple):
     user_data: bytes | None = None
     instance_id: str | None = None
     """The static member's `group.instance.id`; it travels beside the subscription, in JoinGroup."""
+
+
+def ordered_members(members: Mapping[str, MemberSubscription]) -> list[str]:
+    """Static members by instance id first, then dynamic ones by member id: restarts do not shuffle (KIP-345)."""
+    return sorted(
+        members,
+        key=lambda member: (members[member].instance_id is None, members[member].instance_id or member, member),
+    )
 
 
 class _StickyUserData(Message, versions="0-1"):

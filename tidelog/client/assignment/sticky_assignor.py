@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from tidelog.client.assignment.assignors import Assignment, ordered_members
 from tidelog.client.assignment.protocol import (
     UNKNOWN_GENERATION,
+    Assignment,
     MemberSubscription,
     decode_sticky_user_data,
     encode_sticky_user_data,
+    ordered_members,
 )
 from tidelog.client.model import TopicPartition
 

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct, unpack_from
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from tidelog.protocol.codec.fields import FIXED_WIDTH, Field
+from tidelog.protocol.codec.fields import FIXED_WIDTH, Declaration, Field
 from tidelog.protocol.codec.primitives import continue_uvarint, read_uvarint, skip_tagged_fields
 from tidelog.protocol.errors import MalformedMessage
-
-if TYPE_CHECKING:
-    from tidelog.protocol.codec.schema import Message
 
 Decoder = Callable[[Any, int], tuple[Any, int]]
 
@@ -36,7 +33,7 @@ TAGGED_FIELDS_MAX = 10_000
 PREPARED = {width: [Struct(f">{count}{width}").unpack_from for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
 
 
-def minimum_size(message: type[Message], version: int) -> int:
+def minimum_size(message: type[Declaration], version: int) -> int:
     """Bytes that the shortest encoding takes: what bounds the count of an array."""
     flexible = version >= message.FLEXIBLE_FROM
     size = 1 if flexible else 0
@@ -60,7 +57,7 @@ class DecoderSource:
     `run` holds the fixed-width values that are read next: (struct format, assignment target) pairs.
     """
 
-    def __init__(self, message: type[Message], version: int, *, views: bool) -> None:
+    def __init__(self, message: type[Declaration], version: int, *, views: bool) -> None:
         self.version = version
         self.flexible = version >= message.FLEXIBLE_FROM
         self.views = views  # the buffer may be a memoryview; else it is bytes
@@ -118,7 +115,7 @@ class DecoderSource:
 
     # -- values
 
-    def message(self, message: type[Message]) -> str:
+    def message(self, message: type[Declaration]) -> str:
         """Decode into a new local variable and return its name."""
         variable = self.name("m")
         self.emit(f"{variable} = new({self.constant(message.__name__ + '_', message)})")
@@ -191,7 +188,7 @@ class DecoderSource:
         else:
             self.sized(target, field.kind, nullable, compact)
 
-    def struct(self, target: str, message: type[Message], nullable: bool) -> None:
+    def struct(self, target: str, message: type[Declaration], nullable: bool) -> None:
         if nullable:
             present = self.name("n")
             self.run.append(("b", present))
@@ -285,7 +282,7 @@ class DecoderSource:
             self.depth -= 1
 
 
-def compile_decoder(message: type[Message], version: int, *, views: bool) -> Decoder:
+def compile_decoder(message: type[Declaration], version: int, *, views: bool) -> Decoder:
     written = DecoderSource(message, version, views=views)
     code = compile(written.source, f"<decoder of {message.__name__} version {version}>", "exec")
     exec(code, written.names)  # noqa: S102 - our own text, made of declarations only

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct, pack
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from tidelog.protocol.codec.fields import FIXED_WIDTH, Field
+from tidelog.protocol.codec.fields import FIXED_WIDTH, Declaration, Field
 from tidelog.protocol.codec.primitives import write_uvarint
 from tidelog.protocol.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from tidelog.protocol.codec.schema import Message
 
 Encoder = Callable[[Any, bytearray], None]
 
@@ -34,7 +31,7 @@ class EncoderSource:
     bytearray that is written to, which changes inside a tagged field, whose size must be known first.
     """
 
-    def __init__(self, message: type[Message], version: int) -> None:
+    def __init__(self, message: type[Declaration], version: int) -> None:
         self.version = version
         self.flexible = version >= message.FLEXIBLE_FROM
         self.lines: list[str] = []
@@ -92,7 +89,7 @@ class EncoderSource:
 
     # -- values
 
-    def message(self, variable: str, message: type[Message]) -> None:
+    def message(self, variable: str, message: type[Declaration]) -> None:
         tagged: list[tuple[str, Field]] = []
         for name, field in message.FIELDS:
             value = f"{variable}.{name}"
@@ -152,7 +149,7 @@ class EncoderSource:
         else:
             self.sized(local, field.kind, nullable, compact)
 
-    def struct(self, local: str, message: type[Message], nullable: bool) -> None:
+    def struct(self, local: str, message: type[Declaration], nullable: bool) -> None:
         if not nullable:
             self.message(local, message)
             return
@@ -227,7 +224,7 @@ def differs(value: str, field: Field) -> str:
     return f"({value} != {field.default!r})"
 
 
-def compile_encoder(message: type[Message], version: int) -> Encoder:
+def compile_encoder(message: type[Declaration], version: int) -> Encoder:
     written = EncoderSource(message, version)
     code = compile(written.source, f"<encoder of {message.__name__} version {version}>", "exec")
     exec(code, written.names)  # noqa: S102 - our own text, made of declarations only

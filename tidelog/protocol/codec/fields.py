@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
@@ -59,6 +59,14 @@ class Field:
 
     def is_tagged(self, version: int) -> bool:
         return self.tag is not None and version in self.tagged
+
+
+class Declaration(Protocol):
+    """What encoders and decoders are compiled from: the class of a message (`schema.Message`)."""
+
+    FIELDS: ClassVar[tuple[tuple[str, Field], ...]]
+    FLEXIBLE_FROM: ClassVar[int]
+    HAS_RECORDS: ClassVar[bool]
 
 
 def _field(

@@ -23,7 +23,8 @@ from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebui
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.segments import lookup
-from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, AppendRules, Batch, admit, admit_replicated
+from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, Batch, admit, admit_replicated
+from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.examination import doubt_first_epoch
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig

@@ -37,19 +37,17 @@ from tidelog.protocol.batches.record_batch import (
 )
 from tidelog.protocol.batches.record_walk import check_plausible, check_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.inspection import (
-    AS_PRODUCED,
     BLAMED_MAX,
-    INSPECTED_BYTES_MAX,
     decompressed,
     look_inside,
     refuse_times,
 )
-from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.log_config import INT64_MAX
 
 NO_APPEND_TIME: Final = -1
 _MAX_COMPRESSION: Final = 4
-_CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
 _MIN_MESSAGE_LENGTH: Final = 14  # of the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
 # A compressed batch of up to so many bytes is decompressed and walked, if it stands for no more than these.
@@ -85,38 +83,6 @@ class AppendInfo:
             f"AppendInfo(first_offset={self.first_offset}, last_offset={self.last_offset}, "
             f"log_append_time_ms={self.log_append_time_ms}, duplicate={self.duplicate})"
         )
-
-
-class AppendRules:
-    """The limits of one log's configuration, laid out for the append path."""
-
-    __slots__ = (
-        "after_max_ms",
-        "before_max_ms",
-        "checks_keys",
-        "codec",
-        "inspected_bytes_max",
-        "level",
-        "looks_inside",
-        "max_message_bytes",
-        "seen",
-        "stamps_append_time",
-    )
-
-    def __init__(self, config: LogConfig) -> None:
-        self.max_message_bytes = config.max_message_bytes
-        self.seen: memoryview | None = None  # has been looked at under these rules, and is appended now
-        self.inspected_bytes_max = max(INSPECTED_BYTES_MAX, config.max_message_bytes)
-        self.after_max_ms = config.message_timestamp_after_max_ms
-        self.before_max_ms = config.message_timestamp_before_max_ms
-        self.stamps_append_time = config.stamps_append_time
-        self.checks_keys = config.is_compacted
-        self.codec = _CODECS.get(config.compression_type, AS_PRODUCED)
-        gzip_level = None if config.compression_gzip_level == -1 else config.compression_gzip_level
-        levels = {1: gzip_level, 3: config.compression_lz4_level, 4: config.compression_zstd_level}
-        self.level = levels.get(self.codec)
-        limits_age = self.before_max_ms != INT64_MAX and not self.stamps_append_time
-        self.looks_inside = self.checks_keys or limits_age or self.codec != AS_PRODUCED
 
 
 _unpack = HEADER.unpack_from

@@ -8,7 +8,7 @@ without looking at its records is not here.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.protocol.batches.compression import compress
 from tidelog.protocol.batches.record_batch import (
@@ -24,21 +24,17 @@ from tidelog.protocol.batches.record_batch import (
 from tidelog.protocol.batches.record_walk import scan_records
 from tidelog.protocol.batches.records import decode_section, encode_batch, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.segments.append_rules import AS_PRODUCED, AppendRules
 from tidelog.storage.segments.log_config import INT64_MAX
-
-if TYPE_CHECKING:
-    from tidelog.storage.segments.append import AppendRules
 
 # Of a batch whose records are looked at; what is larger is MESSAGE_TOO_LARGE, and Java's producer divides it.
 INSPECTED_RECORDS_MAX: Final = 250_000
-INSPECTED_BYTES_MAX: Final = 16 * 1024 * 1024
 # What is looked at in one go: some milliseconds.
 AT_ONCE_RECORDS_MAX: Final = 2_000
 AT_ONCE_BYTES_MAX: Final = 512 * 1024
 STEP_RECORDS: Final = 1_000
 # So many records of a refused batch are named; who sends a million bad ones gets no answer of a hundred megabytes.
 BLAMED_MAX: Final = 1000
-AS_PRODUCED: Final = -1
 
 _Seen = tuple[bool, int]
 """Whether the records' offsets follow each other, and their largest timestamp."""

@@ -1,0 +1,44 @@
+"""The limits of one log's configuration, laid out for the append path. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+
+AS_PRODUCED: Final = -1
+_CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+# Of the records of a batch that are looked at; what is larger is MESSAGE_TOO_LARGE, and Java's producer divides it.
+INSPECTED_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class AppendRules:
+    """Changed as a whole with the configuration; `seen` alone changes with every batch that is looked at."""
+
+    __slots__ = (
+        "after_max_ms",
+        "before_max_ms",
+        "checks_keys",
+        "codec",
+        "inspected_bytes_max",
+        "level",
+        "looks_inside",
+        "max_message_bytes",
+        "seen",
+        "stamps_append_time",
+    )
+
+    def __init__(self, config: LogConfig) -> None:
+        self.max_message_bytes = config.max_message_bytes
+        self.seen: memoryview | None = None  # has been looked at under these rules, and is appended now
+        self.inspected_bytes_max = max(INSPECTED_BYTES_MAX, config.max_message_bytes)
+        self.after_max_ms = config.message_timestamp_after_max_ms
+        self.before_max_ms = config.message_timestamp_before_max_ms
+        self.stamps_append_time = config.stamps_append_time
+        self.checks_keys = config.is_compacted
+        self.codec = _CODECS.get(config.compression_type, AS_PRODUCED)
+        gzip_level = None if config.compression_gzip_level == -1 else config.compression_gzip_level
+        levels = {1: gzip_level, 3: config.compression_lz4_level, 4: config.compression_zstd_level}
+        self.level = levels.get(self.codec)
+        limits_age = self.before_max_ms != INT64_MAX and not self.stamps_append_time
+        self.looks_inside = self.checks_keys or limits_age or self.codec != AS_PRODUCED
