@@ -58,6 +58,7 @@ class Host:
         self.ports: dict[int, SimulatedServer | None] = {}
         self.powered = True
         self.wall_offset_ms = 0
+        self.disk.clock_ms = self.clock_ms
         self.rate = 1.0
         self.loop: SimulatedLoop | None = None
         self.starts = 0

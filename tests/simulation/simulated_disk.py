@@ -26,9 +26,10 @@ class PowerLoss(BaseException):
 class Inode:
     """One file. `pending`: the changes since the last sync, in order, (position, bytes) or (size, None) for a cut."""
 
-    __slots__ = ("data", "durable", "pending")
+    __slots__ = ("data", "durable", "modified_ms", "pending")
 
     def __init__(self) -> None:
+        self.modified_ms = 0
         self.data = bytearray()
         self.durable = b""
         self.pending: list[tuple[int, bytes | None]] = []
@@ -183,6 +184,7 @@ class SimulatedFile:
         content = bytes(data)
         shorter = self._disk.short_write(len(content))
         self._inode.write(content[:shorter], position)
+        self._inode.modified_ms = self._disk.clock_ms()
         return shorter
 
     def read_at(self, size_bytes: int, position: int) -> bytes:
@@ -204,6 +206,7 @@ class SimulatedFile:
         assert self._is_open, self._path
         self._disk.operation("truncate", self._path)
         self._inode.cut(size_bytes)
+        self._inode.modified_ms = self._disk.clock_ms()
 
     def sync(self) -> None:
         assert self._is_open, f"sync of a closed file: {self._path}"
@@ -255,6 +258,7 @@ class SimulatedDisk:
         self.is_watched = False
         """Whether it is not the process that reads now, but who checks it."""
         self._unsynced: list[Inode] = []
+        self.clock_ms: Callable[[], int] = lambda: 0
 
     # Faults
 
@@ -342,6 +346,7 @@ class SimulatedDisk:
             node = Inode()
             parent.change("", name, node)
         assert isinstance(node, Inode), path
+        node.modified_ms = self.clock_ms()
         if node.data:
             node.cut(0)
         if data:
@@ -370,8 +375,7 @@ class SimulatedDisk:
         return len(self._inode(path).data)
 
     def modified_ms(self, path: str) -> int:
-        self._inode(path)
-        return 0
+        return self._inode(path).modified_ms
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         self.meet("read", path)

@@ -134,6 +134,7 @@ class _Loader:
         self.is_clean = ending is Ending.CLEAN
         self.on_loss: Callable[[], None] = lambda: None
         self.suspects_end = False
+        self.filed_epochs: list[tuple[int, int]] = []
         self.snapshot_offset = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
         self.names, orphans = _tidy(disk, directory)
@@ -271,6 +272,9 @@ class _Loader:
         damage = tail._replace(end_position=active.size_bytes, end_offset=end_offset)
         logger.error("%s: %s", active.path, describe(damage))
         active.damage = (*active.damage, damage)
+        for epoch, start_offset in self.filed_epochs:
+            if epoch > self.epochs.latest and damage.holds(start_offset):
+                self.epochs.assign(epoch, start_offset)
         active.next_offset = end_offset
         active.seal()
         active.sync_indexes()
@@ -453,7 +457,8 @@ class _Loader:
                 take_over_findings(segment)
                 self._note_epochs(segment)
         entries = list(self.epochs)
-        if entries and entries[0][1] > log_start_offset:
+        is_hidden = any(each.holds(log_start_offset) for segment in segments for each in segment.damage)
+        if entries and entries[0][1] > log_start_offset and not is_hidden:
             # The first records were compacted; else every start would take the file for a cut one.
             self.epochs.clear()
             for number, (epoch, start_offset) in enumerate(entries):
@@ -470,7 +475,7 @@ class _Loader:
         """Scan the segments from `first_unflushed` on; those that are left, and the log end offset."""
         next_offset = segments[first_unflushed].base_offset
         # Epochs of what is scanned are taken from the batches: the file may speak of a tail that an earlier crash took.
-        filed_epochs = list(self.epochs)
+        self.filed_epochs = list(self.epochs)
         self.epochs.truncate_from_end(next_offset)
         if not first_unflushed:
             self.epochs_are_whole = True
@@ -480,7 +485,7 @@ class _Loader:
                 self.producers.end_offset = segment.base_offset
                 if not self._lacks_producers(segments[:index]):
                     self.snapshots.take(self.producers, sync=False)
-            tail = self._scan(segment, later, filed_epochs)
+            tail = self._scan(segment, later)
             segment.transaction_index.lacks_rows = any(each.damage for each in segments[: index + 1])
             if tail is not None:
                 segments = segments[: index + 1]
@@ -500,11 +505,13 @@ class _Loader:
                 segment.forget_indexes()
         return segments, next_offset
 
-    def _scan(self, segment: Segment, later: list[Segment], filed_epochs: list[tuple[int, int]]) -> DamagedRange | None:
+    def _scan(self, segment: Segment, later: list[Segment]) -> DamagedRange | None:
         """Scan one segment. Where the log ends in it: what is behind that, if anything is or should be."""
         end_offset = later[0].base_offset if later else UNKNOWN_END
-        epoch_max = later[0].first_epoch() if later else -1
-        rest = scan_segment(segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max, filed_epochs)
+        epoch_max = later[0].epoch_at(0) if later else -1
+        rest = scan_segment(
+            segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max, self.filed_epochs
+        )
         next_offset, size = segment.next_offset, segment.size_bytes
         if rest is None:
             if not later and next_offset < self._end_of_checkpoints():

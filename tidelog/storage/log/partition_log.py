@@ -26,7 +26,7 @@ from tidelog.storage.segments import lookup
 from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, Batch, admit, admit_replicated
 from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
-from tidelog.storage.segments.examination import doubt_first_epoch
+from tidelog.storage.segments.examination import doubt_epochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.lookup import TimestampOffset
 from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from
@@ -36,6 +36,7 @@ from tidelog.storage.segments.transaction_index import AbortedTransaction, Corru
 
 if TYPE_CHECKING:
     from tidelog.storage.log.compaction import Compaction
+    from tidelog.storage.segments.examination import Findings
 
 logger = logging.getLogger("tidelog.storage")
 T = TypeVar("T")
@@ -428,19 +429,11 @@ class PartitionLog:
         findings, segment.findings = segment.findings, None
         if findings is None or findings.generation != segment.generation:
             return  # the segment was cut since, and is examined again if it still is not what it should be
-        doubt_first_epoch(findings, self.leader_epochs.epoch_for_offset)
+        doubt_epochs(findings, self.leader_epochs.epoch_for_offset, segment.proven)
         segment.adopt(findings)
         for damage in segment.damage:
             logger.error("%s: %s", segment.path, describe(damage))
-        if not segment.damage:
-            start = max(segment.base_offset, self.log_start_offset)
-            known = self.leader_epochs
-            # In a compacted log there are epochs of which no batch is left.
-            agrees = segment.may_have_gaps and all(
-                known.epoch_for_offset(max(first, start)) == epoch for epoch, first in findings.epochs
-            )
-            if not agrees and known.correct(findings.epochs, start, findings.end_offset):
-                logger.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
+        self.correct_epochs(segment, findings)
         if segment is self.segments.active:
             segment.offset_index.write_rows()
             segment.time_index.write_rows()
@@ -449,6 +442,20 @@ class PartitionLog:
             segment.forget_indexes()
         for path in segment.paths()[1:]:
             self.durability.note_path(path)
+
+    def correct_epochs(self, segment: Segment, findings: Findings) -> None:
+        """By what the batches of a segment say, once none of it is in doubt."""
+        if segment.damage:
+            return
+        segment.proven = ()
+        start = max(segment.base_offset, self.log_start_offset)
+        known = self.leader_epochs
+        # In a compacted log there are epochs of which no batch is left.
+        agrees = segment.may_have_gaps and all(
+            known.epoch_for_offset(max(first, start)) == epoch for epoch, first in findings.epochs
+        )
+        if not agrees and known.correct(findings.epochs, start, findings.end_offset):
+            logger.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
 
     def _segment_of(self, path: str) -> Segment | None:
         return next((segment for segment in self.segments if path.startswith(segment.stem)), None)

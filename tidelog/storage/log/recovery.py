@@ -165,6 +165,9 @@ def scan_segment(
         if completed is not None and completed.is_abort:
             segment.transaction_index.append(aborted(completed))
         segment.next_offset = header.next_offset
+    for epoch, start_offset in hidden_epochs:  # no whole batch of this segment follows
+        if epochs.latest < epoch and (epoch_max < 0 or epoch <= epoch_max):
+            epochs.assign(epoch, start_offset)
     segment.damage = merged(damage)
     segment.trust(0, segment.size_bytes if rest is None else rest.position)
     return rest

@@ -83,6 +83,18 @@ class RangeRepair:
         self._knows_epochs = any(first_offset <= start < end_offset for _, start in epochs)
         self._epoch = epochs.epoch_for_offset(damage.first_offset - 1) if damage.first_offset else -1
         self._epoch_max = epochs.epoch_for_offset(damage.end_offset)
+        following = self._epoch_behind()
+        if 0 <= following != self._epoch_max:  # the epoch file is wrong here, or that batch is
+            self._knows_epochs = False
+            self._epoch = min(self._epoch, following)
+            self._epoch_max = max(self._epoch_max, following)
+
+    def _epoch_behind(self) -> int:
+        """The leader epoch that the batch behind the damage has, -1 where there is none, or none is readable."""
+        if self.damage.end_position < self.segment.size_bytes:
+            return self.segment.epoch_at(self.damage.end_position)
+        segments = self.log.segments
+        return -1 if self.segment is segments.active else segments.epoch_behind(self.segment)
 
     @property
     def is_complete(self) -> bool:
@@ -132,7 +144,7 @@ class RangeRepair:
                     f"its batch of offsets {header.base_offset} to {header.next_offset} does not fit "
                     f"{self.next_offset} to {end_offset}"
                 )
-            if not self._is_of_known_epoch(header):
+            if not self._is_of_known_epoch(header) and not self._is_here(data[position:end]):
                 raise CopyRefused(
                     f"its batch of offset {header.base_offset} is of leader epoch {header.partition_leader_epoch}"
                 )
@@ -146,6 +158,12 @@ class RangeRepair:
         if self._knows_epochs and epoch != self.log.leader_epochs.epoch_for_offset(header.base_offset) >= 0:
             return False
         return epoch >= self._epoch and (self._epoch_max < 0 or epoch <= self._epoch_max)
+
+    def _is_here(self, batch: memoryview) -> bool:
+        """Whether these very bytes lie where they belong: then the epoch file is wrong that puts them in doubt."""
+        if self._held is not None or self._position + len(batch) > self.damage.end_position:
+            return False
+        return self.segment.file.read_at(len(batch), self._position) == batch
 
     def _widen(self, header: BatchHeader) -> bool:
         """Whether the other replica's batch reaches beyond the range; then what it overlaps here is damaged, too.
@@ -211,7 +229,7 @@ class RangeRepair:
         """No replica has the rest: what there is to be done to make use of what came, if that is in its place."""
         if not self._has_written or self._held is not None or self._is_at_end or self.is_obsolete:
             return None
-        return RepairCheck(self.log, self.segment, self.damage, None)
+        return RepairCheck(self.log, self.segment, self.damage, None, self.next_offset)
 
     def finish(self) -> RepairCheck:
         """All of it has come: what is left to be done on a thread, and then by `log.finish_repair`. Raises OSError."""
@@ -226,13 +244,19 @@ class RangeRepair:
             segment.end_at(self._position)
         if self._is_at_end and self._ends_early:
             segment.may_end_early = True
-        return RepairCheck(self.log, segment, damage, None if self._held is None else b"".join(self._held))
+        copy = None if self._held is None else b"".join(self._held)
+        return RepairCheck(self.log, segment, damage, copy, damage.end_offset)
 
 
 class RepairCheck:
-    """`run` in any thread: bring the repair to the device, and look at the whole segment again."""
+    """`run` in any thread: bring the repair to the device, and look at the whole segment again.
 
-    def __init__(self, log: DamagedLog, segment: Segment, damage: DamagedRange, copy: bytes | None) -> None:
+    `copied_end`: up to which offset of the damaged range there are copies now.
+    """
+
+    def __init__(
+        self, log: DamagedLog, segment: Segment, damage: DamagedRange, copy: bytes | None, copied_end: int
+    ) -> None:
         self.log = log
         self.segment = segment
         self.size_bytes = segment.size_bytes
@@ -240,6 +264,7 @@ class RepairCheck:
         self.error: OSError | None = None
         self.temporary = "" if copy is None else f"{segment.path}.repair.tmp"
         self.damage = damage
+        self.proven = (*segment.proven, (damage.first_offset, copied_end))
         self._copy = copy
         self._end_offset = segment.next_offset
         self.generation = segment.generation
@@ -278,6 +303,7 @@ class RepairCheck:
         self.findings = examine(
             file, size_bytes, segment.base_offset, self._end_offset, segment.index_interval_bytes,
             may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=self._epoch_max,
+            proven=self.proven,
         )  # fmt: skip
 
     def unpin(self) -> None:
@@ -315,7 +341,7 @@ def finish_repair(check: RepairCheck) -> bool:
         segment.replace_file(check.temporary)
     assert check.findings is not None
     check.findings.generation = segment.generation
-    check.findings.trusts_epochs = True
+    segment.proven = check.proven
     segment.findings = check.findings
     log.adopt_findings(segment)
     return True

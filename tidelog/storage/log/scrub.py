@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot
 from tidelog.storage.segments.damage import DamagedRange
-from tidelog.storage.segments.examination import Examiner, Findings, WholeBatch, doubt_first_epoch
+from tidelog.storage.segments.examination import Examiner, Findings, WholeBatch, doubt_epochs
 from tidelog.storage.segments.index_check import IndexCheck
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
@@ -44,7 +44,7 @@ class Scrub:
         self._steps = Examiner(
             self._file.read_at, present, segment.base_offset, end_offset=self._end_offset,
             may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early,
-            epoch_max=log.segments.epoch_behind(segment),
+            epoch_max=log.segments.epoch_behind(segment), proven=segment.proven,
         ).run()  # fmt: skip
         self._index_check = IndexCheck(segment)
         self._file.pin()  # last: nothing of the above, which may fail, leaves it so
@@ -82,7 +82,7 @@ class Scrub:
             return False
         findings, damage = self._findings, self._damage
         findings.close(damage, self._present, self._end_offset)
-        doubt_first_epoch(findings, self.log.leader_epochs.epoch_for_offset)
+        doubt_epochs(findings, self.log.leader_epochs.epoch_for_offset, segment.proven)
         # A row that no batch was found for points behind the end, or between two batches.
         left = bool(self._index_check.left_over())
         index_is_wrong = bool(self._index_check.wrong)
@@ -94,6 +94,7 @@ class Scrub:
             self.log.adopt_findings(segment)
         else:
             segment.trust(0, self._size_bytes)
+            self.log.correct_epochs(segment, findings)
         return is_new and bool(findings.damage)
 
 

@@ -188,7 +188,7 @@ def _facts(log: PartitionLog) -> list[SegmentFacts]:
     facts = []
     for segment in log.segments:
         timestamp = max_timestamp_of(segment)
-        if timestamp < 0:
-            timestamp = log.disk.modified_ms(segment.path)
+        if timestamp < 0 or segment.damage:  # the newest record may be one of those that cannot be read
+            timestamp = max(timestamp, log.disk.modified_ms(segment.path))
         facts.append(SegmentFacts(segment.base_offset, segment.next_offset, segment.size_bytes, timestamp))
     return facts

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import error as StructError
 from typing import Final, NamedTuple
 
@@ -30,6 +30,7 @@ from tidelog.storage.segments.damage import DamagedRange, merged
 
 _CHUNK_BYTES: Final = 1024 * 1024
 _KNOWN_ATTRIBUTES: Final = 0x7F
+_EPOCH_EDGES_MAX: Final = 1000
 _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of candidates in a search for the next whole batch; records may hold any bytes, so also what looks like batches."""
 _EMBEDDED_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -41,10 +42,18 @@ ReadAt = Callable[[int, int], bytes]
 """(size in bytes, position) -> bytes, fewer at the end of the file."""
 
 
+BatchFacts = tuple[int, int, int, int, int]
+"""Position and end position of a batch, its first offset and the offset behind it, its leader epoch."""
+
+
 class WholeBatch(NamedTuple):
     position: int
     header: BatchHeader
     data: memoryview
+
+
+def is_within(offset: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(first <= offset < end for first, end in ranges)
 
 
 def is_crc_right(data: memoryview, header: BatchHeader) -> bool:
@@ -115,12 +124,14 @@ class Examiner:
 
     `end_offset`: the offset after its last record, UNKNOWN_END where nothing says. `may_have_gaps`: whether offsets
     may be missing between batches, as compaction leaves them; `may_end_early`: behind the last one, too. `epoch_max`:
-    the leader epoch of what follows the segment, -1 where it is not known.
+    the leader epoch of what follows the segment, -1 where it is not known. `proven`: the ranges of offsets whose
+    batches are as another replica has them: where a neighbour's epoch disagrees, the neighbour is damaged.
     """
 
     def __init__(
         self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
         may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
+        proven: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
         self._window = _Window(read_at, size_bytes)
         self._size_bytes = size_bytes
@@ -129,6 +140,7 @@ class Examiner:
         self._may_have_gaps = may_have_gaps or may_end_early
         self._may_end_early = may_end_early
         self._epoch_max = epoch_max
+        self._proven = proven
         self._expected = base_offset
         # No batch is stored without one. Below 0 a damaged epoch of -1 would put the blame on the batch before it.
         self._epoch = 0
@@ -162,17 +174,29 @@ class Examiner:
             return f"base offset {header.base_offset} where {self._expected} should be"
         if header.base_offset != self._expected and not self._may_have_gaps:
             return f"base offset {header.base_offset} where {self._expected} should be"
-        if header.partition_leader_epoch < self._epoch:
-            return f"leader epoch {header.partition_leader_epoch} after {self._epoch}"
         following = self._window.header(batch.position + header.size_bytes)
+        if not is_within(header.base_offset, self._proven):
+            reason = self._epoch_mismatch(header, following)
+            if reason:
+                return reason
         if following is None:
-            if 0 <= self._epoch <= self._epoch_max < header.partition_leader_epoch:
-                return f"leader epoch {header.partition_leader_epoch} before {self._epoch_max}"
             return ""
-        if self._epoch <= following.partition_leader_epoch < header.partition_leader_epoch:
-            return f"leader epoch {header.partition_leader_epoch} before {following.partition_leader_epoch}"
         if self._may_have_gaps and self._expected <= following.base_offset < header.next_offset:
             return f"base offset {header.base_offset} before {following.base_offset}"
+        return ""
+
+    def _epoch_mismatch(self, header: BatchHeader, following: BatchHeader | None) -> str:
+        """Where only two batches disagree nothing says which is wrong: the first is blamed, until it is proven."""
+        epoch = header.partition_leader_epoch
+        if epoch < self._epoch:
+            return f"leader epoch {epoch} after {self._epoch}"
+        if following is None:
+            if 0 <= self._epoch <= self._epoch_max < epoch:
+                return f"leader epoch {epoch} before {self._epoch_max}"
+            return ""
+        next_epoch = following.partition_leader_epoch
+        if next_epoch < epoch and (self._epoch <= next_epoch or is_within(following.base_offset, self._proven)):
+            return f"leader epoch {epoch} before {next_epoch}"
         return ""
 
     def _resume(self, position: int, batch: WholeBatch | None) -> WholeBatch | None:
@@ -311,9 +335,9 @@ class Findings:
     """What an examination found: the index rows of the whole batches, and the damage between them."""
 
     __slots__ = (
-        "bytes_since_index_row", "damage", "end_offset", "epochs", "first", "first_epoch", "first_timestamp",
-        "generation", "max_timestamp", "offset_of_max_timestamp", "offset_rows", "second", "size_bytes", "tail",
-        "time_rows", "trusts_epochs",
+        "_before_last", "_last", "bytes_since_index_row", "damage", "end_offset", "epoch_edges", "epochs",
+        "first_timestamp", "generation", "max_timestamp", "offset_of_max_timestamp", "offset_rows", "size_bytes",
+        "tail", "time_rows",
     )  # fmt: skip
 
     def __init__(self, base_offset: int, size_bytes: int) -> None:
@@ -331,13 +355,10 @@ class Findings:
         self.max_timestamp = -1
         self.offset_of_max_timestamp = base_offset
         self.first_timestamp = -1
-        self.first: DamagedRange | None = None
-        """Where the first batch lies, with its leader epoch: nothing in the segment comes before it to compare with."""
-        self.first_epoch = -1
-        self.second: tuple[int, int] | None = None
-        """(leader epoch, base offset) of the second batch."""
-        self.trusts_epochs = False
-        """Another replica has just said what the batches are."""
+        self.epoch_edges: list[tuple[BatchFacts | None, BatchFacts, BatchFacts | None]] = []
+        """The batches whose leader epoch is not that of both their neighbours, each between those."""
+        self._before_last: BatchFacts | None = None
+        self._last: BatchFacts | None = None
         self.generation = 0
         """Of the segment (`Segment.generation`) when it was looked at."""
         self.bytes_since_index_row = 0
@@ -353,21 +374,27 @@ class Findings:
             self.bytes_since_index_row = 0
         if not position:
             self.first_timestamp = header.max_timestamp
-            reason = f"leader epoch {header.partition_leader_epoch}"
-            self.first = DamagedRange(0, header.size_bytes, header.base_offset, header.next_offset, reason)
-            self.first_epoch = header.partition_leader_epoch
-        elif self.second is None:
-            self.second = header.partition_leader_epoch, header.base_offset
-        if not self.epochs or header.partition_leader_epoch > self.epochs[-1][0]:
-            self.epochs.append((header.partition_leader_epoch, header.base_offset))
+        epoch = header.partition_leader_epoch
+        if not self.epochs or epoch > self.epochs[-1][0]:
+            self.epochs.append((epoch, header.base_offset))
+        self._note_epoch((position, position + header.size_bytes, header.base_offset, header.next_offset, epoch))
         self.bytes_since_index_row += header.size_bytes
         self.end_offset = header.next_offset
+
+    def _note_epoch(self, following: BatchFacts | None) -> None:
+        before, last = self._before_last, self._last
+        if last is not None and len(self.epoch_edges) < _EPOCH_EDGES_MAX:
+            is_inside = before is not None and following is not None and before[4] == last[4] == following[4]
+            if not is_inside:
+                self.epoch_edges.append((before, last, following))
+        self._before_last, self._last = last, following
 
     def close(self, damage: list[DamagedRange], present_bytes: int, end_offset: int) -> None:
         """Everything was looked at: `damage` lies between the batches, and the file had `present_bytes`.
 
         `end_offset`: the offset after the last record, UNKNOWN_END where nothing says.
         """
+        self._note_epoch(None)
         if present_bytes < self.size_bytes and end_offset >= 0:
             if damage and damage[-1].end_position == present_bytes:
                 damage[-1] = damage[-1]._replace(end_position=self.size_bytes)
@@ -380,23 +407,29 @@ class Findings:
             self.end_offset = end_offset
 
 
-def doubt_first_epoch(findings: Findings, epoch_at: Callable[[int], int]) -> None:
-    """Where the first batch alone disagrees with the epochs that the log knows (-1: none), it counts as damaged.
+def doubt_epochs(findings: Findings, epoch_at: Callable[[int], int], proven: Sequence[tuple[int, int]]) -> None:
+    """A single batch that disagrees with the epochs that the log knows (-1: none) counts as damaged.
 
-    Neither carries a checksum. Another replica's copy decides: if it says the same, the log's epochs are corrected.
+    Neither carries a checksum. Another replica's copy decides: if it says the same, it is `proven`, and the log's
+    epochs are corrected. Where more batches disagree the log's epochs are wrong.
     """
-    first, second = findings.first, findings.second
-    if first is None or findings.trusts_epochs or findings.first_epoch == (known := epoch_at(first.first_offset)):
-        return
-    if known >= 0 and (second is None or epoch_at(second[1]) == second[0]):
-        reason = f"{first.reason}, the epoch file says {known}"
-        findings.damage = merged([first._replace(reason=reason), *findings.damage])
-        findings.first = None
+    doubtful: list[DamagedRange] = []
+    for before, batch, following in findings.epoch_edges:
+        position, end_position, first_offset, end_offset, epoch = batch
+        known = epoch_at(first_offset)
+        if known < 0 or known == epoch or is_within(first_offset, proven):
+            continue
+        if all(other is None or epoch_at(other[2]) == other[4] for other in (before, following)):
+            reason = f"leader epoch {epoch}, the epoch file says {known}"
+            doubtful.append(DamagedRange(position, end_position, first_offset, end_offset, reason))
+    findings.epoch_edges.clear()
+    if doubtful:
+        findings.damage = merged([*doubtful, *findings.damage])
 
 
 def examine(
     file: File, size_bytes: int, base_offset: int, end_offset: int, index_interval_bytes: int, *,
-    may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1,
+    may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1, proven: Sequence[tuple[int, int]] = (),
     note: Callable[[WholeBatch | DamagedRange], None] = lambda each: None,
 ) -> Findings:  # fmt: skip
     """Look at the first `size_bytes` of a segment's file, or as many as there are. Raises OSError.
@@ -408,7 +441,7 @@ def examine(
     present = min(size_bytes, file.size_bytes())
     examiner = Examiner(
         file.read_at, present, base_offset, end_offset=end_offset, may_have_gaps=may_have_gaps,
-        may_end_early=may_end_early, epoch_max=epoch_max,
+        may_end_early=may_end_early, epoch_max=epoch_max, proven=proven,
     )  # fmt: skip
     for each in examiner.run():
         note(each)

@@ -59,7 +59,7 @@ class Segment:
         "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "findings",
         "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_full", "is_verified_of_old",
         "jitter_ms", "max_offset", "max_timestamp", "may_end_early", "may_have_gaps", "next_offset",
-        "offset_of_max_timestamp", "path", "recent_offsets", "recent_positions", "roll_above_now",
+        "offset_of_max_timestamp", "path", "proven", "recent_offsets", "recent_positions", "roll_above_now",
         "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes", "transaction_index", "unread",
         "verified_from", "verified_to", "warm_from", "write_at",
     )  # fmt: skip
@@ -115,6 +115,9 @@ class Segment:
         """It was cleaned: its last records may be gone, so that the next segment begins later than this one ends."""
         self.damage: tuple[DamagedRange, ...] = ()
         """What cannot be read, in the order of offsets; `next_offset` counts it."""
+        self.proven: tuple[tuple[int, int], ...] = ()
+        """Ranges of offsets whose batches another replica has sent, kept while there is damage: their epochs are right,
+        whatever is beside them and the epoch file say."""
         self.verified_from = self.verified_to = 0
         """Batches read from the device and found whole since the start."""
         self.aged_to = 0
@@ -427,9 +430,9 @@ class Segment:
         if self.warm_from == self.size_bytes and not self.verified_to:
             self.forget_recent()
 
-    def first_epoch(self) -> int:
-        """The leader epoch of its first batch; -1 where there is none that can be read."""
-        data = self.file.read_at(HEADER_SIZE, 0)
+    def epoch_at(self, position: int) -> int:
+        """The leader epoch of the batch there; -1 where there is none that can be read."""
+        data = self.file.read_at(HEADER_SIZE, position)
         if len(data) < HEADER_SIZE or data[MAGIC_OFFSET] != MAGIC:
             return -1
         return int.from_bytes(data[LEADER_EPOCH_OFFSET : LEADER_EPOCH_OFFSET + 4], "big", signed=True)
@@ -439,7 +442,7 @@ class Segment:
         findings = examine(
             self.file, self.size_bytes, self.base_offset, self.next_offset if end_offset is None else end_offset,
             self.index_interval_bytes, may_have_gaps=self.may_have_gaps, may_end_early=self.may_end_early,
-            epoch_max=epoch_max,
+            epoch_max=epoch_max, proven=self.proven,
         )  # fmt: skip
         findings.generation = self.generation
         return findings
@@ -547,6 +550,7 @@ class Segment:
         self.synced_bytes = position
         self.warm_from = min(self.warm_from, position)
         self.verified_to = min(self.verified_to, position)
+        self.proven = ()
         self.generation += 1
         self.hints.clear()
         self.forget_recent()

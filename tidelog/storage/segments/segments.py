@@ -91,7 +91,7 @@ class Segments:
         index = self.floor_index(segment.base_offset) + 1
         if index >= len(self._list):
             return self.leader_epochs.latest
-        return self._list[index].first_epoch()
+        return self._list[index].epoch_at(0)
 
     def base_offsets(self) -> list[int]:
         return list(self._bases)

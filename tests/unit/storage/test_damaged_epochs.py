@@ -1,0 +1,185 @@
+"""Leader epochs that are damaged: those in the batches, which no CRC covers, and those of the epoch file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import pack_into
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
+from tests.unit.storage.test_damage import batches_of, copy_of, repair
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.repair import CopyRefused
+from tidelog.storage.log.scrub import Scrub
+
+MakeLogs = Callable[..., Logs]
+EPOCHS = [(0, 0), (2, 12), (5, 20), (6, 26)]
+COUNT = 30
+
+
+@pytest.fixture
+def made(logs: MakeLogs) -> Logs:
+    """Thirty batches of a record each, about ten in a segment."""
+    made = logs(segment_bytes=1000)
+    for number in range(COUNT):
+        epoch = next(epoch for epoch, start in reversed(EPOCHS) if start <= number)
+        made.append(batch(value=b"%03d" % number * 10, timestamp=NOW + number), epoch=epoch)
+    made.directory.write_checkpoints()
+    assert made.log.segment_count == 3
+    return made
+
+
+def scrub(log: PartitionLog) -> None:
+    for segment in list(log.segments):
+        work = Scrub(log, segment)
+        work.run(10**9)
+        work.finish()
+
+
+def repair_all(log: PartitionLog, copy: dict[int, bytes]) -> None:
+    """Until nothing is found any more."""
+    for _ in range(4):
+        scrub(log)
+        if not log.damaged_ranges():
+            return
+        repair(log, copy)
+    raise AssertionError(f"repaired again and again: {log.damaged_ranges()}")
+
+
+def set_epoch(made: Logs, offset: int, epoch: int) -> None:
+    name = next(name for name in reversed(made.files("*.log")) if int(name[:20]) <= offset)
+    path = made.folder / name
+    data = bytearray(path.read_bytes())
+    position, _ = batches_of(path)[offset - int(name[:20])]
+    pack_into(">i", data, position + 12, epoch)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 5, 6, 7])
+def test_an_epoch_of_a_batch_that_is_wrong_is_found_and_repaired_wherever_it_is(made: Logs, epoch: int) -> None:
+    copy = copy_of(made)
+    whole = {path: path.read_bytes() for path in made.folder.glob("*.log")}
+    for offset in range(COUNT):
+        set_epoch(made, offset, epoch)
+        repair_all(made.log, copy)
+        assert {path: path.read_bytes() for path in whole} == whole, offset
+        assert list(made.log.leader_epochs) == EPOCHS, offset
+
+
+def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_replica_has_said_so(made: Logs) -> None:
+    copy = copy_of(made)
+    made.close()
+    path = made.folder / "leader-epoch-checkpoint"
+    for right, wrong in ((b"2 12", b"2 13"), (b"2 12", b"2 11"), (b"5 20", b"4 20"), (b"6 26", b"6 27")):
+        path.write_bytes(path.read_bytes().replace(right, wrong))
+        log = made.open()
+        assert list(log.leader_epochs) != EPOCHS
+        repair_all(log, copy)
+        made.close()
+    assert list(made.open().leader_epochs) == EPOCHS
+    assert offsets_of(records_of(made.log)) == list(range(COUNT))
+
+
+def test_a_batch_that_another_replica_has_the_same_way_is_not_blamed_again(made: Logs) -> None:
+    """Two batches disagree, and the first is blamed; with a copy of it the other one must be."""
+    copy = copy_of(made)
+    set_epoch(made, 13, 0)
+    made.log.leader_epochs.clear()  # else it tells
+    scrub(made.log)
+    [(_, damaged)] = made.log.damaged_ranges()
+    assert damaged.first_offset == 12
+    repair(made.log, copy)
+    [(_, damaged)] = made.log.damaged_ranges()
+    assert damaged.first_offset == 13
+    repair(made.log, copy)
+    assert not made.log.damaged_ranges()
+
+
+def test_an_epoch_file_that_contradicts_the_batch_behind_the_damage_refuses_no_copy(made: Logs) -> None:
+    """The file speaks of an epoch that only the damaged batch had: as of a start that read that one last."""
+    copy = copy_of(made)
+    made.close()
+    path = made.folder / "leader-epoch-checkpoint"
+    path.write_bytes(b"0\n3\n0 0\n2 3\n6 26\n")
+    set_epoch(made, 3, 2)
+    log = made.open()
+    scrub(log)
+    [(_, damaged)] = log.damaged_ranges()
+    assert damaged.first_offset == 3
+    repair_all(log, copy)
+    assert list(log.leader_epochs) == EPOCHS
+
+
+def test_epochs_that_begin_in_a_segment_of_which_nothing_is_readable_are_kept(made: Logs) -> None:
+    """They tell a stale copy from a whole one."""
+    copy = copy_of(made)
+    made.log.flush()
+    made.kill()
+    first = made.files("*.log")[0]
+    path = made.folder / first
+    path.write_bytes(bytes(path.stat().st_size))
+    middle = made.folder / made.files("*.log")[1]
+    middle.write_bytes(bytes(middle.stat().st_size))
+    (made.path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0 0\n")
+    log = made.open(machine_ran_on=True)
+    assert list(log.leader_epochs) == EPOCHS
+    (segment, damaged), _ = log.damaged_ranges()
+    stale = bytearray(copy[0])
+    pack_into(">i", stale, 12, 1)
+    with pytest.raises(CopyRefused, match="leader epoch 1"):
+        log.repair_of(segment, damaged).accept(memoryview(stale))
+    repair_all(log, copy)
+    assert list(log.leader_epochs) == EPOCHS
+    assert offsets_of(records_of(log)) == list(range(COUNT))
+
+
+def test_epochs_that_begin_in_a_lost_tail_of_known_length_are_kept(made: Logs) -> None:
+    copy = copy_of(made)
+    made.log.set_high_watermark(COUNT)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    made.kill()
+    path = made.folder / made.files("*.log")[-1]
+    path.write_bytes(path.read_bytes()[: batches_of(path)[5][0]])  # from offset 25 on, before the last epoch begins
+    (made.path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0 30\n")
+    log = made.open(machine_ran_on=True)
+    assert log.log_end_offset == COUNT
+    assert list(log.leader_epochs) == EPOCHS
+    repair_all(log, copy)
+    assert offsets_of(records_of(log)) == list(range(COUNT))
+
+
+def test_an_unreadable_epoch_file_is_not_said_to_know_the_epochs_of_damaged_records(made: Logs) -> None:
+    """The first whole batch's epoch was taken for that of all that is damaged before it, whose copies were refused."""
+    copy = copy_of(made)
+    made.kill()
+    for name in made.files("*.log")[:2]:
+        path = made.folder / name
+        path.write_bytes(bytes(path.stat().st_size))
+    (made.folder / "leader-epoch-checkpoint").write_bytes(b"0\nx\n")
+    log = made.open(machine_ran_on=True)
+    assert log.damaged_ranges()
+    repair_all(log, copy)
+    assert list(log.leader_epochs) == EPOCHS
+
+
+def test_retention_by_age_counts_a_damaged_segment_as_old_as_its_file(logs: MakeLogs) -> None:
+    """The newest records are those that cannot be read; else they would go instead of being repaired."""
+    made = logs(segment_bytes=1000, retention_ms=1000)
+    for number in range(COUNT):
+        made.append(batch(value=b"%03d" % number * 10, timestamp=NOW + 100 * number))
+    made.log.set_high_watermark(COUNT)
+    segment = made.log.segments.first
+    path = made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    position, _ = batches_of(path)[-1]
+    data[100 : position + 100] = bytes(position)
+    path.write_bytes(data[: segment.size_bytes])
+    scrub(made.log)
+    assert segment.damage
+    assert made.log.disk.modified_ms(segment.path) > NOW
+    made.log.maintain(NOW + 100 * segment.next_offset + 500)
+    assert made.log.log_start_offset == 0
+    made.log.maintain(made.log.disk.modified_ms(segment.path) + 1001)
+    assert made.log.log_start_offset > 0
