@@ -139,7 +139,8 @@ async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(s
     LogDirectory.open(OsDisk(), str(tmp_path / "data"), node_id=1, cluster_id="A" * 22).close()
     running = await start_node(**config)
     killed = tmp_path / "killed"
-    await until(lambda: running.node._metadata.leads())  # its vote and its first record are written
+    log = running.node._metadata.raft.log
+    await until(lambda: log.acknowledged_end is not None and log.acknowledged_end.end_offset == log.end_offset > 0)
     shutil.copytree(tmp_path / "data", killed)
     await running.stop()
     [path] = (killed / "__cluster_metadata-0").glob("*.log")
