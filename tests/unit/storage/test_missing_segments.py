@@ -183,7 +183,7 @@ def test_a_crash_while_a_log_is_emptied_leaves_no_damage(made: Logs, monkeypatch
     def crash(*args: object) -> None:
         raise OSError(5, "the process is gone")
 
-    monkeypatch.setattr("tidelog.storage.log.shortening.Segment.create", crash)
+    monkeypatch.setattr("tidelog.storage.log.partition_log.Segment.create", crash)
     with pytest.raises(OSError, match="gone"):
         made.log.truncate_fully_and_start_at(500)
     monkeypatch.undo()

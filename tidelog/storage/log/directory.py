@@ -42,7 +42,7 @@ from tidelog.storage.files.log_names import (
     parse_name,
 )
 from tidelog.storage.files.meta_properties import ForeignDirectory, check_properties, format_directory, make_durably
-from tidelog.storage.log.closing import close_logs
+from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
@@ -439,7 +439,7 @@ class LogDirectory:
             return False
         try:
             logs = self._all_logs()
-            is_whole = close_logs(self._disk, self.path, logs, self.sync_at_once_from)
+            is_whole = _close_logs(self._disk, self.path, logs, self.sync_at_once_from)
             is_clean = is_whole and not self.offline
             if self._is_loaded:
                 self.write_checkpoints()
@@ -479,3 +479,40 @@ class LogDirectory:
 
 def _is_harmless(name: str) -> bool:
     return name in (LOCK_FILE, "lost+found") or name.endswith(".tmp")
+
+
+def _close_logs(disk: Disk, path: str, logs: list[PartitionLog], sync_at_once_from: int) -> bool:
+    """Whether all could be closed. Many are synced at once: one by one they would take milliseconds each."""
+    tasks: list[tuple[PartitionLog, FlushTask | None]] = []
+    is_clean = True
+    for log in logs:
+        try:
+            tasks.append((log, log.begin_close()))
+        except OSError as error:
+            is_clean = _not_closed(log, error)
+    waiting = [task for _, task in tasks if task is not None]
+    if not (len(waiting) >= sync_at_once_from and _sync_at_once(disk, path, waiting)):
+        for task in waiting:
+            task.run()
+    for log, done in tasks:
+        try:
+            log.finish_close(done)
+        except (OSError, CorruptLog) as error:
+            is_clean = _not_closed(log, error)
+        is_clean = is_clean and log.is_closed
+    return is_clean
+
+
+def _sync_at_once(disk: Disk, path: str, tasks: list[FlushTask]) -> bool:
+    try:
+        for task in tasks:
+            task.write_only()
+        return disk.sync_all(path)
+    except OSError as error:
+        logger.warning("%s is synced file by file: %s", path, error)
+        return False
+
+
+def _not_closed(log: PartitionLog, error: Exception) -> bool:
+    logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
+    return False

@@ -1,22 +1,29 @@
 """PartitionLog: one partition's log, tying segments, producer state, leader epochs and durability together.
 
-It decides nothing itself: batches are judged in `append.py`, sequences in `producer_state.py`, deletion in
+It begins and seals segments, cuts the log at either end and closes it: with its indexes whole and its producers in a
+snapshot, a start needs no scan. Batches are judged in `append.py`, sequences in `producer_state.py`, deletion in
 `retention.py`, what is durable in `flush.py`; finding bytes is `reader.py`. Everything runs on the owner's thread,
 except `FlushTask.run` and `ColdRead.warm`. Invariants: log start <= high watermark <= log end; an append either is in
-the log whole, or leaves it as it was; what the caller was told is never taken back except by truncation.
+the log whole, or leaves it as it was; what the caller was told is never taken back except by truncation. After a crash
+at any point the log has no hole, and what was cut from its end does not come back behind what is appended later.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_explained_gaps, replace_file
-from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion
-from tidelog.storage.log import sealing, shortening
+from tidelog.storage.files.checkpoints import (
+    EXPLAINED_GAPS_FILE,
+    LEADER_EPOCH_FILE,
+    encode_explained_gaps,
+    encode_leader_epochs,
+    replace_file,
+)
+from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebuild_transaction_index, replay
@@ -25,18 +32,14 @@ from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, Batch, admit, admit_replicated
 from tidelog.storage.segments.append_rules import AppendRules
-from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
-from tidelog.storage.segments.examination import doubt_epochs
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, damage_at, describe
+from tidelog.storage.segments.examination import Findings, doubt_epochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-from tidelog.storage.segments.lookup import TimestampOffset
+from tidelog.storage.segments.lookup import TimestampOffset, end_before, facts_of, refresh_max_timestamp
 from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from
-from tidelog.storage.segments.retention import segment_jitter_ms
+from tidelog.storage.segments.retention import deletable_prefix, segment_jitter_ms
 from tidelog.storage.segments.segment import MAX_RELATIVE_OFFSET, Segment
 from tidelog.storage.segments.transaction_index import AbortedTransaction, CorruptTransactionIndex
-
-if TYPE_CHECKING:
-    from tidelog.storage.log.compaction import Compaction
-    from tidelog.storage.segments.examination import Findings
 
 logger = logging.getLogger("tidelog.storage")
 T = TypeVar("T")
@@ -46,6 +49,15 @@ __all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
 
 class CorruptLog(Exception):
     """The log cannot be used any more; its partition goes offline, the node lives on."""
+
+
+class CompactionUnderWay(Protocol):
+    """What the log tells the compaction that reads it (`compaction.Compaction`)."""
+
+    retention_waits: bool
+
+    def give_up(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 class PartitionLog:
@@ -97,7 +109,7 @@ class PartitionLog:
         """Up to where the cleaner has compared keys (compaction), -1 unknown."""
         self.may_be_cleaned = True
         """Not while it is copied: the copy could miss a tombstone and keep what it has deleted."""
-        self.compaction: Compaction | None = None
+        self.compaction: CompactionUnderWay | None = None
         self._end_at_maintenance = -1
         self.clock_ms = now_ms
         """Some time not long ago, for deadlines that need no precision."""
@@ -290,7 +302,34 @@ class PartitionLog:
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
         """Begin a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
-        return sealing.roll(self, now_ms, max(base_offset, self.log_end_offset))
+        base_offset = max(base_offset, self.log_end_offset)
+        active = self.segments.active
+        if active.size_bytes == 0:
+            if active.base_offset == base_offset:
+                return active
+            probe_descriptors(self.disk, self.directory)
+            try:
+                self.segments.drop_last(1, now_ms)
+                return self._begin_segment(now_ms, base_offset)
+            except OSError as error:
+                self.failure = f"{self.directory}: has lost its empty segment: {error}"
+                raise
+        active.seal()
+        self.durability.note_seal(active)
+        if self.config.preallocate:
+            active.trim()
+        self.producers.end_offset = base_offset
+        path = None if self.lacks_producers else self.snapshots.take(self.producers, sync=False)
+        if path is not None:
+            self.durability.note_path(path)
+        return self._begin_segment(now_ms, base_offset)
+
+    def _begin_segment(self, now_ms: int, base_offset: int) -> Segment:
+        segment = Segment.create(self.disk, self.directory, base_offset, self.config, now_ms, self.jitter_ms)
+        segment.may_have_gaps = segment.may_have_gaps or base_offset < self.gaps_explained_below
+        self.segments.add(segment)
+        self.durability.note_directory(self.directory)
+        return segment
 
     # Reading
 
@@ -504,26 +543,120 @@ class PartitionLog:
         task.run()
         self.finish_flush(task)
 
-    # Shortening (the work is in shortening.py)
+    # Shortening: cut at the end by truncation, at the start by retention and DeleteRecords
 
     def truncate_to(self, offset: int) -> None:
         """Cut the batch that holds `offset` and all after it, durably; the log then ends where the last batch does.
 
         Raises OSError; see `can_retry`.
         """
-        self._examining(lambda: shortening.truncate_to(self, offset), offset, wait=True)
+        self._examining(lambda: self._truncate_to(offset), offset, wait=True)
         self._know_producers()
         self._flush_at = self.durability.flush_at
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Empty the log; the next record has `offset`. Raises as `truncate_to` does."""
-        shortening.truncate_fully_and_start_at(self, offset)
+        self._start_over_at(offset)
         self._know_producers()
         self._flush_at = self.durability.flush_at
 
+    def _truncate_to(self, offset: int) -> None:
+        assert offset >= 0, offset
+        if offset >= self.log_end_offset:
+            self.leader_epochs.truncate_from_end(self.log_end_offset)
+            return
+        if self.compaction is not None:
+            self.compaction.give_up()
+        if offset < self.segments.first.base_offset:
+            self._start_over_at(offset)
+            return
+        probe_descriptors(self.disk, self.directory)
+        segment = self.segments[self.segments.floor_index(offset)]
+        position, end_offset = end_before(segment, offset)
+        damage = tuple(each for each in segment.damage if each.end_offset <= end_offset)
+        torn = damage_at(segment.damage, offset)
+        if torn is not None and torn.first_offset < offset:
+            # Records that may be acknowledged lie in the damage, below the cut: they are to be repaired, not given up.
+            damage = (*damage, DamagedRange(position, position, torn.first_offset, offset, torn.reason))
+        logger.info("%s-%d is truncated from %d to %d", self.topic, self.partition, self.log_end_offset, offset)
+        try:
+            self._cut(offset, segment, position, end_offset)
+            segment.damage = damage
+            if damage and damage[-1].position == damage[-1].end_position == segment.size_bytes:
+                segment.seal()
+                self.durability.note_seal(segment)
+                self._begin_segment(self.clock_ms, end_offset)
+        except OSError as error:
+            self.failure = f"{self.directory}: was cut at {end_offset} in part: {error}"
+            raise
+
+    def _cut(self, offset: int, segment: Segment, position: int, end_offset: int) -> None:
+        goes_back = end_offset < max(self.log_start_offset, self.cleaned_offset)
+        self.log_start_offset = min(self.log_start_offset, end_offset)
+        self.cleaned_offset = min(self.cleaned_offset, end_offset)
+        if self.durability.truncated(end_offset) or goes_back:
+            # Before any byte goes: a stale checkpoint would keep a later start from scanning what is appended next,
+            # or the cleaner from comparing its keys.
+            self.write_checkpoint()
+        later = sum(1 for segment in self.segments if segment.base_offset > offset)
+        if later:
+            self.segments.drop_last(later, self.clock_ms + self.config.file_delete_delay_ms)
+        self.snapshots.delete_where(end_offset + 1, self.log_end_offset + 1)
+        _cut_segment(segment, position, end_offset)
+        self.disk.sync_directory(self.directory)
+        self.leader_epochs.truncate_from_end(end_offset)
+        self.log_end_offset = end_offset
+        self.high_watermark = min(self.high_watermark, end_offset)
+        entries, snapshot_offset = self.snapshots.load_latest(self.log_start_offset, end_offset)
+        self.producers.load(entries, snapshot_offset)
+        replay(self.producers, list(self.segments), end_offset)
+
+    def _start_over_at(self, offset: int) -> None:
+        probe_descriptors(self.disk, self.directory)
+        logger.info("%s-%d is emptied to start at %d", self.topic, self.partition, offset)
+        if self.compaction is not None:
+            self.compaction.give_up()
+        try:
+            self._empty(offset)
+        except OSError as error:
+            self.failure = f"{self.directory}: was emptied in part: {error}"
+            raise
+
+    def _empty(self, offset: int) -> None:
+        self.cleaned_offset = -1
+        self.log_start_offset = min(self.log_start_offset, offset)
+        self.durability.truncated(self.log_start_offset)
+        self.write_checkpoint()
+        # Before any file goes: a start would take a log that begins where no epoch does for one that lacks its first
+        # file.
+        self.leader_epochs.clear()
+        replace_file(self.disk, self.directory, LEADER_EPOCH_FILE, encode_leader_epochs(self.leader_epochs))
+        self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
+        self.snapshots.delete_where(0, 2**63)
+        segment = Segment.create(self.disk, self.directory, offset, self.config, self.clock_ms, self.jitter_ms)
+        segment.may_have_gaps = segment.may_have_gaps or offset < self.gaps_explained_below
+        self.segments.add(segment)
+        self.disk.sync_directory(self.directory)
+        self.producers.clear(offset)
+        self.log_start_offset = self.log_end_offset = self.high_watermark = offset
+        self.durability.started_at(offset)
+
     def delete_records(self, offset: int) -> int:
         """Move the log start to `offset` (-1: the high watermark), or OFFSET_OUT_OF_RANGE; the new low watermark."""
-        return shortening.delete_records(self, offset)
+        if offset == -1:
+            offset = self.high_watermark
+        if offset < 0 or offset > self.high_watermark:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is above the high watermark, {self.high_watermark}"
+            )
+        self._advance_log_start(offset)
+        return self.log_start_offset
+
+    def _advance_log_start(self, offset: int) -> None:
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            self.leader_epochs.truncate_from_start(offset)
+            self.producers.on_high_watermark(offset)
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
         """Retention, time-based flushing, forgetting silent producers, removing files whose time has come.
@@ -533,7 +666,7 @@ class PartitionLog:
         is_idle = self.log_end_offset == self._end_at_maintenance
         self._end_at_maintenance = self.log_end_offset
         self.clock_ms = now_ms
-        shortening.apply_retention(self, now_ms)
+        self._apply_retention(now_ms)
         self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
         self.durability.want_by_time(now_ms, self.config.flush_ms, self.log_end_offset)
         if doomed is None:
@@ -541,6 +674,34 @@ class PartitionLog:
         else:
             doomed += self.segments.take_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
+
+    def _apply_retention(self, now_ms: int) -> None:
+        """Take the segments that may go out of the log, rolling first when the last one is among them."""
+        if self.segments.active.size_bytes == 0 and len(self.segments) == 1:
+            return
+        if self.compaction is not None:
+            self.compaction.retention_waits = True  # else segments could go that are being read
+            return
+        try:
+            count = deletable_prefix(
+                facts_of(self.segments, self.disk), self.config, self.log_start_offset, self.high_watermark, now_ms
+            )
+        except CorruptIndex as error:
+            logger.warning("retention of %s waits: %s", self.directory, error)
+            return
+        if not count:
+            return
+        if count == len(self.segments):
+            self.roll(now_ms)
+        gone = self.segments.condemn_first(count)
+        logger.info(
+            "%s-%d: %d segments up to offset %d may go", self.topic, self.partition, count,
+            self.segments.first.base_offset,
+        )  # fmt: skip
+        for segment in gone:
+            self.snapshots.delete_where(segment.base_offset, segment.base_offset + 1)
+        self.durability.note_directory(self.directory)
+        self._advance_log_start(self.segments.first.base_offset)
 
     def age_trust(self) -> None:
         """Called from time to time: what was not appended, nor checked, since the last call but one is checked when
@@ -568,7 +729,23 @@ class PartitionLog:
 
     def begin_close(self) -> FlushTask | None:
         """Write everything that a clean start relies on; the flush that puts it on the device, None if it is there."""
-        return sealing.begin_close(self)
+        if self.failure is not None:
+            return None
+        if self.compaction is not None:
+            self.compaction.give_up()
+        durability, active = self.durability, self.segments.active
+        assert not durability.is_running, "close during a flush"
+        if active.seal():
+            for path in active.paths()[1:]:
+                durability.note_path(path)
+        if self.config.preallocate:
+            active.trim()
+        snapshot = None if self.lacks_producers else self.snapshots.take(self.producers, sync=False)
+        if snapshot is not None:
+            durability.note_path(snapshot)
+            durability.note_directory(self.directory)
+        is_settled = durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0
+        return None if is_settled and not self.leader_epochs.is_dirty else self.begin_flush()
 
     def finish_close(self, task: FlushTask | None) -> None:
         """Give back the files. OSError when the flush had failed."""
@@ -593,3 +770,17 @@ class PartitionLog:
         if self.compaction is not None:
             self.compaction.abandon()
         self.segments.release()
+
+
+def _cut_segment(segment: Segment, position: int, end_offset: int) -> None:
+    """Cut file and indexes at `position`, where the batches before `end_offset` end."""
+    segment.offset_index.truncate(segment.offset_index.count_below(end_offset, 0))
+    segment.time_index.truncate(segment.time_index.count_below(end_offset, 1))
+    segment.transaction_index.truncate_to(end_offset)
+    segment.cut(position)
+    segment.next_offset = end_offset
+    segment.bytes_since_index_row = 0
+    segment.note_fullness()
+    if position == 0:
+        segment.set_first_batch_timestamp(-1)
+    refresh_max_timestamp(segment)

@@ -10,24 +10,36 @@ renames happen on the owner's thread, where the segments are read, so a segment 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.flush import Durability
 from tidelog.storage.log.recovery import find_end_by_walk
+from tidelog.storage.producers.producer_snapshots import ProducerSnapshots
 from tidelog.storage.segments.log_config import LogConfig
 from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXES, SWAP_SUFFIX, Segment
-
-if TYPE_CHECKING:
-    from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.segments import Segments
 
 logger = logging.getLogger("tidelog.storage")
+
+
+class SwappedLog(Protocol):
+    """What a swap needs of the log whose segments it changes (`partition_log.PartitionLog`)."""
+
+    disk: Disk
+    directory: str
+    clock_ms: int
+    config: LogConfig
+    durability: Durability
+    segments: Segments
+    snapshots: ProducerSnapshots
 
 
 class Swap:
     """`new` is whole, sealed and synced under `.cleaned`, and so is its directory. Alternate `advance` on the owner's
     thread and `sync` on any until `is_done`; OSError from either means that the directory cannot be used any more."""
 
-    def __init__(self, log: PartitionLog, old: list[Segment], new: Segment) -> None:
+    def __init__(self, log: SwappedLog, old: list[Segment], new: Segment) -> None:
         self._log = log
         self._old = old
         self._new = new

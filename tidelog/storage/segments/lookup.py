@@ -16,10 +16,12 @@ from tidelog.protocol.batches.record_batch import LOG_APPEND_TIME, BatchHeader
 from tidelog.protocol.batches.record_walk import scan_records
 from tidelog.protocol.batches.records import record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.files.disk import Disk
+from tidelog.storage.segments.damage import DamagedRecords, damage_at
 from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX
 from tidelog.storage.segments.log_config import INT64_MAX
-from tidelog.storage.segments.reader import ColdRead, batch_at, headers
+from tidelog.storage.segments.reader import ColdRead, batch_at, headers, walk
+from tidelog.storage.segments.retention import SegmentFacts
 from tidelog.storage.segments.segment import UNKNOWN, Segment
 from tidelog.storage.segments.segments import Segments
 from tidelog.storage.segments.transaction_index import AbortedTransaction
@@ -202,3 +204,29 @@ def refresh_max_timestamp(segment: Segment) -> None:
     for _, header in headers(segment, start):
         if header.max_timestamp > segment.max_timestamp:
             segment.max_timestamp, segment.offset_of_max_timestamp = header.max_timestamp, header.last_offset
+
+
+def end_before(segment: Segment, offset: int) -> tuple[int, int]:
+    """(position of the batch that holds `offset` or comes after it, the offset at which the one before it ends)."""
+    torn = damage_at(segment.damage, offset)
+    if torn is not None:
+        return torn.position, offset
+    row = segment.offset_index.floor(offset - 1)
+    end_offset = max((each.end_offset for each in segment.damage if each.end_offset <= offset), default=0)
+    end_offset = max(end_offset, segment.base_offset)
+    for position, _, last_offset, _ in walk(segment, row[1] if row is not None else 0, wait=True):
+        if last_offset >= offset:
+            return position, end_offset
+        end_offset = max(end_offset, last_offset + 1)
+    return segment.size_bytes, end_offset
+
+
+def facts_of(segments: Segments, disk: Disk) -> list[SegmentFacts]:
+    """What retention goes by. Raises CorruptIndex."""
+    facts = []
+    for segment in segments:
+        timestamp = max_timestamp_of(segment)
+        if timestamp < 0 or segment.damage:  # the newest record may be one of those that cannot be read
+            timestamp = max(timestamp, disk.modified_ms(segment.path))
+        facts.append(SegmentFacts(segment.base_offset, segment.next_offset, segment.size_bytes, timestamp))
+    return facts
