@@ -38,6 +38,7 @@ from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
 from tidelog.replication.ports import Endpoint, PortState
+from tidelog.storage.log.loader import Ending
 
 if TYPE_CHECKING:
     from tidelog.broker.cluster.controller_channel import ControllerChannel
@@ -209,7 +210,9 @@ class BrokerSide:
         await self._metadata.wait_until_current()
         image = self._metadata.image
         with _without_collections():
+            began_s = self._loop.time()
             await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
+            self._log_recovery(self._loop.time() - began_s)
         self._hosting.loaded()
         self.directories.missing = self._hosting.missing()
         epoch = await self.lifecycle.register(self.directories.clean_epoch(self._ports.boot_id))
@@ -224,6 +227,19 @@ class BrokerSide:
         self._upkeep.start()
         self.scrubber.start()
         self.cleaner.start()
+
+    def _log_recovery(self, duration_s: float) -> None:
+        for directory in self.directories.homes:
+            done = directory.recovery
+            if not directory.was_clean and done.logs:
+                why = "the last process was killed" if directory.ending is Ending.KILLED else "no clean end was left"
+                logger.info(
+                    "%s: %s: %s bytes in %d of its logs were scanned, %s bytes were cut from their ends",
+                    directory.path, why, f"{done.scanned_bytes:,}", done.logs, f"{done.cut_bytes:,}",
+                )  # fmt: skip
+        count = sum(len(directory.logs) for directory in self.directories.homes)
+        if count:
+            logger.info("logs opened: %d, in %.2f s", count, duration_s)
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         if not self._is_applied:

@@ -84,6 +84,7 @@ class Node:
         self._broker_server: Server | None = None
         self._metrics: MetricsSide | None = None
         self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._is_ready = False
 
     # ------------------------------------------------------------------------------------------------------------ start
 
@@ -127,6 +128,7 @@ class Node:
         await self._metadata.start(self._channel)
         if self._broker is not None:
             await self._start_broker(self._broker)
+        self._is_ready = True
         return self._ready_line()
 
     async def _show_metrics(self, sock: socket.socket) -> None:
@@ -302,11 +304,15 @@ class Node:
             if executor is not None:
                 executor.shutdown(wait=True)
         epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
-        self._directories.close(epoch)
+        is_clean = self._directories.close(epoch)
         for _, sock in self._sockets:
             sock.close()
         if self._metrics_socket is not None:
             self._metrics_socket.close()
+        if self._is_ready:
+            self._is_ready = False
+            how = "everything is on disk" if is_clean else "not cleanly: the next start scans its logs"
+            logger.info("node %d has stopped, %s", self.config.node_id, how)
 
     async def _leave(self, broker: BrokerSide) -> None:
         """Have the leaderships moved to others first, where there are any."""

@@ -73,6 +73,14 @@ def test_topics_come_and_go(cli: Cli):
     assert b"coming\n" not in cli("topics", "list")[1]
 
 
+def test_a_misspelt_command_names_the_nearest(cli: Cli):
+    status, out, err = cli("topic", "list")
+    assert (status, out) == (2, b"")
+    assert "No such command 'topic'. Did you mean 'topics'?" in err
+    assert "Did you mean" not in cli("frobnicate")[2]
+    assert "No such option" in cli("--topic")[2]
+
+
 def test_a_topic_that_is_there_already(cli: Cli):
     cli("topics", "create", "twice")
     status, out, err = cli("topics", "create", "twice")

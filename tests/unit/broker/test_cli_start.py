@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_S
+from tidelog.client.sync import Producer
 from tidelog.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,6 +77,40 @@ def test_it_says_its_address_first_and_ends_cleanly(
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
 
 
+def test_a_node_says_what_its_start_recovered_and_that_it_stopped(tmp_path: Path):
+    options = ["-o", "listeners=PLAINTEXT://127.0.0.1:0", "-o", f"log.dirs={tmp_path / 'data'}"]
+
+    def run(number: signal.Signals) -> str:
+        """A node's log, from its start until the signal; it creates a topic and takes a record."""
+        process = subprocess.Popen(
+            command(*options),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().partition("://")[2].partition(" ")[0]
+            with Producer(bootstrap_servers=address, acks="all") as producer:
+                producer.send_and_wait("kept", b"one record")
+            process.send_signal(number)
+            return process.communicate(timeout=PATIENCE_S)[1]
+        finally:
+            process.kill()
+            process.communicate()
+
+    first, second, third = (run(number) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM))
+    assert "logs opened" not in first
+    assert re.search(
+        r"data: the last process was killed: [\d,]+ bytes in 2 of its logs were scanned, 0 bytes were cut", second
+    )
+    assert re.search(r"INFO tidelog.node: logs opened: 1, in \d+\.\d\d s\n", second)
+    assert second.endswith("node 1 has stopped, everything is on disk\n")
+    assert "scanned" not in third
+
+
 def test_it_lives_and_ends_well_when_nobody_reads_its_output(tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
@@ -87,7 +123,8 @@ def test_it_lives_and_ends_well_when_nobody_reads_its_output(tmp_path: Path):
         while not answers(port) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.terminate()
-        assert process.communicate(timeout=PATIENCE_S)[1] == ""
+        lines = process.communicate(timeout=PATIENCE_S)[1].splitlines()
+        assert [line for line in lines if not line.endswith("node 1 has stopped, everything is on disk")] == []
         assert process.returncode == 0
     finally:
         process.kill()
@@ -115,9 +152,9 @@ def test_a_busy_port_is_refused_before_a_directory_is_made(tmp_path: Path):
 @pytest.mark.parametrize(
     ("directories", "problem"),
     [
-        ("{here}/file", "{here}/file: the log directory cannot be used: Not a directory"),
-        ("{here}/file/below", "{here}/file/below: the log directory cannot be used: Not a directory"),
-        ("/dev/null", "/dev/null: the log directory cannot be used: Not a directory"),
+        ("{here}/file", "{here}/file: the log directory cannot be used: it is not a directory"),
+        ("{here}/file/below", "{here}/file/below: the log directory cannot be used: {here}/file is not a directory"),
+        ("/dev/null", "/dev/null: the log directory cannot be used: it is not a directory"),
         ("/proc/tidelog", "/proc/tidelog: the log directory cannot be used: "),
         ("{here}/" + "x" * 300, "the log directory cannot be used: File name too long"),
         ("{here}", "is not empty and has no meta.properties: it holds "),

@@ -100,11 +100,12 @@ class LogDirectories:
             try:
                 directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id)
             except OSError as error:
+                problem = _problem(disk, path, error)
                 if path == metadata_path:
-                    problem = f"the log directory cannot be used: {error.strerror or error}"
+                    problem = f"the log directory cannot be used: {problem}"
                     raise OSError(error.errno, problem, error.filename or path) from None
-                logger.error("log directory %s is offline: %s", path, error)
-                self.offline[path] = str(error)
+                logger.error("log directory %s is offline: %s", path, problem)
+                self.offline[path] = problem
             else:
                 cluster_id = directory.cluster_id
                 self.online.append(directory)
@@ -116,8 +117,8 @@ class LogDirectories:
             reasons = ", ".join(f"{path}: {self.offline[path]}" for path in self._home_paths)
             raise NoDirectoryLeft(f"none of the log directories can be used: {reasons}")
 
-    def close(self, broker_epoch: int) -> None:
-        """Leave a clean end where there is one."""
+    def close(self, broker_epoch: int) -> bool:
+        """Leave a clean end where there is one; whether each directory has one."""
         for directory in self._failing:
             directory.fail("it failed at the very end")
         is_whole = True
@@ -136,6 +137,7 @@ class LogDirectories:
                 is_whole = False
         if not is_whole:
             self._disown()
+        return is_whole
 
     # ---------------------------------------------------------------------------------------------------- what there is
 
@@ -254,3 +256,13 @@ class LogDirectories:
         """What was written may be lost: the next process must not speak for this one's epoch."""
         for directory in self.online:
             remove_incarnation(self._disk, directory.path)
+
+
+def _problem(disk: Disk, path: str, error: OSError) -> str:
+    """Why a directory cannot be opened; names the file that is in its place, or in that of one above it."""
+    if not isinstance(error, NotADirectoryError | FileExistsError):
+        return error.strerror or str(error)
+    above = path.rstrip("/")
+    while above and not disk.exists(above):
+        above = above.rpartition("/")[0]
+    return f"{'it' if above == path.rstrip('/') else above} is not a directory"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
@@ -56,6 +57,20 @@ LOCK_FILE: Final = ".lock"
 TopicPartition = tuple[str, int]
 
 
+@dataclass(slots=True)
+class Recovery:
+    """What opening the logs of a directory had to scan."""
+
+    logs: int = 0
+    scanned_bytes: int = 0
+    cut_bytes: int = 0
+
+    def add(self, loaded: LoadedLog) -> None:
+        self.logs += loaded.scanned_bytes > 0
+        self.scanned_bytes += loaded.scanned_bytes
+        self.cut_bytes += loaded.cut_bytes
+
+
 class LogDirectory:
     sync_at_once_from = 32
     """From that many logs on, closing syncs the file system once instead of every file."""
@@ -88,6 +103,7 @@ class LogDirectory:
         """The last owner closed it properly, so nothing needs to be scanned."""
         self.ending = Ending.POWER_LOSS if marker is None else Ending.CLEAN
         """How the last owner ended; KILLED is the caller's to say, who knows whether the machine ran on."""
+        self.recovery = Recovery()
         self.lost: set[TopicPartition] = set()
         """Logs from whose ends something was cut that may have been acknowledged."""
         self._on_metadata_loss: Callable[[], None] = lambda: None
@@ -307,6 +323,7 @@ class LogDirectory:
             jitter_ms=segment_jitter_ms(config, topic, partition),
             on_loss=lambda: self._lose(topic, partition),
         )
+        self.recovery.add(loaded)
         log = self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
         if not self.was_clean and config.flush_messages != INT64_MAX:
             # Else what was acknowledged before the crash would be hidden until somebody flushes; and what is appended

@@ -67,6 +67,10 @@ class LoadedLog(NamedTuple):
     lacks_producers: bool = False
     """Damage hides batches that the producer state should know."""
     gaps_explained_below: int = 0
+    scanned_bytes: int = 0
+    """What was read and checked, because the last process did not close the log."""
+    cut_bytes: int = 0
+    """What of that was taken from the end."""
 
 
 class Checkpoints(NamedTuple):
@@ -136,6 +140,7 @@ class _Loader:
         self.suspects_end = False
         self.filed_epochs: list[tuple[int, int]] = []
         self.snapshot_offset = 0
+        self.scanned_bytes = self.cut_bytes = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
         self.names, orphans = _tidy(disk, directory)
         self.epochs, self.epochs_are_whole = self._read_epochs()
@@ -165,7 +170,9 @@ class _Loader:
         log_start_offset = max(self.checkpoints.log_start_offset, segments[0].base_offset if segments else 0)
         self._load_producers(segments, min(log_start_offset, log_end_offset), log_end_offset)
         if first_unflushed < len(segments):
+            self.scanned_bytes = sum(segment.size_bytes for segment in segments[first_unflushed:])
             segments, log_end_offset = self._recover(segments, first_unflushed)
+            self.cut_bytes = self.scanned_bytes - sum(segment.size_bytes for segment in segments[first_unflushed:])
         if segments and log_end_offset < self.checkpoints.log_start_offset:
             self.on_loss()
             logger.warning(
@@ -217,6 +224,8 @@ class _Loader:
             recovery_point,
             lacks_producers,
             self.gaps_explained_below,
+            self.scanned_bytes,
+            self.cut_bytes,
         )
 
     def _note_first_timestamp(self, active: Segment) -> None:
