@@ -46,7 +46,7 @@ def run(steps: list[tuple[str, int]]) -> None:
         elif what == "pair":
             replies.append(bench.write(b"a", b"b"))
         elif what == "behind":
-            replies.append(Reply(lambda: runtime.submit(0, _count, after_pending=True)))
+            replies.append(Reply(lambda: runtime.submit(0, _count, after_pending_writes=True)))
         elif what == "odd":
             replies.append(bench.write(b"unencodable"))
         elif what == "commit":
@@ -57,9 +57,9 @@ def run(steps: list[tuple[str, int]]) -> None:
             ports.lose(0, KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         elif what == "elect":
             epoch += number % 2
-            runtime.elected(0, epoch)
+            runtime.on_elected(0, epoch)
         elif what == "resign":
-            runtime.resigned(0)
+            runtime.on_resigned(0)
             if number % 2:
                 ports.truncate_uncommitted(0)
         elif what == "time":
@@ -83,7 +83,12 @@ NEVER = [("write", 1), ("behind", 0)]
 
 @pytest.mark.parametrize(
     ("broken", "steps"),
-    [("_arm", NEVER), ("_on_timer", NEVER), ("_close", [*NEVER, ("lose", 0)]), ("_close", [*NEVER, ("resign", 0)])],
+    [
+        ("_arm_timer", NEVER),
+        ("_on_timer", NEVER),
+        ("_close", [*NEVER, ("lose", 0)]),
+        ("_close", [*NEVER, ("resign", 0)]),
+    ],
 )
 def test_planted_mistakes_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: str, steps: list[tuple[str, int]]

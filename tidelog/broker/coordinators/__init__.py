@@ -1,1 +1,3 @@
-"""Coordinators: state machines whose state lives in an internal topic, and the one runtime that drives them."""
+"""Coordinators (state machines with their state in an internal topic) and the runtime that drives
+them.
+"""

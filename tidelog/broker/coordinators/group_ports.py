@@ -1,4 +1,6 @@
-"""The coordinators' door to the node (`coordinators.ports.Ports`): their partitions' logs, the clock, the timers."""
+"""The node's implementation of `coordinators.ports.Ports`: the logs of its partitions, clocks and
+timers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tidelog.storage.segments.reader import ColdRead
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
 
-_NOT_YET = memoryview(b"")
+_EMPTY_CHUNK = memoryview(b"")
 READ_BYTES = 1024 * 1024
 
 
@@ -45,15 +47,15 @@ class GroupPorts:
     def read_log(self, partition: int) -> Iterator[memoryview]:
         leader = self._partitions.leader(self._topic, partition)
         offset, end = leader.log.log_start_offset, leader.log.log_end_offset
-        warming: list[ColdRead] = []
+        cold_reads: list[ColdRead] = []
         while offset < end:
             try:
                 result = leader.log.read(offset, READ_BYTES, end)
             except ColdRead as cold:
-                warming.append(cold)
-                self._partitions.run_cold(cold, warming.clear)
-                while warming:
-                    yield _NOT_YET
+                cold_reads.append(cold)
+                self._partitions.run_cold(cold, cold_reads.clear)
+                while cold_reads:
+                    yield _EMPTY_CHUNK
                 continue
             except (OSError, CorruptLog, DamagedRecords) as error:
                 refusal = self._partitions.refusal(leader, error)
@@ -69,13 +71,13 @@ class GroupPorts:
             offset = result.next_offset
 
     def _pause(self) -> Iterator[memoryview]:
-        over_at = self._loop.time() + SHORTAGE_PAUSE_S
-        while self._loop.time() < over_at:
-            yield _NOT_YET
+        pause_end_s = self._loop.time() + SHORTAGE_PAUSE_S
+        while self._loop.time() < pause_end_s:
+            yield _EMPTY_CHUNK
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
-        found = self._partitions.find(topic, partition)
-        return None if found is None else found.high_watermark
+        replica = self._partitions.find(topic, partition)
+        return None if replica is None else replica.high_watermark
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return self._loop.call_later(delay_ms / 1000, callback)

@@ -1,8 +1,8 @@
-"""Rebuilding a coordinator from its partition's log, in steps short enough for the event loop.
+"""The load of a coordinator from its partition's log, in steps short enough for the event loop.
 
-Here lives the walk over batches; which log, and when to go on, is the runtime's business. The invariant: every record
-that a coordinator would have replayed when it was committed is replayed here, in the same order, and markers end
-their transactions in between.
+This module iterates over batches; the runtime chooses the log and schedules the steps. Invariant:
+a load replays the records that a running coordinator replays after their commit, in the same order,
+with the transaction markers between them.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch
 
 RECORDS_PER_STEP = 500
-MORE_TO_COME = -1
-NOT_YET = -2
+STEP_DONE = -1
+CHUNK_NOT_READY = -2
 
 
 def replay_log(
     coordinator: Coordinator, chunks: Iterable[memoryview], records_per_step: int = RECORDS_PER_STEP
 ) -> Iterator[int]:
-    """Replay whole batches; yields MORE_TO_COME after each step, NOT_YET while the next chunk is awaited (it is empty),
-    and last the offset at which the log ends.
+    """Replay the batches of `chunks`.
 
-    Raises KafkaError or MalformedMessage for a log that cannot be understood. Records of unknown kinds are passed over.
+    Yields STEP_DONE after each step, CHUNK_NOT_READY for an empty chunk, and last the log end
+    offset. Skips records of unknown kinds. Raises KafkaError or MalformedMessage for a malformed
+    log.
     """
-    left = records_per_step
+    remaining = records_per_step
     end_offset = 0
     for chunk in chunks:
         if not chunk:
-            yield NOT_YET
+            yield CHUNK_NOT_READY
         for position, header in iter_headers(chunk):
             end_offset = header.next_offset
             for record in decode_batch(chunk, position, header):
-                left -= 1
-                if left <= 0:
-                    left = records_per_step
-                    yield MORE_TO_COME
+                remaining -= 1
+                if remaining <= 0:
+                    remaining = records_per_step
+                    yield STEP_DONE
                 if header.is_control:
                     kind = control_record_type(record.key)
                     if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):

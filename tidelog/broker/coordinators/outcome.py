@@ -1,9 +1,10 @@
-"""What a coordinator wants done: the vocabulary between a pure coordinator and the runtime that serves it.
+"""The interface between a pure coordinator and the runtime: outcomes, writes and the coordinator's
+methods.
 
-Here live `Outcome` (answers to send now, writes to make, lines to log), `Write` (records that become state together,
-and the answers that wait for them) and `Coordinator` (what the runtime asks of a coordinator). Nothing here does
-anything. The invariant: whoever asked is known here only as a number, its token, so that a coordinator never holds a
-socket, future or task.
+An `Outcome` holds the answers to send now, the writes to make and the lines to log. A `Write` holds
+records that become state together, and the answers that wait for them. `Coordinator` lists the
+methods that the runtime calls. Invariant: a coordinator knows a request only by a number, its
+token, and so never holds a socket, future or task.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
 class Now(NamedTuple):
-    """The time, twice: `steady_ms` never jumps and is for deadlines, `wall_ms` is since 1970 and goes into records."""
+    """The time: `steady_ms` is monotonic, for deadlines; `wall_ms` is since 1970, for records."""
 
     steady_ms: int
     wall_ms: int
 
 
 class Caller(NamedTuple):
-    """Who sent a request: the token its answer goes to, and what the request header said."""
+    """The sender of a request: the token for the answer, and fields of the request header."""
 
     token: int
     api_version: int
@@ -32,10 +33,10 @@ class Caller(NamedTuple):
 
 @dataclass(slots=True)
 class Write:
-    """Records that are appended as one batch and replayed once committed.
+    """Records that are appended as one batch and replayed after their commit.
 
-    `replies` go out after the replay; if the append fails they are refused with its error. `context` comes back to the
-    coordinator through `on_committed` or `on_failed`.
+    `replies` are sent after the replay; a failed append replaces them with its error. The runtime
+    hands `context` to the coordinator's `on_committed` or `on_failed`.
     """
 
     records: list[Any]
@@ -44,7 +45,9 @@ class Write:
 
 
 class Outcome:
-    """What one message, or one deadline, leads to. Replies leave before writes are made."""
+    """The result of one request or deadline. The runtime sends the replies before it makes the
+    writes.
+    """
 
     __slots__ = ("notes", "now_ms", "replies", "wall_ms", "warnings", "writes")
 
@@ -52,14 +55,14 @@ class Outcome:
         self.now_ms, self.wall_ms = now
         self.replies: list[tuple[int, Any]] = []
         self.writes: list[Write] = []
-        self.notes: list[str] = []  # for the log: events of a group's life, never one per request
-        self.warnings: list[tuple[str, str]] = []  # for the log: (kind, text), of each kind one now and then
+        self.notes: list[str] = []  # lines for the log about changes of a group, never one per request
+        self.warnings: list[tuple[str, str]] = []  # (kind, text) for the log, limited in rate by kind
 
     def reply(self, token: int, response: Any) -> None:
         self.replies.append((token, response))
 
     def refuse(self, token: int, error: ErrorCode) -> None:
-        """The whole request is refused; how that looks in its API and version is not known here."""
+        """Refuse the whole request; its API's handler turns the KafkaError into a response."""
         self.replies.append((token, KafkaError(error)))
 
     def write(self, records: list[Any], context: Any = None) -> None:
@@ -72,7 +75,7 @@ class Outcome:
         self.notes.append(text)
 
     def warn(self, kind: str, text: str) -> None:
-        """For what strangers can cause as often as they like."""
+        """Log a warning that any client can cause, at a limited rate for each kind."""
         self.warnings.append((kind, text))
 
 
@@ -83,37 +86,41 @@ class RandomBits(Protocol):
 
 
 class Coordinator(Protocol):
-    """One partition's worth of state. The runtime calls it from one thread; every call is short and does no I/O."""
+    """The state of one partition. The runtime calls it from one thread; calls are short and do no
+    I/O.
+    """
 
     def encode(self, record: Any) -> tuple[bytes, bytes | None]:
-        """Key and value bytes of a record as the internal topic keeps them; None is a tombstone."""
+        """Key and value bytes of a record in the internal topic; the value None is a tombstone."""
 
     def decode(self, key: bytes, value: bytes | None) -> Any | None:
-        """The inverse of `encode`; None for a record of a kind this coordinator does not know."""
+        """The inverse of `encode`; None for a record of an unknown kind."""
 
     def replay(self, offset: int, record: Any, producer_id: int) -> None:
-        """Make the state what the committed record at this log offset says (producer id -1: no transaction)."""
+        """Apply the committed record at this log offset to the state (producer id -1: no
+        transaction).
+        """
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
-        """A transaction marker in the log."""
+        """Apply a transaction marker."""
 
     def on_loaded(self, now: Now) -> Outcome:
-        """The whole log was replayed; this node serves the partition from now on."""
+        """The log is replayed; this node serves the partition from now on."""
 
     def close(self) -> None:
-        """This node serves the partition no longer."""
+        """This node no longer serves the partition."""
 
     def on_committed(self, context: Any, now: Now) -> Outcome:
-        """The write that carried this context is committed and replayed."""
+        """The write with this context is committed and replayed."""
 
     def on_failed(self, context: Any, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
-        """The write that carried this context failed; `in_log`.
+        """The write with this context has failed.
 
-        It is not committed in time, but may yet be replayed.
+        `in_log`: it is in the log but was not committed in time, and may still be replayed.
         """
 
     def next_deadline_ms(self) -> int | None:
-        """When `on_deadline` wants to be called, in steady time; earlier than needed does no harm."""
+        """The steady time of the next `on_deadline`; an earlier call is harmless."""
 
     def on_deadline(self, now: Now) -> Outcome:
-        """Do what is due."""
+        """Handle all deadlines that are due."""

@@ -1,7 +1,8 @@
-"""What the coordinators' runtime needs from the node around it: a log per partition, the time, and timers.
+"""The interface between the coordinators' runtime and its node: a log per partition, clocks and
+timers.
 
-Here lives the contract alone; the node's side of it is `broker/coordinators/group_ports.py`, tests bring their own.
-The invariant: everything is called from the loop thread, and everything calls back there.
+`broker/coordinators/group_ports.py` implements it for a node; tests have an implementation of their
+own. Invariant: all calls come from the loop thread, and all callbacks run there.
 """
 
 from __future__ import annotations
@@ -17,31 +18,35 @@ class TimerHandle(Protocol):
 
 
 class Ports(Protocol):
-    """What the runtime needs from the node. All calls come from, and all callbacks go to, the loop thread."""
+    """The node's services for the runtime."""
 
     def append(self, partition: int, batch: bytearray) -> int:
-        """Append as leader; returns the offset after the last record. Raises KafkaError."""
+        """Append as leader; returns the offset after the batch's last record. Raises KafkaError."""
 
     def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
-        """Call back once everything below `offset` is committed, or with why it never will be from here."""
+        """Call back with None when all records below `offset` are committed, or with the error that
+        prevents it.
+        """
 
     def read_log(self, partition: int) -> Iterator[memoryview]:
-        """The partition's log from its start to its end: whole batches, some at a time; none where they must be waited
-        for, on a thread."""
+        """The partition's log from start to end, in chunks of whole batches.
+
+        An empty chunk means that a thread still reads the next one.
+        """
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
-        """Of any partition that this node has a replica of."""
+        """The high watermark of a replica on this node; None if there is no replica."""
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> TimerHandle: ...
 
     def now_ms(self) -> int:
-        """Time that never jumps, for deadlines."""
+        """Monotonic time, for deadlines."""
 
     def wall_ms(self) -> int:
-        """Time since 1970, for records."""
+        """Wall clock time since 1970, for records."""
 
 
-# What a failed append means to a member (Kafka's CoordinatorOperationExceptionHelper).
+# The error for clients by the error of an append (Kafka's CoordinatorOperationExceptionHelper).
 _APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -55,6 +60,6 @@ _APPEND_ERRORS: dict[ErrorCode, ErrorCode] = {
 }
 
 
-def told_to_members(error: ErrorCode) -> ErrorCode:
-    """The error a group's member or a producer understands, for one that an append was refused with."""
+def error_for_members(error: ErrorCode) -> ErrorCode:
+    """The error for a group's member or a producer, in place of the append's error."""
     return _APPEND_ERRORS.get(error, error)

@@ -1,10 +1,11 @@
-"""The one runtime of all coordinators: it serves, persists, replays, loads and times the coordinator of each
+"""The runtime of all coordinators: the I/O and the timers around the pure coordinator of each
 partition.
 
-Here lives the I/O around the pure coordinators; what an answer says lives in them. For each partition that this node
-leads: a request runs at once and its writes are appended as one batch each; once a batch is committed it is replayed,
-and then its answers leave. The invariant: records are replayed in log order, each once, whether or not somebody still
-waits for them. Source: Kafka's `CoordinatorRuntime`.
+The runtime appends the records of a coordinator, replays them, loads partitions, and answers
+requests; the coordinators decide on the answers. On each partition that this node leads, a request
+runs at once, and each of its writes is appended as one batch. A batch is replayed after its commit,
+and its answers leave after the replay. Invariant: records are replayed in log order, each once,
+also when no request waits for them. Source: Kafka's `CoordinatorRuntime`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from enum import Enum
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from tidelog.broker.coordinators.loading import MORE_TO_COME, NOT_YET, replay_log
+from tidelog.broker.coordinators.loading import CHUNK_NOT_READY, STEP_DONE, replay_log
 from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
-from tidelog.broker.coordinators.ports import Ports, TimerHandle, told_to_members
+from tidelog.broker.coordinators.ports import Ports, TimerHandle, error_for_members
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.batches.records import encode_batch
@@ -32,21 +33,23 @@ PENDING_WRITES_MAX = 10_000
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 PENDING_BYTES_OF_NODE_MAX = 256 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
-# While a thread brings what is to be loaded next.
-READ_AGAIN_MS = 2
+# The pause of a load while a thread reads the next chunk.
+CHUNK_RETRY_MS = 2
 
 
-class _State(Enum):
+class _ShardState(Enum):
     LOADING = "loading"
     ACTIVE = "active"
-    FAILED = "failed"  # could not be loaded, or lost its log; serves again after the next election
+    FAILED = "failed"  # the load failed, or the log was lost; ends with the next election
     CLOSED = "closed"
 
 
-class _Pending:
-    """A batch in the log that is not committed yet, or (without records) an operation that waits for those before."""
+class _PendingWrite:
+    """An uncommitted batch in the log, or (without records) an operation that waits for the batches
+    before it.
+    """
 
-    __slots__ = ("answered", "deadline_ms", "next_offset", "operation", "size_bytes", "write")
+    __slots__ = ("deadline_ms", "is_answered", "next_offset", "operation", "size_bytes", "write")
 
     def __init__(self, write: Write, next_offset: int, deadline_ms: int, size_bytes: int) -> None:
         self.write = write
@@ -54,34 +57,34 @@ class _Pending:
         self.next_offset = next_offset
         self.deadline_ms = deadline_ms
         self.size_bytes = size_bytes
-        self.answered = False  # it took too long: who waited was told so, but it may yet be committed
+        self.is_answered = False  # its requests have timed out; the batch may still be committed
 
 
 class _Shard(Generic[C]):
-    """One partition's coordinator and what is under way in it."""
+    """One partition's coordinator with its pending writes and parked requests."""
 
     def __init__(self, partition: int, leader_epoch: int, coordinator: C) -> None:
         self.partition = partition
         self.leader_epoch = leader_epoch
         self.coordinator = coordinator
-        self.state = _State.LOADING
-        self.pending: deque[_Pending] = deque()
+        self.state = _ShardState.LOADING
+        self.pending_writes: deque[_PendingWrite] = deque()
         self.pending_bytes = 0
-        self.late = 0  # so many of them, from the front, are `answered`
+        self.late_count = 0  # the first `late_count` of `pending_writes` are answered
         self.committed_offset = 0
         self.writes_under_way = 0
-        self.parked: dict[int, tuple[Deferred, Callable[[Any], Any] | None]] = {}
+        self.parked_requests: dict[int, tuple[Deferred, Callable[[Any], Any] | None]] = {}
         self.timer: TimerHandle | None = None
         self.timer_due_ms = 0
         self.append_error: ErrorCode | None = None
-        self.after_load: list[Callable[[C, Now], Outcome]] = []
+        self.operations_after_load: list[Callable[[C, Now], Outcome]] = []
 
     def is_active(self) -> bool:
-        return self.state is _State.ACTIVE
+        return self.state is _ShardState.ACTIVE
 
 
 class CoordinatorRuntime(Generic[C]):
-    """`create` makes the coordinator of a partition that this node was just elected for."""
+    """`create` makes the coordinator of a partition that this node begins to lead."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class CoordinatorRuntime(Generic[C]):
         self._compression = compression
         self._shards: dict[int, _Shard[C]] = {}
         self._tokens = count(1)
-        self._parked = 0
+        self._parked_count = 0
         self._pending_bytes = 0
         self._warnings = RepeatedWarnings(logger, lambda: ports.now_ms() / 1000)
 
@@ -111,94 +114,99 @@ class CoordinatorRuntime(Generic[C]):
         operation: Callable[[C, int, Now], Outcome],
         finish: Callable[[Any], Any] | None = None,
         *,
-        after_pending: bool = False,
-        holds_nothing: bool = False,
+        after_pending_writes: bool = False,
+        bypasses_limits: bool = False,
     ) -> Any:
-        """Run `operation(coordinator, token, now)` and return its answer, or a Deferred that will hold it.
+        """Run `operation(coordinator, token, now)` and return its answer, or a Deferred of the
+        answer.
 
-        The answer is the response passed through `finish`, or a KafkaError (then unchanged). Raises KafkaError where
-        the partition is not served (NOT_COORDINATOR), loads (COORDINATOR_LOAD_IN_PROGRESS) or is overloaded
-        (COORDINATOR_NOT_AVAILABLE). `after_pending`: not before everything written so far is committed.
-        `holds_nothing`: it is answered at once and writes nothing, so it is served under any load: what other groups
-        have under way must not cost a member its session.
+        The answer is the response after `finish`, or a KafkaError without `finish`. Raises
+        KafkaError when another node leads the partition (NOT_COORDINATOR), when it loads
+        (COORDINATOR_LOAD_IN_PROGRESS), or when it is overloaded (COORDINATOR_NOT_AVAILABLE).
+        `after_pending_writes`: the operation runs after all present writes are committed.
+        `bypasses_limits`: the operation is answered at once and writes nothing, so it runs under
+        any load. Heartbeats need it: the load of other groups must not end a member's session.
         """
         shard = self._active(partition)
-        if not holds_nothing and (
-            len(shard.pending) >= PENDING_WRITES_MAX
+        if not bypasses_limits and (
+            len(shard.pending_writes) >= PENDING_WRITES_MAX
             or shard.pending_bytes >= PENDING_BYTES_MAX
             or self._pending_bytes >= PENDING_BYTES_OF_NODE_MAX
-            or self._parked >= PARKED_REQUESTS_MAX
+            or self._parked_count >= PARKED_REQUESTS_MAX
         ):
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many requests are under way")
         token = next(self._tokens)
-        if after_pending and shard.pending:
+        if after_pending_writes and shard.pending_writes:
             deferred = self._park(shard, token, finish)
-            # A place in the queue of writes, without records of its own; it runs or times out like they do.
+            # An entry without records in the queue of writes; it runs or times out as the writes
+            # do.
             deadline_ms = self._ports.now_ms() + self._write_timeout_ms
-            waiting = _Pending(Write([], [(token, None)]), shard.pending[-1].next_offset, deadline_ms, 0)
-            waiting.operation = lambda: self._apply(shard, operation(shard.coordinator, token, self._now()))
-            shard.pending.append(waiting)
-            self._arm(shard)
+            entry = _PendingWrite(Write([], [(token, None)]), shard.pending_writes[-1].next_offset, deadline_ms, 0)
+            entry.operation = lambda: self._apply(shard, operation(shard.coordinator, token, self._now()))
+            shard.pending_writes.append(entry)
+            self._arm_timer(shard)
             return deferred
         outcome = operation(shard.coordinator, token, self._now())
         if len(outcome.replies) == 1 and not outcome.writes and outcome.replies[0][0] == token:
-            # The usual case, a heartbeat say: answered, nothing to wait for.
+            # The usual case, for instance a heartbeat: the answer is complete.
             answer = outcome.replies[0][1]
             self._log(outcome)
-            self._arm(shard)
+            self._arm_timer(shard)
             if isinstance(answer, KafkaError):
                 raise answer
             return answer if finish is None else finish(answer)
         deferred = self._park(shard, token, finish)
         self._apply(shard, outcome)
-        self._arm(shard)
+        self._arm_timer(shard)
         if isinstance(deferred.response, KafkaError):
             raise deferred.response
         return deferred if deferred.response is None else deferred.response
 
     def read(self, partition: int, operation: Callable[[C], Any]) -> Any:
-        """Run a read of the committed state now; raises as `submit`."""
+        """Run a read of the committed state; raises as `submit` does."""
         return operation(self._active(partition).coordinator)
 
     def submit_to_all(self, operation: Callable[[C, Now], Outcome]) -> None:
-        """Run `operation(coordinator, now)` on every partition served here, or being loaded; nobody waits for it."""
+        """Run `operation(coordinator, now)` on every active partition, and on a loading one after
+        its load.
+        """
         for shard in list(self._shards.values()):
             if shard.is_active():
                 self._apply(shard, operation(shard.coordinator, self._now()))
-                self._arm(shard)
-            elif shard.state is _State.LOADING:
-                shard.after_load.append(operation)
+                self._arm_timer(shard)
+            elif shard.state is _ShardState.LOADING:
+                shard.operations_after_load.append(operation)
 
     def active_partitions(self) -> list[int]:
         return [partition for partition, shard in self._shards.items() if shard.is_active()]
 
     def is_loading(self) -> bool:
         """Whether any partition is being loaded."""
-        return any(shard.state is _State.LOADING for shard in self._shards.values())
+        return any(shard.state is _ShardState.LOADING for shard in self._shards.values())
 
     def _active(self, partition: int) -> _Shard[C]:
         shard = self._shards.get(partition)
-        if shard is None or shard.state in (_State.FAILED, _State.CLOSED):
+        if shard is None or shard.state in (_ShardState.FAILED, _ShardState.CLOSED):
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
-        if shard.state is _State.LOADING:
+        if shard.state is _ShardState.LOADING:
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return shard
 
     def _park(self, shard: _Shard[C], token: int, finish: Callable[[Any], Any] | None) -> Deferred:
         deferred = Deferred()
-        shard.parked[token] = (deferred, finish)
-        self._parked += 1
+        shard.parked_requests[token] = (deferred, finish)
+        self._parked_count += 1
         return deferred
 
     def _answer(self, shard: _Shard[C], token: int, response: Any) -> None:
-        parked = shard.parked.pop(token, None)
+        parked = shard.parked_requests.pop(token, None)
         if parked is None:
-            return  # it was told that its write takes too long
-        self._parked -= 1
+            return  # the request has timed out
+        self._parked_count -= 1
         deferred, finish = parked
         deferred.complete(response if finish is None or isinstance(response, KafkaError) else finish(response))
 
-    # -- what an outcome asks for ------------------------------------------------------------------------------------
+    # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def _apply(self, shard: _Shard[C], outcome: Outcome) -> None:
         self._log(outcome)
@@ -215,8 +223,8 @@ class CoordinatorRuntime(Generic[C]):
 
     def _write(self, shard: _Shard[C], write: Write, outcome: Outcome) -> None:
         try:
-            encoded = [(outcome.wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]
-            batch = encode_batch(encoded, compression=self._compression)
+            records = [(outcome.wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]
+            batch = encode_batch(records, compression=self._compression)
             size_bytes = len(batch)
             shard.writes_under_way += 1
             try:
@@ -225,20 +233,22 @@ class CoordinatorRuntime(Generic[C]):
                 shard.writes_under_way -= 1
         except KafkaError as error:
             if shard.append_error is not error.code:
-                shard.append_error = error.code  # said once, however many requests meet it
+                shard.append_error = error.code  # logged once, not once a request
                 logger.warning("%s: appends to partition %d are refused: %s", self._name, shard.partition, error)
-            self._fail(shard, write, told_to_members(error.code))
+            self._fail(shard, write, error_for_members(error.code))
             self._drain(shard)
             return
         except ValueError as error:
-            # A name from the request that the record's format cannot hold.
+            # The record's format cannot hold a name from the request.
             logger.warning("%s: a record for partition %d cannot be encoded: %s", self._name, shard.partition, error)
             self._fail(shard, write, ErrorCode.INVALID_REQUEST)
             return
         shard.append_error = None
         if not shard.is_active():
-            return  # the append itself brought to light that the log is lost; whoever waited was told
-        shard.pending.append(_Pending(write, next_offset, outcome.now_ms + self._write_timeout_ms, size_bytes))
+            return  # the append found the log lost and closed the shard, which answered its requests
+        shard.pending_writes.append(
+            _PendingWrite(write, next_offset, outcome.now_ms + self._write_timeout_ms, size_bytes)
+        )
         shard.pending_bytes += size_bytes
         self._pending_bytes += size_bytes
         self._ports.when_committed(
@@ -256,36 +266,40 @@ class CoordinatorRuntime(Generic[C]):
         if not shard.is_active():
             return
         if error is not None:
-            # What the log holds is no longer ours to say; state made of it must not be served.
+            # The coordinator's state may differ from the lost log, so it must not serve requests.
             logger.warning("%s: partition %d lost its log: %s", self._name, shard.partition, error)
-            self._close(shard, _State.FAILED)
+            self._close(shard, _ShardState.FAILED)
             return
         shard.committed_offset = max(shard.committed_offset, offset)
         self._drain(shard)
-        self._arm(shard)
+        self._arm_timer(shard)
 
     def _drain(self, shard: _Shard[C]) -> None:
-        """Replay and answer what is committed, in log order.
+        """Replay and answer the committed writes, in log order.
 
-        An append may move the high watermark for batches before its own. Their answers can lead to further writes, so
-        nothing is drained until the append is entered as pending itself.
+        An append may commit batches before its own, and their replay may lead to further writes.
+        Therefore the queue is not drained during an append: its own entry must come first.
         """
-        while shard.pending and shard.pending[0].next_offset <= shard.committed_offset and not shard.writes_under_way:
-            self._complete(shard, shard.pending.popleft())
+        while (
+            shard.pending_writes
+            and shard.pending_writes[0].next_offset <= shard.committed_offset
+            and not shard.writes_under_way
+        ):
+            self._complete(shard, shard.pending_writes.popleft())
 
-    def _complete(self, shard: _Shard[C], pending: _Pending) -> None:
+    def _complete(self, shard: _Shard[C], pending: _PendingWrite) -> None:
         shard.pending_bytes -= pending.size_bytes
         self._pending_bytes -= pending.size_bytes
-        shard.late -= pending.answered
+        shard.late_count -= pending.is_answered
         if pending.operation is not None:
-            if not pending.answered:
+            if not pending.is_answered:
                 pending.operation()
             return
         write = pending.write
         base_offset = pending.next_offset - len(write.records)
         for index, record in enumerate(write.records):
             shard.coordinator.replay(base_offset + index, record, -1)
-        if pending.answered:
+        if pending.is_answered:
             return
         for token, response in write.replies:
             self._answer(shard, token, response)
@@ -297,11 +311,11 @@ class CoordinatorRuntime(Generic[C]):
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def _arm(self, shard: _Shard[C]) -> None:
-        """Have one timer per partition, due no later than its earliest deadline."""
+    def _arm_timer(self, shard: _Shard[C]) -> None:
+        """Keep one timer per partition, due at its earliest deadline or before."""
         due_ms = shard.coordinator.next_deadline_ms()
-        if shard.late < len(shard.pending):
-            write_due_ms = shard.pending[shard.late].deadline_ms
+        if shard.late_count < len(shard.pending_writes):
+            write_due_ms = shard.pending_writes[shard.late_count].deadline_ms
             due_ms = write_due_ms if due_ms is None else min(due_ms, write_due_ms)
         if due_ms is None or not shard.is_active():
             return
@@ -319,70 +333,75 @@ class CoordinatorRuntime(Generic[C]):
             return
         now = self._now()
         try:
-            while shard.late < len(shard.pending) and shard.pending[shard.late].deadline_ms <= now.steady_ms:
-                pending = shard.pending[shard.late]
-                pending.answered = True
-                shard.late += 1
+            while (
+                shard.late_count < len(shard.pending_writes)
+                and shard.pending_writes[shard.late_count].deadline_ms <= now.steady_ms
+            ):
+                pending = shard.pending_writes[shard.late_count]
+                pending.is_answered = True
+                shard.late_count += 1
                 self._fail(shard, pending.write, ErrorCode.COORDINATOR_NOT_AVAILABLE, in_log=True)
             self._apply(shard, shard.coordinator.on_deadline(now))
         finally:
-            self._arm(shard)  # whatever went wrong with one member, time goes on for the others
+            self._arm_timer(shard)  # an error with one member must not stop the deadlines of the others
 
     # -- elections ---------------------------------------------------------------------------------------------------
 
-    def elected(self, partition: int, leader_epoch: int) -> None:
-        """This node leads the partition from now on: load it, a step at a time."""
-        current = self._shards.get(partition)
-        if current is not None:
-            if current.leader_epoch >= leader_epoch and current.state is not _State.FAILED:
+    def on_elected(self, partition: int, leader_epoch: int) -> None:
+        """This node leads the partition from now on: load it in steps."""
+        old_shard = self._shards.get(partition)
+        if old_shard is not None:
+            if old_shard.leader_epoch >= leader_epoch and old_shard.state is not _ShardState.FAILED:
                 return
-            self._close(current, _State.CLOSED)
+            self._close(old_shard, _ShardState.CLOSED)
         shard = self._shards[partition] = _Shard(partition, leader_epoch, self._create(partition))
         steps = replay_log(shard.coordinator, self._ports.read_log(partition))
         self._ports.call_later(0, lambda: self._load_step(shard, steps))
 
-    def resigned(self, partition: int) -> None:
-        """Another node leads the partition, or nobody: everybody who waits here looks for the coordinator again."""
+    def on_resigned(self, partition: int) -> None:
+        """This node no longer leads the partition: answer its parked requests with NOT_COORDINATOR."""
         shard = self._shards.pop(partition, None)
         if shard is not None:
-            self._close(shard, _State.CLOSED)
+            self._close(shard, _ShardState.CLOSED)
 
     def close(self) -> None:
         """The node stops."""
         for partition in list(self._shards):
-            self.resigned(partition)
+            self.on_resigned(partition)
 
-    def _close(self, shard: _Shard[C], state: _State) -> None:
+    def _close(self, shard: _Shard[C], state: _ShardState) -> None:
         shard.state = state
         if shard.timer is not None:
             shard.timer.cancel()
             shard.timer = None
-        shard.pending.clear()
+        shard.pending_writes.clear()
         self._pending_bytes -= shard.pending_bytes
-        shard.pending_bytes = shard.late = 0
-        for token in list(shard.parked):
+        shard.pending_bytes = shard.late_count = 0
+        for token in list(shard.parked_requests):
             self._answer(shard, token, KafkaError(ErrorCode.NOT_COORDINATOR))
         shard.coordinator.close()
 
     def _load_step(self, shard: _Shard[C], steps: Iterator[int]) -> None:
-        """Replay some of the log, then let the loop do other things; at the end wait until all of it is committed."""
-        if shard.state is not _State.LOADING:
+        """Replay one step of the log and schedule the next; after the last step wait until the log
+        is committed.
+        """
+        if shard.state is not _ShardState.LOADING:
             return
         try:
             end_offset = next(steps)
         except Exception as error:
-            expected = isinstance(error, (KafkaError, MalformedMessage, OSError))
+            is_expected = isinstance(error, (KafkaError, MalformedMessage, OSError))
             logger.error(
                 "%s: partition %d cannot be loaded: %s",
                 self._name,
                 shard.partition,
                 error,
-                exc_info=None if expected else error,
+                exc_info=None if is_expected else error,
             )
-            self._close(shard, _State.FAILED)
+            self._close(shard, _ShardState.FAILED)
             return
-        if end_offset in (MORE_TO_COME, NOT_YET):
-            delay_ms = 0 if end_offset == MORE_TO_COME else READ_AGAIN_MS
+        if end_offset in (STEP_DONE, CHUNK_NOT_READY):
+            delay_ms = 0 if end_offset == STEP_DONE else CHUNK_RETRY_MS
             self._ports.call_later(delay_ms, lambda: self._load_step(shard, steps))
         elif end_offset == 0:
             self._activate(shard, None)
@@ -390,16 +409,16 @@ class CoordinatorRuntime(Generic[C]):
             self._ports.when_committed(shard.partition, end_offset, lambda error: self._activate(shard, error))
 
     def _activate(self, shard: _Shard[C], error: Exception | None) -> None:
-        if shard.state is not _State.LOADING:
+        if shard.state is not _ShardState.LOADING:
             return
         if error is not None:
             logger.error("%s: partition %d cannot be loaded: %s", self._name, shard.partition, error)
-            self._close(shard, _State.FAILED)
+            self._close(shard, _ShardState.FAILED)
             return
-        shard.state = _State.ACTIVE
+        shard.state = _ShardState.ACTIVE
         now = self._now()
         self._apply(shard, shard.coordinator.on_loaded(now))
-        for operation in shard.after_load:
+        for operation in shard.operations_after_load:
             self._apply(shard, operation(shard.coordinator, now))
-        shard.after_load.clear()
-        self._arm(shard)
+        shard.operations_after_load.clear()
+        self._arm_timer(shard)

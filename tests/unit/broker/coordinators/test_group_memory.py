@@ -189,7 +189,7 @@ def test_a_group_that_moved_away_is_not_charged_for_what_comes_late():
     world.advance(3000)
     world.sync(member=member, assignments={member: bytes(LARGE)})
     group = world.coordinator().groups["g"]
-    stored = world.service._runtime._shards[0].pending[0].write.records[0].value
+    stored = world.service._runtime._shards[0].pending_writes[0].write.records[0].value
     world.service.on_partition_resigned(0)
     group.adopt_assignment(stored)
     assert used_bytes(world) == 0
@@ -298,7 +298,7 @@ def test_what_is_charged_is_no_less_than_what_python_takes(attack: Callable[[Wor
     finally:
         tracemalloc.stop()
     # Requests that wait have a bound of their own.
-    assert taken_bytes <= used_bytes(world) + 1000 * world.service._runtime._parked + 50_000
+    assert taken_bytes <= used_bytes(world) + 1000 * world.service._runtime._parked_count + 50_000
 
 
 def test_the_log_says_now_and_then_that_groups_hold_too_much(caplog: pytest.LogCaptureFixture):

@@ -352,9 +352,9 @@ class TestTransactions:
         store.replay(0, committed(1), -1)
         store.replay(1, committed(2), 77)
         group = Group("g", 0)
-        assert store.expired(group, DAY_MS, 1) == ([], False)
+        assert store.expiration_records(group, DAY_MS, 1) == ([], False)
         store.replay_end_transaction(77, False)
-        assert store.expired(group, DAY_MS, 1) == ([OffsetCommit("g", "t", 0, None)], True)
+        assert store.expiration_records(group, DAY_MS, 1) == ([OffsetCommit("g", "t", 0, None)], True)
 
 
 def test_groups_in_motion_do_not_lose_offsets():
@@ -365,4 +365,4 @@ def test_groups_in_motion_do_not_lose_offsets():
     group.subscribed_topics = frozenset({"another"})
     for state in (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
         group.state = state
-        assert store.expired(group, DAY_MS, 1) == ([], False)
+        assert store.expiration_records(group, DAY_MS, 1) == ([], False)

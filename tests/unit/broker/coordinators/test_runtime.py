@@ -5,7 +5,7 @@ import pytest
 from tests.unit.broker.coordinators.fakes import FakePorts, Reply, World
 from tidelog.broker.coordinators import runtime as runtime_module
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService, abs_of_int32, java_hash
-from tidelog.broker.coordinators.loading import MORE_TO_COME, replay_log
+from tidelog.broker.coordinators.loading import STEP_DONE, replay_log
 from tidelog.broker.coordinators.outcome import Now, Outcome
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.protocol.batches.records import (
@@ -91,7 +91,7 @@ class Bench:
         return self.tapes[-1]
 
     def elect(self, epoch: int = 1) -> Tape:
-        self.runtime.elected(0, epoch)
+        self.runtime.on_elected(0, epoch)
         self.ports.advance(0)
         return self.tapes[-1]
 
@@ -162,23 +162,23 @@ def test_reads_after_what_is_under_way():
     bench = Bench(commits_at_once=False)
     bench.elect()
     bench.write(b"a")
-    later = Reply(lambda: bench.runtime.submit(0, _count, after_pending=True))
+    later = Reply(lambda: bench.runtime.submit(0, _count, after_pending_writes=True))
     assert later.is_parked
     bench.ports.commit(0)
     assert later.response == [1]
-    assert bench.runtime.submit(0, _count, after_pending=True) == [1]
+    assert bench.runtime.submit(0, _count, after_pending_writes=True) == [1]
 
 
 def test_who_is_not_served_here():
     bench = Bench()
     assert bench.write(b"a").error == E.NOT_COORDINATOR
-    bench.runtime.elected(0, 1)
+    bench.runtime.on_elected(0, 1)
     assert bench.write(b"a").error == E.COORDINATOR_LOAD_IN_PROGRESS
     assert bench.runtime.is_loading()
     bench.ports.advance(0)
     assert not bench.runtime.is_loading()
     assert bench.write(b"a").response == "stored"
-    bench.runtime.resigned(0)
+    bench.runtime.on_resigned(0)
     assert bench.write(b"a").error == E.NOT_COORDINATOR
 
 
@@ -186,7 +186,7 @@ def test_resigning_answers_everybody_and_a_late_commit_finds_nobody():
     bench = Bench(commits_at_once=False)
     tape = bench.elect()
     reply = bench.write(b"a")
-    bench.runtime.resigned(0)
+    bench.runtime.on_resigned(0)
     assert reply.error == E.NOT_COORDINATOR
     bench.ports.commit(0)
     assert tape.replayed == []
@@ -239,7 +239,7 @@ def test_loading_lets_the_loop_breathe():
     tape = Tape()
     batch = memoryview(encode_batch([(0, b"%d" % number, b"", ()) for number in range(2500)]))
     steps = list(replay_log(tape, [batch, batch]))
-    assert steps == [MORE_TO_COME] * 10 + [2500]
+    assert steps == [STEP_DONE] * 10 + [2500]
     assert len(tape.replayed) == 5000
 
 

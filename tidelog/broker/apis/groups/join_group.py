@@ -12,7 +12,7 @@ from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
 REQUEST = JoinGroupRequest
-NULL_PROTOCOL_FROM = 7
+NULL_PROTOCOL_VERSION_MIN = 7
 
 
 def handle(services: Services, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse | Deferred:
@@ -23,5 +23,5 @@ def refuse(request: JoinGroupRequest, error: KafkaError, version: int) -> JoinGr
     return JoinGroupResponse(
         error_code=error.code,
         member_id=request.member_id,
-        protocol_name=None if version >= NULL_PROTOCOL_FROM else "",
+        protocol_name=None if version >= NULL_PROTOCOL_VERSION_MIN else "",
     )

@@ -11,7 +11,7 @@ from functools import partial
 
 from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
-from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedOffset, FetchedTopics
+from tidelog.broker.coordinators.group.offsets import FetchedOffset, FetchedTopics, RequestedTopics
 from tidelog.broker.network.request import Deferred, RequestContext, gather
 from tidelog.broker.scheduling.pieces import Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -69,7 +69,7 @@ class _Answer:
         self._image = image
         self._version = version
 
-    def known_topics(self, group: OffsetFetchRequestGroup) -> AskedTopics | None:
+    def known_topics(self, group: OffsetFetchRequestGroup) -> RequestedTopics | None:
         if group.topics is None:
             return None
         if self._version < TOPIC_IDS_FROM:

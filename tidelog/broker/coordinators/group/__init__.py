@@ -1,1 +1,1 @@
-"""The group coordinator: who is in a group, who reads what, and how far each group has read."""
+"""The group coordinator: members of groups, their assignments, and committed offsets."""

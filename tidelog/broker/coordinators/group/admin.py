@@ -1,9 +1,9 @@
-"""What operators see of groups and do to them: describe, list, delete, forget offsets.
+"""The operators' requests about groups: describe, list, delete groups, delete offsets.
 
-Here live the answers of DescribeGroups, ListGroups, DeleteGroups and OffsetDelete for one coordinator; the groups
-themselves live in `coordinator`. The invariant: looking changes nothing, and deleting changes state only through
-records. Source: Kafka's `GroupMetadataManager.describeGroups`, `ClassicGroup` and
-`OffsetMetadataManager.deleteOffsets`.
+This module makes the answers of DescribeGroups, ListGroups, DeleteGroups and OffsetDelete for
+one coordinator. The groups themselves live in `coordinator`. Invariant: describing and listing
+change nothing, and a deletion changes state only through records. Source: Kafka's
+`GroupMetadataManager.describeGroups`, `ClassicGroup` and `OffsetMetadataManager.deleteOffsets`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from tidelog.protocol.messages.describe_groups import DescribedGroup, DescribedG
 from tidelog.protocol.messages.list_groups import ListedGroup
 
 GROUP_TYPE = "classic"
-NOT_FOUND_SAID_FROM = 6  # DescribeGroups; before, an unknown group is one that is Dead
+GROUP_ID_NOT_FOUND_VERSION_MIN = 6  # DescribeGroups; older versions show an unknown group as Dead
 
 
 def describe(group: Group | None, group_id: str, api_version: int) -> DescribedGroup:
-    """Subscriptions are shown in a stable group alone; assignments always, as in Kafka, old as they may be."""
+    """Show assignments in every state, even old ones, and subscriptions only in state Stable, as
+    Kafka does.
+    """
     if group is None:
-        if api_version < NOT_FOUND_SAID_FROM:
+        if api_version < GROUP_ID_NOT_FOUND_VERSION_MIN:
             return DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         return DescribedGroup(
             group_id=group_id,
@@ -54,10 +56,12 @@ def describe(group: Group | None, group_id: str, api_version: int) -> DescribedG
     )
 
 
-def listed(groups: Iterable[Group], states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
-    """Groups in one of the states and of one of the types, in any spelling; an empty filter lets all pass."""
-    wanted_states = {state.strip().lower() for state in states}
-    if types and GROUP_TYPE not in {each.lower() for each in types}:
+def list_groups(groups: Iterable[Group], states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
+    """Groups in one of the states and of one of the types, in any letter case; an empty filter
+    accepts all.
+    """
+    state_filter = {state.strip().lower() for state in states}
+    if types and GROUP_TYPE not in {group_type.lower() for group_type in types}:
         return []
     return [
         ListedGroup(
@@ -67,12 +71,14 @@ def listed(groups: Iterable[Group], states: Collection[str], types: Collection[s
             group_type=GROUP_TYPE,
         )
         for group in groups
-        if not wanted_states or group.state.value.lower() in wanted_states
+        if not state_filter or group.state.value.lower() in state_filter
     ]
 
 
-def deletion(group: Group | None, offsets: OffsetStore) -> tuple[ErrorCode, list[GroupMetadata | OffsetCommit]]:
-    """The records that delete a group with all it has committed; only an empty one may go."""
+def deletion_records(group: Group | None, offsets: OffsetStore) -> tuple[ErrorCode, list[GroupMetadata | OffsetCommit]]:
+    """The records that delete a group with its committed offsets, or the error of a group that is
+    not empty.
+    """
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND, []
     error = DELETE_ANSWER[group.state]
@@ -81,26 +87,29 @@ def deletion(group: Group | None, offsets: OffsetStore) -> tuple[ErrorCode, list
     return error, [*offsets.tombstones(group.group_id), GroupMetadata(group.group_id, None)]
 
 
-def offset_deletion(
+def offset_deletion_records(
     group: Group | None, offsets: OffsetStore, topics: Iterable[tuple[str, list[int]]]
 ) -> tuple[ErrorCode, dict[tuple[str, int], ErrorCode], list[OffsetCommit]]:
-    """What the whole is refused with, what each partition is, and the records that forget the rest.
+    """The error of the whole request, the error of each partition, and the records that delete the
+    offsets.
 
-    A group with members keeps the offsets of topics it subscribes to; one whose protocol says nothing of topics keeps
-    all.
+    A group with members keeps the offsets of the topics to which it subscribes. A group with
+    members whose protocol does not name topics keeps all its offsets.
     """
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND, {}, []
     if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return ErrorCode.NON_EMPTY_GROUP, {}, []
-    stored = offsets.of_group(group.group_id)
+    group_offsets = offsets.of_group(group.group_id)
     errors: dict[tuple[str, int], ErrorCode] = {}
     records: list[OffsetCommit] = []
     for topic, partitions in topics:
-        subscribed = group.state is not GroupState.EMPTY and group.is_subscribed_to(topic)
+        is_subscribed = group.state is not GroupState.EMPTY and group.is_subscribed_to(topic)
         for partition in partitions:
-            errors[topic, partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE
-            known = partition in stored.get(topic, {}) or offsets.is_pending(group.group_id, topic, partition)
-            if known and not subscribed:
+            errors[topic, partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed else ErrorCode.NONE
+            has_offset = partition in group_offsets.get(topic, {}) or offsets.is_pending(
+                group.group_id, topic, partition
+            )
+            if has_offset and not is_subscribed:
                 records.append(OffsetCommit(group.group_id, topic, partition, None))
     return ErrorCode.NONE, errors, records

@@ -1,7 +1,7 @@
 """The settings of the group coordinator: Kafka's names with underscores, Kafka's defaults.
 
-Here lives only the value; `broker/config/node_config.py` knows the keys and where they come from. The last bounds have
-no key in Kafka: they keep the memory of a node bounded whatever clients do.
+`broker/config/node_config.py` knows the keys and the sources of their values. The last bounds have
+no key in Kafka: they bound the memory of a node against its clients.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class GroupCoordinatorConfig:
     offsets_commit_timeout_ms: int = 5_000
     offsets_topic_compression_codec: int = 0
     new_member_join_timeout_ms: int = 5 * 60 * 1000  # Kafka's CLASSIC_GROUP_NEW_MEMBER_JOIN_TIMEOUT_MS
-    max_timers: int = 200_000  # members and handed-out member ids of one partition
-    max_group_metadata_bytes: int = METADATA_BYTES_MAX  # of one member; what a batch of the offsets topic can hold
+    max_timers: int = 200_000  # members and pending member ids of one partition
+    max_group_metadata_bytes: int = METADATA_BYTES_MAX  # of one member; fits into a batch of the offsets topic
     max_assignment_bytes: int = ASSIGNMENT_BYTES_MAX  # of one member
     max_group_memory_bytes: int = GROUP_MEMORY_BYTES_MAX  # of one group
     max_groups_memory_bytes: int = GROUPS_MEMORY_BYTES_MAX  # of all groups of a node
-    max_offsets_memory_bytes: int = OFFSETS_MEMORY_BYTES_MAX  # of the committed offsets of all of them
+    max_offsets_memory_bytes: int = OFFSETS_MEMORY_BYTES_MAX  # of the committed offsets of all groups of a node
 
     @classmethod
     def from_node(cls, integer: Callable[[str], int]) -> GroupCoordinatorConfig:

@@ -1,9 +1,10 @@
-"""The group coordinator of one `__consumer_offsets` partition: where requests, deadlines and replayed records come in.
+"""The group coordinator of one `__consumer_offsets` partition. It handles requests, deadlines and
+replayed records.
 
-Here a message meets its group; the rules live in `joins`, `rebalance` and `offsets`, the I/O in `runtime`. The
-invariant: what must survive (an assigned generation, an empty group, committed offsets) changes only in `replay`, so
-that a coordinator loaded from the log equals the one that wrote it. Source: Kafka's `GroupCoordinatorShard` and
-`GroupMetadataManager`.
+This module finds the group of a request. The rules live in `joins`, `rebalance` and `offsets`, the
+I/O in `runtime`. Invariant: durable state (an assigned generation, an empty group, committed
+offsets) changes only in `replay`, so that a coordinator loaded from the log equals the one that
+wrote it. Source: Kafka's `GroupCoordinatorShard` and `GroupMetadataManager`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from collections.abc import Collection, Iterable, Mapping
 from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group
-from tidelog.broker.coordinators.group.joins import Joins, growth_refusal, refused
+from tidelog.broker.coordinators.group.joins import JoinHandler, growth_refusal, join_error
 from tidelog.broker.coordinators.group.memory import GroupMemory, GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import (
-    AskedTopics,
     OffsetStore,
     OffsetWrite,
+    RequestedTopics,
     commit_records,
     commit_refusal,
 )
-from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, synced
+from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, sync_response
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
 from tidelog.broker.coordinators.group.states import HEARTBEAT_ANSWER, GroupState
 from tidelog.broker.coordinators.outcome import Caller, Now, Outcome, RandomBits
@@ -39,16 +40,18 @@ from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 EXPIRE = TimerKey("expire")
-# One turn looks at this many groups and writes this many tombstones; the rest follows a millisecond later.
+# The bounds of one turn of the expiry; the rest follows a millisecond later.
 EXPIRY_GROUPS_PER_TURN = 200
 EXPIRY_RECORDS_PER_TURN = 2_000
-# No batch may be larger than max.message.bytes of the offsets topic.
+# Keeps a batch below max.message.bytes of the offsets topic.
 TOMBSTONE_BYTES_PER_WRITE = 500_000
-_TOMBSTONE_BYTES_MAX = 800  # with the longest of topic names, less the group's
+_TOMBSTONE_BYTES_MAX = 800  # one with the longest topic name, without the group id
 
 
 class GroupCoordinator:
-    """Calls are made from one thread. A token in `Caller` is answered exactly once, now or in a later outcome."""
+    """All calls come from one thread. Each `Caller.token` gets exactly one reply, in this or a
+    later outcome.
+    """
 
     encode = staticmethod(records.encode)
     decode = staticmethod(records.decode)
@@ -60,17 +63,17 @@ class GroupCoordinator:
         memory: GroupMemoryBudget | None = None,
         offsets_memory: GroupMemoryBudget | None = None,
     ) -> None:
-        """`memory` and `offsets_memory` are shared by all coordinators of a node."""
+        """All coordinators of a node share `memory` and `offsets_memory`."""
         self.config = config
         self._memory = memory or GroupMemoryBudget(config.max_groups_memory_bytes)
-        self._loaded: dict[str, GroupMetadataValue] | None = {}  # what groups become once the load ends, None after it
+        self._loading_groups: dict[str, GroupMetadataValue] | None = {}  # the last record of each; None after the load
         self.groups: dict[str, Group] = {}
         offsets_memory = offsets_memory or GroupMemoryBudget(config.max_offsets_memory_bytes)
         self.offsets = OffsetStore(GroupMemory(offsets_memory))
         self.timers: TimerQueue[TimerKey] = TimerQueue()
         self._rebalancer = Rebalancer(config, self.timers)
-        self._joins = Joins(config, self.timers, self._rebalancer, rng)
-        self._expiry_left: list[str] = []
+        self._joins = JoinHandler(config, self.timers, self._rebalancer, rng)
+        self._groups_to_check: list[str] = []
 
     # -- membership --------------------------------------------------------------------------------------------------
 
@@ -79,11 +82,11 @@ class GroupCoordinator:
         group = self.groups.get(request.group_id)
         if group is None:
             if request.member_id:
-                outcome.reply(caller.token, refused(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
+                outcome.reply(caller.token, join_error(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
                 return outcome
             group = self._new_group(request.group_id, now.wall_ms)
         self._joins.join(group, request, caller, outcome)
-        self._forget_if_traceless(group)
+        self._forget_if_unused(group)
         return outcome
 
     def sync(self, request: SyncGroupRequest, caller: Caller, now: Now) -> Outcome:
@@ -95,24 +98,25 @@ class GroupCoordinator:
             return outcome
         member_id = request.member_id
         if group.state is GroupState.STABLE:
-            self._rebalancer.sync_received(group, member_id)
-            outcome.reply(caller.token, synced(group, member_id))
+            self._rebalancer.on_sync_received(group, member_id)
+            outcome.reply(caller.token, sync_response(group, member_id))
             return outcome
-        # A leader that asks twice gets what it said first: one generation has one assignment.
-        hands_in = member_id == group.leader and group.assignment_in_flight is None
-        given = {each.member_id: each.assignment for each in request.assignments} if hands_in else {}
-        error = self._assignment_refusal(group, given, outcome) if hands_in else ErrorCode.NONE
+        # A generation has one assignment: a second SyncGroup of the leader gets the assignment of
+        # its first.
+        is_assigning = member_id == group.leader and group.assignment_in_flight is None
+        assignments = {entry.member_id: entry.assignment for entry in request.assignments} if is_assigning else {}
+        error = self._assignment_refusal(group, assignments, outcome) if is_assigning else ErrorCode.NONE
         if error is not ErrorCode.NONE:
             outcome.reply(caller.token, SyncGroupResponse(error_code=error))
             return outcome
-        older = group.awaiting_sync.pop(member_id, None)
-        if older is not None:
-            outcome.reply(older, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+        earlier_token = group.awaiting_sync.pop(member_id, None)
+        if earlier_token is not None:
+            outcome.reply(earlier_token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         group.awaiting_sync[member_id] = caller.token
-        self._rebalancer.sync_received(group, member_id)
-        if hands_in:
-            group.begin_assignment(given)
-            self._rebalancer.store(group, GroupWrite("assignment", group, group.generation), given, outcome)
+        self._rebalancer.on_sync_received(group, member_id)
+        if is_assigning:
+            group.begin_assignment(assignments)
+            self._rebalancer.store(group, GroupWrite("assignment", group, group.generation), assignments, outcome)
         return outcome
 
     def _sync_refusal(self, group: Group | None, request: SyncGroupRequest) -> ErrorCode:
@@ -132,7 +136,10 @@ class GroupCoordinator:
         return ErrorCode.NONE
 
     def _assignment_refusal(self, group: Group, assignments: Mapping[str, bytes], outcome: Outcome) -> ErrorCode:
-        """The group stays as it is when the leader's assignment is refused: the leader may hand in another."""
+        """NONE, or the error of an assignment that is too large.
+
+        The error leaves the group unchanged, so that the leader may send another assignment.
+        """
         if any(len(assignments.get(member_id, b"")) > self.config.max_assignment_bytes for member_id in group.members):
             return ErrorCode.INVALID_REQUEST
         return growth_refusal(group, group.growth_by_assignment(assignments), self.config, outcome)
@@ -156,37 +163,39 @@ class GroupCoordinator:
         outcome = Outcome(now)
         group = self.groups.get(group_id)
         response = LeaveGroupResponse()
-        left: list[str] = []
+        removed_ids: list[str] = []
         for identity in members:
             member_id, instance_id = identity.member_id, identity.group_instance_id
             if group is None:
                 error = ErrorCode.UNKNOWN_MEMBER_ID
             elif member_id in group.pending_members and member_id:
                 self._rebalancer.remove_member(group, member_id, outcome)
-                left.append(member_id)
+                removed_ids.append(member_id)
                 error = ErrorCode.NONE
             else:
                 if not member_id and instance_id is not None:
-                    # An operator removes a static member by its instance id alone.
+                    # Operators remove a static member by its instance id, without a member id.
                     member_id = group.static_members.get(instance_id, "")
                 error = group.check_member(member_id, instance_id)
                 if error is ErrorCode.NONE:
                     self._rebalancer.remove_member(group, member_id, outcome)
-                    left.append(member_id)
+                    removed_ids.append(member_id)
             response.members.append(
                 MemberResponse(member_id=identity.member_id, group_instance_id=instance_id, error_code=error)
             )
         outcome.reply(caller.token, response)
-        if group is not None and left:
-            self._rebalancer.members_left(group, f"{', '.join(left)} left", outcome)
+        if group is not None and removed_ids:
+            self._rebalancer.on_members_removed(group, f"{', '.join(removed_ids)} left", outcome)
         if group is not None:
-            self._forget_if_traceless(group)
+            self._forget_if_unused(group)
         return outcome
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
     def commit_offsets(self, request: OffsetCommitRequest, caller: Caller, now: Now) -> Outcome:
-        """Topics carry their names (and ids where known). A refusal of the whole commit is a KafkaError to send."""
+        """`request` has topic names, and topic ids where known. The reply is a KafkaError for a
+        refused commit.
+        """
         outcome = Outcome(now)
         group = self.groups.get(request.group_id)
         error = commit_refusal(group, request, caller.api_version)
@@ -195,30 +204,30 @@ class GroupCoordinator:
             return outcome
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._rebalancer.extend_session(group, group.members[request.member_id], now.steady_ms)
-        stored, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
-        growth_bytes = self.offsets.growth_by(stored)
+        commits, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
+        growth_bytes = self.offsets.growth_by(commits)
         if growth_bytes > 0 and not self.offsets.memory.has_room_for(growth_bytes):
-            text = f"group {request.group_id} may not commit {len(stored)} offsets: those of this node hold too much"
+            text = f"group {request.group_id} may not commit {len(commits)} offsets: those of this node hold too much"
             outcome.warn("offsets hold too much", text)
             outcome.refuse(caller.token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        elif stored:
-            write = OffsetWrite(stored, max(growth_bytes, 0))
+        elif commits:
+            write = OffsetWrite(commits, max(growth_bytes, 0))
             self.offsets.begin(write)
-            outcome.reply_when_stored(stored, caller.token, response, write)
+            outcome.reply_when_stored(commits, caller.token, response, write)
         else:
             outcome.reply(caller.token, response)
         return outcome
 
     def fetch_offsets(
-        self, group_id: str, topics: AskedTopics | None, require_stable: bool, caller: Caller, now: Now
+        self, group_id: str, topics: RequestedTopics | None, require_stable: bool, caller: Caller, now: Now
     ) -> Outcome:
-        """Answered with `FetchedTopics`, see `OffsetStore.fetch`."""
+        """Replies with `FetchedTopics`, see `OffsetStore.fetch`."""
         outcome = Outcome(now)
         outcome.reply(caller.token, self.offsets.fetch(group_id, topics, require_stable))
         return outcome
 
     def forget_topics(self, topics: Collection[tuple[str, bytes]], now: Now) -> Outcome:
-        """Topics, (name, id) each, are deleted: so are the offsets committed for them."""
+        """Delete the offsets of deleted topics, each given as (name, topic id)."""
         outcome = Outcome(now)
         _write_in_parts(list(self.offsets.tombstones_of_topics(topics)), outcome)
         return outcome
@@ -229,36 +238,37 @@ class GroupCoordinator:
         return admin.describe(self.groups.get(group_id), group_id, api_version)
 
     def list_groups(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
-        return admin.listed(self.groups.values(), states, types)
+        return admin.list_groups(self.groups.values(), states, types)
 
     def delete_group(self, group_id: str, caller: Caller, now: Now) -> Outcome:
-        """Answered with a `DeletableGroupResult`."""
+        """Replies with a `DeletableGroupResult`."""
         outcome = Outcome(now)
         group = self.groups.get(group_id)
-        error, stored = admin.deletion(group, self.offsets)
-        answer = DeletableGroupResult(group_id=group_id, error_code=error)
-        if group is None or not stored:
-            outcome.reply(caller.token, answer)
+        error, tombstones = admin.deletion_records(group, self.offsets)
+        result = DeletableGroupResult(group_id=group_id, error_code=error)
+        if group is None or not tombstones:
+            outcome.reply(caller.token, result)
             return outcome
         for member_id in list(group.pending_members):
-            # The ids it has handed out go with it, as Kafka has it; who comes back with one is told and starts anew.
+            # Pending member ids end with their group, as in Kafka. A client that joins with one
+            # gets UNKNOWN_MEMBER_ID and joins without an id.
             self._rebalancer.remove_member(group, member_id, outcome)
         group.writes_in_flight += 1
         outcome.note(f"group {group_id}: deleted on request")
-        _write_in_parts(stored, outcome, GroupWrite("deletion", group, group.generation))
-        outcome.writes[-1].replies.append((caller.token, answer))
+        _write_in_parts(tombstones, outcome, GroupWrite("deletion", group, group.generation))
+        outcome.writes[-1].replies.append((caller.token, result))
         return outcome
 
     def delete_offsets(
         self, group_id: str, topics: Iterable[tuple[str, list[int]]], caller: Caller, now: Now
     ) -> Outcome:
-        """Answered with (topic, partition) -> ErrorCode, or a KafkaError for the whole."""
+        """Replies with (topic, partition) -> ErrorCode, or with a KafkaError for the whole request."""
         outcome = Outcome(now)
-        error, errors, stored = admin.offset_deletion(self.groups.get(group_id), self.offsets, topics)
+        error, errors, tombstones = admin.offset_deletion_records(self.groups.get(group_id), self.offsets, topics)
         if error is not ErrorCode.NONE:
             outcome.refuse(caller.token, error)
-        elif stored:
-            _write_in_parts(list(stored), outcome)
+        elif tombstones:
+            _write_in_parts(list(tombstones), outcome)
             outcome.writes[-1].replies.append((caller.token, errors))
         else:
             outcome.reply(caller.token, errors)
@@ -272,25 +282,25 @@ class GroupCoordinator:
             self.offsets.replay(offset, record, producer_id)
             if record.value is not None:
                 if group is None:
-                    # A group that only commits, without members: it exists by its offsets. Without any it stays, as
-                    # in Kafka, until the next look for what has expired.
+                    # A group without members that only commits exists by its offsets. When the last
+                    # of them is deleted it stays until the next expiry, as in Kafka.
                     group = self._new_group(record.group_id, record.value.commit_timestamp)
                 group.is_recorded = True
             return
         if record.value is None:
             if group is not None:
                 group.persisted_generation = None
-                if self._loaded is not None:
-                    self._loaded.pop(record.group_id, None)
+                if self._loading_groups is not None:
+                    self._loading_groups.pop(record.group_id, None)
                 group.is_recorded = record.group_id in self.offsets
-                self._forget_if_traceless(group)
+                self._forget_if_unused(group)
             return
         if group is None:
             group = self._new_group(record.group_id, record.value.current_state_timestamp)
         group.is_recorded = True
         group.persisted_generation = record.value.generation
-        if self._loaded is not None:
-            self._loaded[record.group_id] = record.value
+        if self._loading_groups is not None:
+            self._loading_groups[record.group_id] = record.value
         if (
             group.state is GroupState.COMPLETING_REBALANCE
             and group.assignment_in_flight == group.generation == record.value.generation
@@ -301,10 +311,10 @@ class GroupCoordinator:
         self.offsets.replay_end_transaction(producer_id, committed)
 
     def on_loaded(self, now: Now) -> Outcome:
-        """Members are taken for alive until their sessions say otherwise."""
+        """Restore the groups, and start a session timeout for each member."""
         outcome = Outcome(now)
-        loaded, self._loaded = self._loaded or {}, None
-        for group_id, value in loaded.items():
+        loaded_groups, self._loading_groups = self._loading_groups or {}, None
+        for group_id, value in loaded_groups.items():
             group = self.groups[group_id]
             group.restore(value)
             for member in group.members.values():
@@ -319,9 +329,9 @@ class GroupCoordinator:
             group.memory.release()
         self.offsets.memory.release()
         self.groups.clear()
-        self._loaded = None
+        self._loading_groups = None
 
-    # -- what became of a write --------------------------------------------------------------------------------------
+    # -- results of writes -------------------------------------------------------------------------------------------
 
     def on_committed(self, context: GroupWrite | OffsetWrite, now: Now) -> Outcome:
         outcome = Outcome(now)
@@ -332,13 +342,13 @@ class GroupCoordinator:
         group.writes_in_flight -= 1
         if context.kind == "assignment" and group.state is GroupState.STABLE and group.generation == context.generation:
             self._rebalancer.hand_out_assignments(group, outcome)
-        elif context.kind == "deletion" and group.is_deserted and group.persisted_generation is None:
-            # Unless somebody came while it was being deleted: then it lives on, and so do its generations.
+        elif context.kind == "deletion" and group.is_vacant and group.persisted_generation is None:
+            # A group that a member joined during the deletion stays, with its generations.
             if self.groups.get(group.group_id) is group and group.group_id not in self.offsets:
                 self._forget(group)
         elif context.kind == "replacement":
-            self._joins.replacement_stored(context, outcome)
-        self._forget_if_traceless(group)
+            self._joins.on_replacement_stored(context, outcome)
+        self._forget_if_unused(group)
         return outcome
 
     def on_failed(self, context: GroupWrite | OffsetWrite, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
@@ -354,8 +364,8 @@ class GroupCoordinator:
                 self._rebalancer.drop_assignment(group, error, outcome)
                 self._rebalancer.prepare(group, f"storing the assignment failed with {error.name}", outcome)
         elif context.kind == "replacement":
-            self._joins.replacement_failed(context, error, in_log, outcome)
-        self._forget_if_traceless(group)
+            self._joins.on_replacement_failed(context, error, in_log, outcome)
+        self._forget_if_unused(group)
         return outcome
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
@@ -373,43 +383,47 @@ class GroupCoordinator:
             if group is None:
                 continue
             if key.kind == "session":
-                self._rebalancer.session_expired(group, key.member_id, outcome)
+                self._rebalancer.on_session_expired(group, key.member_id, outcome)
             elif key.kind == "join":
-                self._rebalancer.join_phase_expired(group, outcome)
+                self._rebalancer.on_join_phase_expired(group, outcome)
             else:
-                self._rebalancer.sync_phase_expired(group, outcome)
-            self._forget_if_traceless(group)
+                self._rebalancer.on_sync_phase_expired(group, outcome)
+            self._forget_if_unused(group)
         return outcome
 
     def _expire(self, outcome: Outcome) -> None:
-        """Forget offsets past their retention, and empty groups left without any; a few groups at a time."""
-        if not self._expiry_left:
-            self._expiry_left = list(self.groups)
-        written = 0
+        """Delete expired offsets, and empty groups without offsets; a bounded number of groups per
+        turn.
+        """
+        if not self._groups_to_check:
+            self._groups_to_check = list(self.groups)
+        record_count = 0
         for _ in range(EXPIRY_GROUPS_PER_TURN):
-            if not self._expiry_left or written >= EXPIRY_RECORDS_PER_TURN:
+            if not self._groups_to_check or record_count >= EXPIRY_RECORDS_PER_TURN:
                 break
-            group = self.groups.get(self._expiry_left.pop())
+            group = self.groups.get(self._groups_to_check.pop())
             if group is not None:
-                written += self._expire_group(group, outcome)
-        pause_ms = 1 if self._expiry_left else self.config.offsets_retention_check_interval_ms
+                record_count += self._expire_group(group, outcome)
+        pause_ms = 1 if self._groups_to_check else self.config.offsets_retention_check_interval_ms
         self.timers.set(EXPIRE, outcome.now_ms + pause_ms)
 
     def _expire_group(self, group: Group, outcome: Outcome) -> int:
-        stored: list[GroupMetadata | OffsetCommit]
-        tombstones, all_expired = self.offsets.expired(group, outcome.wall_ms, self.config.offsets_retention_ms)
-        stored = list(tombstones)
-        is_over = all_expired and group.is_deserted
+        tombstones: list[GroupMetadata | OffsetCommit]
+        retention_ms = self.config.offsets_retention_ms
+        offset_tombstones, all_expired = self.offsets.expiration_records(group, outcome.wall_ms, retention_ms)
+        tombstones = list(offset_tombstones)
+        is_over = all_expired and group.is_vacant
         if is_over:
-            stored.append(GroupMetadata(group.group_id, None))
+            tombstones.append(GroupMetadata(group.group_id, None))
             group.writes_in_flight += 1
-        if stored:
-            outcome.note(f"group {group.group_id}: {len(tombstones)} offsets expired{', and the group' * is_over}")
-            _write_in_parts(stored, outcome, GroupWrite("deletion", group, group.generation) if is_over else None)
-        return len(stored)
+        if tombstones:
+            expired_group = ", and the group" * is_over
+            outcome.note(f"group {group.group_id}: {len(offset_tombstones)} offsets expired{expired_group}")
+            _write_in_parts(tombstones, outcome, GroupWrite("deletion", group, group.generation) if is_over else None)
+        return len(tombstones)
 
-    def _forget_if_traceless(self, group: Group) -> None:
-        if group.is_traceless and self.groups.get(group.group_id) is group:
+    def _forget_if_unused(self, group: Group) -> None:
+        if group.is_unused and self.groups.get(group.group_id) is group:
             self._forget(group)
 
     def _new_group(self, group_id: str, wall_ms: int) -> Group:
@@ -422,12 +436,12 @@ class GroupCoordinator:
 
 
 def _write_in_parts(
-    stored: list[GroupMetadata | OffsetCommit], outcome: Outcome, context: GroupWrite | None = None
+    tombstones: list[GroupMetadata | OffsetCommit], outcome: Outcome, context: GroupWrite | None = None
 ) -> None:
-    """Tombstones in batches that fit into the log; `context` is that of the last."""
-    group_bytes = 3 * max((len(record.group_id) for record in stored), default=0)
+    """Write tombstones in batches of a size that the log accepts; the last batch has the context."""
+    group_bytes = 3 * max((len(record.group_id) for record in tombstones), default=0)
     per_write = max(TOMBSTONE_BYTES_PER_WRITE // (group_bytes + _TOMBSTONE_BYTES_MAX), 1)
-    for start in range(0, len(stored), per_write):
-        outcome.write(stored[start : start + per_write])
+    for start in range(0, len(tombstones), per_write):
+        outcome.write(tombstones[start : start + per_write])
     if outcome.writes:
         outcome.writes[-1].context = context

@@ -1,10 +1,11 @@
-"""One classic group as it lives in memory: members, who waits for what, votes, the leader.
+"""The state of one classic group in memory: members, parked requests, supported protocols, the
+leader.
 
-Here lives what a group is and the changes that keep it whole; when to rebalance is decided in `rebalance`, who may
-join in `joins`. Membership in flux (who has rejoined, who waits) is lost with the node, as in Kafka; what survives is
-in the log, `persisted_generation` says up to where, and only replay sets it. The invariants: who awaits a join or sync
-is a member, the leader is a member, static instances map one to one to members, and every change of what the group
-holds is charged to its `memory`. Source: Kafka's `ClassicGroup` and `ClassicGroupMember`.
+`rebalance` decides when to rebalance, `joins` which members may join. The state of a join phase
+(rejoined members, parked requests) is lost with the node, as in Kafka. Durable state is in the log,
+up to `persisted_generation`, which only replay sets. Invariants: a parked join or sync belongs to a
+member; the leader is a member; static instances map one to one to members; every change of the
+group's size is charged to its `memory`. Source: Kafka's `ClassicGroup` and `ClassicGroupMember`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tidelog.broker.coordinators.group.memory import (
     GroupMemory,
     GroupMemoryBudget,
     assignment_size_bytes,
-    handed_out_id_size_bytes,
     member_size_bytes,
+    pending_id_size_bytes,
     protocols_size_bytes,
     topics_size_bytes,
 )
@@ -34,7 +35,9 @@ _INT32 = Struct(">i")
 
 
 class Member:
-    """`protocols` maps a protocol's name to the member's metadata for it, in the order of the member's preference."""
+    """`protocols` maps the name of a protocol to the member's metadata for it, in the member's
+    order of preference.
+    """
 
     __slots__ = (
         "assignment",
@@ -80,7 +83,7 @@ class Member:
         return member_size_bytes(names, self.protocols, self.assignment)
 
     def vote(self, candidates: frozenset[str]) -> str:
-        """The first of the candidates in the member's own order."""
+        """The candidate that the member prefers."""
         return next(name for name in self.protocols if name in candidates)
 
 
@@ -91,7 +94,7 @@ class Group:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.previous_state = GroupState.DEAD
-        self.state_since_ms = wall_ms  # -1: not known, an old record
+        self.state_since_ms = wall_ms  # -1: unknown, the record is old
         self.generation = 0
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
@@ -99,21 +102,21 @@ class Group:
         self.subscribed_topics: frozenset[str] | None = None
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}
-        self.pending_members: dict[str, None] = {}  # ids handed out with MEMBER_ID_REQUIRED
-        self.pending_sync: dict[str, None] = {}  # members of this generation that have not sent a SyncGroup
+        self.pending_members: dict[str, None] = {}  # ids sent with MEMBER_ID_REQUIRED, without a join yet
+        self.pending_sync: dict[str, None] = {}  # members of this generation without a SyncGroup
         self.awaiting_join: dict[str, int] = {}
         self.awaiting_sync: dict[str, int] = {}
         self.new_member_added = False
-        self.initial_delay: tuple[int, int] | None = None  # (this delay, what remains of the rebalance timeout), ms
+        self.initial_delay: tuple[int, int] | None = None  # (this delay, the rest of the rebalance timeout), ms
         self.assignment_in_flight: int | None = None  # the generation whose assignment is being stored
         self.writes_in_flight = 0
         self.persisted_generation: int | None = None
-        self.is_recorded = False  # something of it is in the log, and would bring it back
-        self._supporters: dict[str, int] = {}  # protocol name -> how many members know it
+        self.is_recorded = False  # the log has a record that restores the group or one of its offsets
+        self._supporter_counts: dict[str, int] = {}  # protocol name -> number of members that support it
         self.memory = memory or GroupMemory(GroupMemoryBudget(maxsize))
         self._members_bytes = 0
         self._topics_bytes = 0
-        self._in_flight_bytes = 0  # by which the assignment that is being stored is larger than the one before
+        self._in_flight_bytes = 0  # growth by the assignment that is being stored
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -134,14 +137,14 @@ class Group:
         return len(self.awaiting_join) == len(self.members) and not self.pending_members
 
     @property
-    def is_deserted(self) -> bool:
-        """Nobody is in it or about to be, and nothing of it is on its way to the log."""
+    def is_vacant(self) -> bool:
+        """Whether the group is empty, without pending member ids and without writes in flight."""
         return self.state is GroupState.EMPTY and not self.pending_members and not self.writes_in_flight
 
     @property
-    def is_traceless(self) -> bool:
-        """It never came to a generation: forgetting it changes no answer."""
-        return self.is_deserted and not self.is_recorded and self.generation == 0
+    def is_unused(self) -> bool:
+        """Whether the group never had a generation or a record; its removal changes no response."""
+        return self.is_vacant and not self.is_recorded and self.generation == 0
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -163,23 +166,25 @@ class Group:
         if self.leader is None:
             self.leader = member.member_id
         self.members[member.member_id] = member
-        self._forget_handed_out(member.member_id)
+        self._remove_pending_member(member.member_id)
         self._count(member, 1)
 
-    def hand_out(self, member_id: str) -> None:
-        """The id is sent back with MEMBER_ID_REQUIRED."""
+    def add_pending_member(self, member_id: str) -> None:
+        """Register an id that is sent with MEMBER_ID_REQUIRED."""
         self.pending_members[member_id] = None
-        self._members_bytes += handed_out_id_size_bytes(member_id)
+        self._members_bytes += pending_id_size_bytes(member_id)
         self._charge()
 
-    def _forget_handed_out(self, member_id: str) -> None:
+    def _remove_pending_member(self, member_id: str) -> None:
         if member_id in self.pending_members:
             del self.pending_members[member_id]
-            self._members_bytes -= handed_out_id_size_bytes(member_id)
+            self._members_bytes -= pending_id_size_bytes(member_id)
             self._charge()
 
     def remove(self, member_id: str) -> tuple[int | None, int | None]:
-        """Take a member or a handed-out id away; returns the tokens of its parked join and sync, to be answered."""
+        """Remove a member or a pending member id; returns the tokens of its parked join and sync
+        for an answer.
+        """
         member = self.members.pop(member_id, None)
         if member is not None:
             self._count(member, -1)
@@ -187,7 +192,7 @@ class Group:
                 self.static_members.pop(member.instance_id, None)
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
-        self._forget_handed_out(member_id)
+        self._remove_pending_member(member_id)
         self.pending_sync.pop(member_id, None)
         return self.awaiting_join.pop(member_id, None), self.awaiting_sync.pop(member_id, None)
 
@@ -201,7 +206,7 @@ class Group:
         member.session_timeout_ms = session_timeout_ms
 
     def replace_static(self, instance_id: str, new_member_id: str) -> Member:
-        """The instance is now another member id: same place, same assignment, maybe the leader."""
+        """Give the static member a new member id; it keeps its assignment, and its role as leader."""
         old_member_id = self.static_members[instance_id]
         member = self.members.pop(old_member_id)
         self._members_bytes += getsizeof(new_member_id) - getsizeof(old_member_id)
@@ -217,7 +222,9 @@ class Group:
         return member
 
     def elect_joined_leader(self) -> bool:
-        """True if the leader has rejoined, or somebody else who has takes its place; False if nobody rejoined."""
+        """Make a rejoined member the leader, the present one if possible; False if no member has
+        rejoined.
+        """
         if self.leader is None:
             return False
         if self.leader not in self.awaiting_join:
@@ -225,27 +232,36 @@ class Group:
         return self.leader in self.awaiting_join
 
     def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID when another member id holds the instance (KIP-345)."""
+        """NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID when another member id holds the instance
+        (KIP-345).
+        """
         if instance_id is not None:
-            holder = self.static_members.get(instance_id)
-            if holder is None:
+            holder_id = self.static_members.get(instance_id)
+            if holder_id is None:
                 return ErrorCode.UNKNOWN_MEMBER_ID
-            if holder != member_id:
+            if holder_id != member_id:
                 return ErrorCode.FENCED_INSTANCE_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     # -- protocols ---------------------------------------------------------------------------------------------------
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Whether somebody with these protocols can join: an empty group takes any, else one must be common to all."""
+        """Whether a member with these protocols may join.
+
+        An empty group accepts any protocol; otherwise all members must support one of them.
+        """
         if not self.members:
             return bool(protocol_type) and any(True for _ in names)
-        everybody = len(self.members)
-        return protocol_type == self.protocol_type and any(self._supporters.get(name) == everybody for name in names)
+        member_count = len(self.members)
+        return protocol_type == self.protocol_type and any(
+            self._supporter_counts.get(name) == member_count for name in names
+        )
 
     def select_protocol(self) -> str:
-        """The common protocol with the most votes; a tie goes to the one voted for first."""
-        candidates = frozenset(name for name, count in self._supporters.items() if count == len(self.members))
+        """The protocol with the most votes among those that all members support; in a tie the first
+        voted for.
+        """
+        candidates = frozenset(name for name, count in self._supporter_counts.items() if count == len(self.members))
         votes: dict[str, int] = {}
         for member in self.members.values():
             name = member.vote(candidates)
@@ -253,7 +269,7 @@ class Group:
         return max(votes, key=votes.__getitem__)
 
     def start_generation(self, wall_ms: int) -> None:
-        """The join phase is over: the next generation begins, with the members that are left."""
+        """Begin the next generation, with the members that remain after the join phase."""
         self.generation += 1
         self.pending_sync.clear()
         self._end_assignment()
@@ -266,18 +282,20 @@ class Group:
         self._subscribe()
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Assume yes where a consumer group's subscriptions cannot be read."""
+        """Whether a member subscribes to the topic; True for a consumer group with unreadable
+        subscriptions.
+        """
         if self.subscribed_topics is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self.subscribed_topics
 
     def _count(self, member: Member, by: int) -> None:
         for name in member.protocols:
-            count = self._supporters.get(name, 0) + by
+            count = self._supporter_counts.get(name, 0) + by
             if count:
-                self._supporters[name] = count
+                self._supporter_counts[name] = count
             else:
-                self._supporters.pop(name, None)
+                self._supporter_counts.pop(name, None)
         self._members_bytes += by * member.size_bytes
         self._charge()
 
@@ -287,7 +305,7 @@ class Group:
         topics = self._subscriptions()
         size_bytes = topics_size_bytes(topics or ())
         if size_bytes and not self.memory.has_room_for(size_bytes):
-            topics, size_bytes = None, 0  # then every topic counts as subscribed, and its offsets are kept
+            topics, size_bytes = None, 0  # None: every topic counts as subscribed, and keeps its offsets
         self.subscribed_topics = topics
         self._topics_bytes = size_bytes
         self._charge()
@@ -299,18 +317,18 @@ class Group:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            subscribed = topics_of_subscription(member.protocols.get(self.protocol_name or "", b""))
-            if subscribed is None:
+            member_topics = topics_of_subscription(member.protocols.get(self.protocol_name or "", b""))
+            if member_topics is None:
                 return None
-            topics.update(subscribed)
+            topics.update(member_topics)
         return frozenset(topics)
 
-    # -- what survives -----------------------------------------------------------------------------------------------
+    # -- durable state -----------------------------------------------------------------------------------------------
 
     def restore(self, value: GroupMetadataValue) -> None:
-        """Become what the record says: stable with its members, or empty.
+        """Take over the state of the record: Stable with its members, or Empty.
 
-        Any parked request is gone with the old node.
+        Parked requests were lost with the node that held them.
         """
         assert not self.awaiting_join
         assert not self.awaiting_sync
@@ -321,27 +339,27 @@ class Group:
         self.protocol_name = value.protocol
         self.leader = value.leader
         assert not self.members
-        for stored in value.members:
-            if stored.member_id in self.members or stored.group_instance_id in self.static_members:
-                continue  # no coordinator writes this, but a log from elsewhere must not stop the load
-            rebalance_timeout_ms = stored.rebalance_timeout
+        for metadata in value.members:
+            if metadata.member_id in self.members or metadata.group_instance_id in self.static_members:
+                continue  # no coordinator writes duplicates, but a foreign log must not fail the load
+            rebalance_timeout_ms = metadata.rebalance_timeout
             member = Member(
-                stored.member_id,
-                instance_id=stored.group_instance_id,
-                client_id=stored.client_id,
-                client_host=stored.client_host,
-                rebalance_timeout_ms=stored.session_timeout if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
-                session_timeout_ms=stored.session_timeout,
-                protocols={value.protocol or "": stored.subscription},
-                assignment=stored.assignment,
+                metadata.member_id,
+                instance_id=metadata.group_instance_id,
+                client_id=metadata.client_id,
+                client_host=metadata.client_host,
+                rebalance_timeout_ms=metadata.session_timeout if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
+                session_timeout_ms=metadata.session_timeout,
+                protocols={value.protocol or "": metadata.subscription},
+                assignment=metadata.assignment,
             )
             self.add(member, value.protocol_type)
         self._subscribe()
 
     def adopt_assignment(self, value: GroupMetadataValue) -> None:
-        """The assignment of this generation is committed."""
+        """Take over the committed assignment of this generation."""
         assert value.generation == self.generation
-        assignments = {stored.member_id: stored.assignment for stored in value.members}
+        assignments = {metadata.member_id: metadata.assignment for metadata in value.members}
         self._assign(assignments)
         self._end_assignment()
         self.move(GroupEvent.ASSIGNED, value.current_state_timestamp)
@@ -349,12 +367,12 @@ class Group:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def growth_by_join(self, instance_id: str | None, candidate: Member) -> int:
-        """Bytes by which it grows if `candidate` joins, in the place of the member that it was, if it was one."""
-        earlier = self.members.get(self.static_members.get(instance_id or "", candidate.member_id))
-        if earlier is not None:
-            return protocols_size_bytes(candidate.protocols) - protocols_size_bytes(earlier.protocols)
+        """The growth in bytes if `candidate` joins; an existing member is replaced."""
+        present_member = self.members.get(self.static_members.get(instance_id or "", candidate.member_id))
+        if present_member is not None:
+            return protocols_size_bytes(candidate.protocols) - protocols_size_bytes(present_member.protocols)
         if candidate.member_id in self.pending_members:
-            return candidate.size_bytes - handed_out_id_size_bytes(candidate.member_id)
+            return candidate.size_bytes - pending_id_size_bytes(candidate.member_id)
         return candidate.size_bytes + (self._base_bytes if not self.memory.held_bytes else 0)
 
     def growth_by_assignment(self, assignments: Mapping[str, bytes]) -> int:
@@ -364,13 +382,13 @@ class Group:
         )
 
     def begin_assignment(self, assignments: Mapping[str, bytes]) -> None:
-        """This generation's assignment is on its way to the log, and is charged from here on."""
+        """Charge for this generation's assignment, from before its append to the log."""
         self.assignment_in_flight = self.generation
         self._in_flight_bytes = max(self.growth_by_assignment(assignments), 0)
         self._charge()
 
     def drop_assignment(self) -> None:
-        """This generation will not be assigned."""
+        """End this generation without an assignment."""
         self._assign({})
         self._end_assignment()
 
@@ -394,7 +412,8 @@ class Group:
 
 
 def topics_of_subscription(metadata: bytes) -> list[str] | None:
-    """The topics of a consumer protocol subscription of any version (int16 version, int32 count, strings ...).
+    """The topics of a consumer protocol subscription of any version (int16 version, int32 count,
+    strings ...).
 
     None if the bytes are something else.
     """

@@ -1,9 +1,10 @@
-"""Who may join a classic group, and as whom: new and known members, handed-out member ids, static instances.
+"""The decision about one JoinGroup request: new and existing members, pending member ids, static
+members.
 
-Here lives the decision for one JoinGroup; the rebalance it may start lives in `rebalance`. The invariants: a member
-that the group knows is never answered UNKNOWN_MEMBER_ID for joining while a rebalance is under way, and of two
-requests that join as the same member the newer one is parked while the older is answered. Source: Kafka's
-`GroupMetadataManager.classicGroupJoin`, KIP-345, KIP-394, KIP-814.
+The rebalance that a join may start lives in `rebalance`. Invariants: an existing member that joins
+during a rebalance never gets UNKNOWN_MEMBER_ID; of two requests that join as the same member, the
+first is answered and the second is parked. Source: Kafka's `GroupMetadataManager.classicGroupJoin`,
+KIP-345, KIP-394, KIP-814.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tidelog.broker.coordinators.group.rebalance import (
     Rebalancer,
     Replacement,
     TimerKey,
-    joined,
+    join_response,
     members_for_leader,
 )
 from tidelog.broker.coordinators.group.states import GroupState
@@ -25,11 +26,11 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.sync_group import SyncGroupResponse
 
-MEMBER_ID_REQUIRED_FROM = 4
-SKIP_ASSIGNMENT_FROM = 9
+MEMBER_ID_REQUIRED_VERSION_MIN = 4
+SKIP_ASSIGNMENT_VERSION_MIN = 9
 
 
-class Joins:
+class JoinHandler:
     def __init__(
         self,
         config: GroupCoordinatorConfig,
@@ -47,10 +48,11 @@ class Joins:
         refusal = self._refusal(group, request, protocols, caller, outcome)
         if refusal is not ErrorCode.NONE:
             if refusal is ErrorCode.GROUP_MAX_SIZE_REACHED and request.member_id:
-                # No seat for it in the next generation either: nobody shall wait for it.
+                # It has no place in the next generation either, so the join phase must not wait for
+                # it.
                 self._rebalancer.remove_member(group, request.member_id, outcome)
                 self._rebalancer.maybe_complete_join(group, outcome)
-            outcome.reply(caller.token, refused(refusal, request.member_id))
+            outcome.reply(caller.token, join_error(refusal, request.member_id))
         elif not request.member_id:
             self._join_new(group, request, protocols, caller, outcome)
         elif request.member_id in group.pending_members and request.group_instance_id is None:
@@ -60,7 +62,7 @@ class Joins:
             if error is ErrorCode.NONE:
                 self._rejoin(group, request, protocols, caller, outcome)
             else:
-                outcome.reply(caller.token, refused(error, request.member_id))
+                outcome.reply(caller.token, join_error(error, request.member_id))
 
     def _refusal(
         self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
@@ -82,11 +84,12 @@ class Joins:
         if group.state is GroupState.EMPTY:
             return True
         if group.state is GroupState.PREPARING_REBALANCE:
-            # Who has rejoined counts, not who was there: if the limit was lowered, the last to rejoin are out.
+            # The limit counts rejoined members: after the limit is lowered, the last to rejoin are
+            # refused.
             return member_id in group.awaiting_join or len(group.awaiting_join) < self._config.group_max_size
         return member_id in group.members or len(group.members) < self._config.group_max_size
 
-    # -- members the group does not know -----------------------------------------------------------------------------
+    # -- new members -------------------------------------------------------------------------------------------------
 
     def _join_new(
         self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
@@ -95,12 +98,13 @@ class Joins:
         member_id = f"{caller.client_id if instance_id is None else instance_id}-{random_uuid(self._rng)}"
         if instance_id is not None and instance_id in group.static_members:
             self._replace(group, request, protocols, member_id, caller, outcome)
-        elif instance_id is None and caller.api_version >= MEMBER_ID_REQUIRED_FROM:
-            # The client comes back with this id, so that a retried first join leaves no ghost behind (KIP-394).
-            group.hand_out(member_id)
+        elif instance_id is None and caller.api_version >= MEMBER_ID_REQUIRED_VERSION_MIN:
+            # The client joins again with this id, so that a retry of its first join adds no second
+            # member (KIP-394).
+            group.add_pending_member(member_id)
             key = TimerKey("session", group.group_id, member_id)
             self._timers.set(key, outcome.now_ms + request.session_timeout_ms)
-            outcome.reply(caller.token, refused(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            outcome.reply(caller.token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
             self._add(group, request, protocols, member_id, caller, outcome)
 
@@ -119,32 +123,33 @@ class Joins:
             group.new_member_added = True
         group.add(member, request.protocol_type)
         group.awaiting_join[member_id] = caller.token
-        # A client that gave up on a long join cannot be noticed and may have joined again under another id: the ghost
-        # is given this long.
+        # A client may give up on a long join and join again under another id. The coordinator
+        # cannot notice that, so the first member expires after this time.
         key = TimerKey("session", group.group_id, member_id)
         self._timers.set(key, outcome.now_ms + self._config.new_member_join_timeout_ms)
         reason = request.reason or "not given"
         self._rebalancer.prepare_or_complete(group, f"{member_id} joins (its reason: {reason})", outcome)
 
-    # -- members the group knows -------------------------------------------------------------------------------------
+    # -- existing members --------------------------------------------------------------------------------------------
 
     def _rejoin(
         self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
     ) -> None:
         member = group.members[request.member_id]
-        changed = member.protocols != protocols or list(member.protocols) != list(protocols)
+        has_changed = member.protocols != protocols or list(member.protocols) != list(protocols)
         if group.state is GroupState.PREPARING_REBALANCE:
             must_rebalance = True
         elif group.state is GroupState.COMPLETING_REBALANCE:
-            must_rebalance = changed  # unchanged: it merely missed the answer to its last join
+            must_rebalance = has_changed  # an unchanged member has only missed the response to its last join
         else:
-            # The leader joins again to make everybody get a new assignment, say because a topic has grown.
-            must_rebalance = changed or group.leader == member.member_id
+            # The leader rejoins to get all members a new assignment, for instance when a topic has
+            # more partitions.
+            must_rebalance = has_changed or group.leader == member.member_id
         if not must_rebalance:
-            answer = joined(group, member.member_id)
+            response = join_response(group, member.member_id)
             if group.state is GroupState.STABLE:
-                answer.members = []
-            outcome.reply(caller.token, answer)
+                response.members = []
+            outcome.reply(caller.token, response)
             return
         group.update(member, protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
         self._park(group, member, caller, outcome)
@@ -153,10 +158,11 @@ class Joins:
         self._rebalancer.prepare_or_complete(group, text, outcome)
 
     def _park(self, group: Group, member: Member, caller: Caller, outcome: Outcome) -> None:
-        older = group.awaiting_join.pop(member.member_id, None)
-        if older is not None:
-            # The same member asks again, over another connection: whoever still listens to the first is told to retry.
-            outcome.reply(older, refused(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        earlier_token = group.awaiting_join.pop(member.member_id, None)
+        if earlier_token is not None:
+            # The member has joined again over another connection; the first request gets a
+            # retriable error.
+            outcome.reply(earlier_token, join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
         group.awaiting_join[member.member_id] = caller.token
 
     # -- static members (KIP-345) ------------------------------------------------------------------------------------
@@ -170,77 +176,84 @@ class Joins:
         caller: Caller,
         outcome: Outcome,
     ) -> None:
-        """A static instance came back without its member id: the new id takes the old one's place."""
+        """A static member joins without its member id: its new member id replaces the old one."""
         instance_id = request.group_instance_id
         assert instance_id is not None
         old_member_id = group.static_members[instance_id]
         old_leader = group.leader
         self._fence(group, old_member_id, outcome)
         member = group.replace_static(instance_id, member_id)
-        before = copy_of(member)
+        old_member = copy_of(member)
         self._timers.cancel(TimerKey("session", group.group_id, old_member_id))
         self._rebalancer.extend_session(group, member, outcome.now_ms)
         group.update(member, protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
-        # Parked in any case: should a rebalance begin before the record is stored, it has joined that.
+        # The request is parked in every state: a rebalance that begins before the record is stored
+        # includes it.
         group.awaiting_join[member_id] = caller.token
         reason = f"static member {instance_id} is back as {member_id}"
         if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
-            # Nothing changes but the id: no rebalance, the record with the new id is all there is to do.
+            # Only the member id changes, so a record with the new id suffices, without a rebalance.
             outcome.note(f"group {group.group_id}: {reason}, no rebalance needed")
-            stored = Replacement(member_id, caller.token, caller.api_version, old_leader, old_member_id, before)
-            write = GroupWrite("replacement", group, group.generation, stored)
+            replacement = Replacement(
+                member_id, caller.token, caller.api_version, old_leader, old_member_id, old_member
+            )
+            write = GroupWrite("replacement", group, group.generation, replacement)
             assignments = {other.member_id: other.assignment for other in group.members.values()}
             self._rebalancer.store(group, write, assignments, outcome)
             return
         self._rebalancer.prepare_or_complete(group, reason, outcome)
 
     def _fence(self, group: Group, member_id: str, outcome: Outcome) -> None:
-        """Whoever still waits under the old member id of a static instance is told that it is replaced."""
+        """Answer the parked requests of a static member's old member id with FENCED_INSTANCE_ID."""
         token = group.awaiting_join.pop(member_id, None)
         if token is not None:
-            outcome.reply(token, refused(ErrorCode.FENCED_INSTANCE_ID, member_id))
+            outcome.reply(token, join_error(ErrorCode.FENCED_INSTANCE_ID, member_id))
         token = group.awaiting_sync.pop(member_id, None)
         if token is not None:
             outcome.reply(token, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
 
-    def replacement_stored(self, write: GroupWrite, outcome: Outcome) -> None:
+    def on_replacement_stored(self, write: GroupWrite, outcome: Outcome) -> None:
         if self._still_waits(write) and write.replacement is not None:
             group, (member_id, token, api_version, old_leader, _, _) = write.group, write.replacement
             del group.awaiting_join[member_id]
-            outcome.reply(token, replacement_answer(group, member_id, old_leader, api_version))
+            outcome.reply(token, replacement_response(group, member_id, old_leader, api_version))
             self._rebalancer.extend_session(group, group.members[member_id], outcome.now_ms)
 
-    def replacement_failed(self, write: GroupWrite, error: ErrorCode, in_log: bool, outcome: Outcome) -> None:
-        """The old id is the member again, unless the record with the new one may yet be committed."""
+    def on_replacement_failed(self, write: GroupWrite, error: ErrorCode, in_log: bool, outcome: Outcome) -> None:
+        """Restore the old member id, unless the record with the new member id may still be
+        committed.
+        """
         if not self._still_waits(write) or write.replacement is None:
             return
-        group, (member_id, token, _, _, old_member_id, before) = write.group, write.replacement
+        group, (member_id, token, _, _, old_member_id, old_member) = write.group, write.replacement
         del group.awaiting_join[member_id]
-        outcome.reply(token, refused(error, ""))
+        outcome.reply(token, join_error(error, ""))
         member = group.members[member_id]
         if not in_log:
             assert member.instance_id is not None
             self._timers.cancel(TimerKey("session", group.group_id, member_id))
             group.replace_static(member.instance_id, old_member_id)
-            group.update(member, before.protocols, before.rebalance_timeout_ms, before.session_timeout_ms)
+            group.update(member, old_member.protocols, old_member.rebalance_timeout_ms, old_member.session_timeout_ms)
         self._rebalancer.extend_session(group, member, outcome.now_ms)
 
     def _still_waits(self, write: GroupWrite) -> bool:
-        """False once the group has moved on: the rebalance, or whoever fenced or removed it, answers it."""
-        group, stored = write.group, write.replacement
+        """Whether this write answers the request. A rebalance, fence or removal since then answers
+        it instead.
+        """
+        group, replacement = write.group, write.replacement
         return (
-            stored is not None
+            replacement is not None
             and group.state is GroupState.STABLE
             and group.generation == write.generation
-            and group.awaiting_join.get(stored.member_id) == stored.token
+            and group.awaiting_join.get(replacement.member_id) == replacement.token
         )
 
 
 def growth_refusal(group: Group, growth_bytes: int, config: GroupCoordinatorConfig, outcome: Outcome) -> ErrorCode:
-    """Whether the group may hold so much more.
+    """NONE, or the error of a request for which there is no memory.
 
-    GROUP_MAX_SIZE_REACHED, which clients take for final, where the group itself is too large; where all groups of the
-    node are, COORDINATOR_NOT_AVAILABLE, on which they try again.
+    GROUP_MAX_SIZE_REACHED, which is final for clients, when the group exceeds its own bound;
+    COORDINATOR_NOT_AVAILABLE, on which clients retry, when the groups of the node exceed theirs.
     """
     if growth_bytes <= 0:
         return ErrorCode.NONE
@@ -266,18 +279,19 @@ def new_member(request: JoinGroupRequest, member_id: str, protocols: dict[str, b
     )
 
 
-def refused(error: ErrorCode, member_id: str) -> JoinGroupResponse:
+def join_error(error: ErrorCode, member_id: str) -> JoinGroupResponse:
     return JoinGroupResponse(error_code=error, member_id=member_id)
 
 
-def replacement_answer(group: Group, member_id: str, old_leader: str | None, api_version: int) -> JoinGroupResponse:
-    """For a static member that needs no rebalance.
+def replacement_response(group: Group, member_id: str, old_leader: str | None, api_version: int) -> JoinGroupResponse:
+    """The response to a static member that joins without a rebalance.
 
-    From version 9 a leader learns the members, to watch their topics, and that it shall not assign (KIP-814). Before
-    that it is shown the old leader's id, so that it does not take itself for the leader.
+    From version 9 the response to a leader has the members, for watching their topics, and
+    `skip_assignment` (KIP-814). Older versions show the old leader's id, so that the member does
+    not act as the leader.
     """
     is_leader = member_id == group.leader
-    can_skip = api_version >= SKIP_ASSIGNMENT_FROM
+    can_skip = api_version >= SKIP_ASSIGNMENT_VERSION_MIN
     return JoinGroupResponse(
         generation_id=group.generation,
         protocol_type=group.protocol_type,

@@ -1,13 +1,13 @@
-"""What the groups of a node take of its memory, and how much they may take.
+"""The memory of a node's groups: an estimate of its size, and a budget that bounds it.
 
-Here live the estimate of what members, subscriptions and assignments cost, and the budget that all groups of a node
-share; committed offsets have another budget, so that neither takes the other's place. Who is refused for want of memory
-is decided in `joins` and `coordinator`. The invariants: the budget's `used_bytes` is the sum of what its groups hold, a
-group without members or handed-out ids holds nothing, and a group that was released holds nothing for ever. What is
-charged is never less than what CPython takes.
+All groups of a node share one budget. Committed offsets have a budget of their own, so that
+neither kind starves the other. `joins` and `coordinator` refuse requests that exceed a budget.
+Invariants: the budget's `used_bytes` is the sum of `held_bytes` of its groups; a group without
+members or pending member ids holds nothing; a released group holds nothing for ever; the charge
+is at least the memory that CPython uses.
 
-Every member is charged a reserve for its metadata and its assignment, used or not. A member that was let in can thus
-always rejoin with, and be assigned, that much, however full the node is.
+Every member is charged a minimum for its metadata and for its assignment. A member of a full node
+can therefore always rejoin with metadata of that size, and get an assignment of that size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sys import getsizeof
 
 GROUP_BYTES = 3_000
 MEMBER_BYTES = 1_000
-HANDED_OUT_ID_BYTES = 700
+PENDING_ID_BYTES = 700
 PROTOCOL_BYTES = 250
 TOPIC_BYTES = 100
 METADATA_RESERVE_BYTES = 1_000
@@ -27,7 +27,7 @@ TOPIC_OFFSETS_BYTES = 350
 
 
 class GroupMemoryBudget:
-    """Of all groups that one node coordinates."""
+    """The budget of all groups that one node coordinates."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -48,13 +48,13 @@ class GroupMemory:
         self.held_bytes = 0
 
     def hold(self, size_bytes: int) -> None:
-        """The group now takes this much."""
+        """Charge the budget `size_bytes` in place of the present charge."""
         if not self._is_released:
             self._budget.used_bytes += size_bytes - self.held_bytes
             self.held_bytes = size_bytes
 
     def release(self) -> None:
-        """The coordinator has forgotten the group, or the node coordinates it no longer."""
+        """End the charge: the group is deleted, or another node coordinates it."""
         self.hold(0)
         self._is_released = True
 
@@ -72,13 +72,13 @@ def assignment_size_bytes(assignment: bytes) -> int:
 
 
 def member_size_bytes(names: Iterable[str | None], protocols: Mapping[str, bytes], assignment: bytes) -> int:
-    """`names`: its ids, and those of its client."""
+    """`names`: the member's ids, its client's id and host."""
     size_bytes = MEMBER_BYTES + sum(getsizeof(name) for name in names if name is not None)
     return size_bytes + protocols_size_bytes(protocols) + assignment_size_bytes(assignment)
 
 
-def handed_out_id_size_bytes(member_id: str) -> int:
-    return HANDED_OUT_ID_BYTES + getsizeof(member_id)
+def pending_id_size_bytes(member_id: str) -> int:
+    return PENDING_ID_BYTES + getsizeof(member_id)
 
 
 def topics_size_bytes(topics: Iterable[str]) -> int:
@@ -86,15 +86,17 @@ def topics_size_bytes(topics: Iterable[str]) -> int:
 
 
 def offset_size_bytes(metadata: str) -> int:
-    """Of one committed offset, of one partition."""
+    """The size of one committed offset."""
     return OFFSET_BYTES + getsizeof(metadata) if metadata else OFFSET_BYTES
 
 
 def topic_offsets_size_bytes(topic: str) -> int:
-    """Of a topic for which a group has committed offsets, without these."""
+    """The size of a topic's entry in a group's offsets, without the offsets."""
     return TOPIC_OFFSETS_BYTES + getsizeof(topic)
 
 
 def group_offsets_size_bytes(group_id: str) -> int:
-    """Of a group that has committed offsets, without these; it may have no members."""
+    """The size of a group's entry in the offset store, without the offsets; the group may have no
+    members.
+    """
     return GROUP_BYTES + getsizeof(group_id)

@@ -1,9 +1,9 @@
-"""Committed offsets: where each group has read to, what may be committed, and when it is forgotten.
+"""Committed offsets: the store, the rules for commits, and expiration.
 
-Here lives the store and the rules about its entries; the state of groups lives in `group`. Offsets change only by
-`replay`. Offsets committed inside a transaction wait apart, under its producer id, until the marker comes. The
-invariant: of two commits for the same partition the one later in the log wins, also when the earlier one's
-transaction ends later. Source: Kafka's `OffsetMetadataManager`.
+The state of groups lives in `group`. Offsets change only in `replay`. Offsets of an open
+transaction are kept apart, by producer id, until the transaction's marker is replayed. Invariant:
+of two commits for the same partition the one with the larger offset in the log wins, even if its
+transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ from tidelog.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 
-GROUP_ID_NOT_FOUND_FROM = 9
+GROUP_ID_NOT_FOUND_VERSION_MIN = 9
 NO_TOPIC_ID = bytes(16)
 
 
 class CommittedOffset(NamedTuple):
-    """`record_offset` is where in the log it stands; `expire_timestamp_ms` and `leader_epoch` are -1 where unknown."""
+    """`record_offset`: of the commit's record. `expire_timestamp_ms` and `leader_epoch` are -1
+    where unknown.
+    """
 
     offset: int
     leader_epoch: int
@@ -49,7 +51,9 @@ class CommittedOffset(NamedTuple):
 
 
 class FetchedOffset(NamedTuple):
-    """One partition's answer to OffsetFetch; offset -1: nothing committed."""
+    """One partition's answer to OffsetFetch; offset -1 means that the group has no committed
+    offset.
+    """
 
     partition: int
     offset: int = -1
@@ -59,29 +63,31 @@ class FetchedOffset(NamedTuple):
 
 
 class OffsetWrite(NamedTuple):
-    """The context of a write of committed offsets. `growth_bytes`: what they take beyond what they replace."""
+    """The context of a write of offsets. `growth_bytes`: the memory they need beyond the offsets
+    they replace.
+    """
 
     records: list[OffsetCommit]
     growth_bytes: int = 0
 
 
 TopicOffsets = dict[str, dict[int, CommittedOffset]]
-AskedTopics = list[tuple[str, bytes, list[int]]]  # name, topic id or zero, partitions
+RequestedTopics = list[tuple[str, bytes, list[int]]]  # (name, topic id or zero, partitions)
 FetchedTopics = list[tuple[str, list[FetchedOffset]]]
 
 
 class OffsetStore:
-    """`memory` is charged for what is committed, waits for a transaction, or is being written."""
+    """`memory` is charged for offsets that are committed, in an open transaction, or being written."""
 
     def __init__(self, memory: GroupMemory | None = None) -> None:
         self.memory = memory or GroupMemory(GroupMemoryBudget(maxsize))
         self._groups: dict[str, TopicOffsets] = {}
-        self._pending: dict[int, dict[str, TopicOffsets]] = {}  # producer id -> group -> ...
-        # Commits in the log that are not replayed yet, by (group, topic, partition).
+        self._pending: dict[int, dict[str, TopicOffsets]] = {}  # producer id -> group -> offsets
+        # The number of unreplayed commits, by (group, topic, partition).
         self._in_flight: Counter[tuple[str, str, int]] = Counter()
 
     def __contains__(self, group_id: object) -> bool:
-        """Whether the group has an offset, or one that waits for the end of a transaction."""
+        """Whether the group has an offset, committed or in an open transaction."""
         return group_id in self._groups or any(group_id in pending for pending in self._pending.values())
 
     def groups(self) -> Iterator[str]:
@@ -91,7 +97,7 @@ class OffsetStore:
         return self._groups.get(group_id, {})
 
     def positions(self) -> Iterator[tuple[str, str, int, int]]:
-        """(group, topic, partition, offset) of everything that is committed."""
+        """(group, topic, partition, offset) of every committed offset."""
         for group_id, topics in self._groups.items():
             for topic, partitions in topics.items():
                 for index, entry in partitions.items():
@@ -105,12 +111,14 @@ class OffsetStore:
     # -- commits under way -------------------------------------------------------------------------------------------
 
     def begin(self, write: OffsetWrite) -> None:
-        """These records are about to be appended: what they replace does not expire meanwhile."""
+        """Register records before their append: the offsets that they replace do not expire
+        meanwhile.
+        """
         self._in_flight.update((record.group_id, record.topic, record.partition) for record in write.records)
         self._charge(write.growth_bytes)
 
     def end(self, write: OffsetWrite) -> None:
-        """They are replayed, or the commit was refused."""
+        """Unregister records that are replayed, or whose write has failed."""
         self._charge(-write.growth_bytes)
         for record in write.records:
             key = (record.group_id, record.topic, record.partition)
@@ -121,23 +129,23 @@ class OffsetStore:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def growth_by(self, records: Iterable[OffsetCommit]) -> int:
-        """Bytes that these commits take beyond what they replace."""
+        """The memory, in bytes, that these commits need beyond the offsets that they replace."""
         size_bytes = 0
-        new: set[object] = set()
+        new_entries: set[object] = set()
         for record in records:
             if record.value is None:
                 continue
             topics = self._groups.get(record.group_id)
             partitions = topics.get(record.topic) if topics is not None else None
-            older = partitions.get(record.partition) if partitions is not None else None
+            previous = partitions.get(record.partition) if partitions is not None else None
             size_bytes += offset_size_bytes(record.value.metadata)
-            if older is not None:
-                size_bytes -= offset_size_bytes(older.metadata)
-            if partitions is None and (record.group_id, record.topic) not in new:
-                new.add((record.group_id, record.topic))
+            if previous is not None:
+                size_bytes -= offset_size_bytes(previous.metadata)
+            if partitions is None and (record.group_id, record.topic) not in new_entries:
+                new_entries.add((record.group_id, record.topic))
                 size_bytes += topic_offsets_size_bytes(record.topic)
-            if topics is None and record.group_id not in new:
-                new.add(record.group_id)
+            if topics is None and record.group_id not in new_entries:
+                new_entries.add(record.group_id)
                 size_bytes += group_offsets_size_bytes(record.group_id)
         return size_bytes
 
@@ -155,7 +163,7 @@ class OffsetStore:
                 if not pending:
                     del self._pending[producer]
             return
-        committed = CommittedOffset(
+        entry = CommittedOffset(
             value.offset,
             value.leader_epoch,
             value.metadata,
@@ -165,32 +173,32 @@ class OffsetStore:
             record_offset,
         )
         groups = self._groups if producer_id < 0 else self._pending.setdefault(producer_id, {})
-        self._charge(_put(groups, record.group_id, record.topic, record.partition, committed))
+        self._charge(_put(groups, record.group_id, record.topic, record.partition, entry))
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
-        """The transaction's offsets count from now on, or never will."""
+        """Commit the transaction's offsets, or drop them."""
         pending = self._pending.pop(producer_id, {})
         for group_id, topics in pending.items():
             self._charge(-group_offsets_size_bytes(group_id))
             for topic, partitions in topics.items():
                 self._charge(-topic_offsets_size_bytes(topic))
-                kept = self._groups.get(group_id, {}).get(topic, {})
+                committed_entries = self._groups.get(group_id, {}).get(topic, {})
                 for partition, entry in partitions.items():
                     self._charge(-offset_size_bytes(entry.metadata))
-                    older = kept.get(partition)
-                    if committed and (older is None or older.record_offset < entry.record_offset):
+                    previous = committed_entries.get(partition)
+                    if committed and (previous is None or previous.record_offset < entry.record_offset):
                         self._charge(_put(self._groups, group_id, topic, partition, entry))
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, group_id: str, topics: AskedTopics | None, require_stable: bool) -> FetchedTopics:
-        """`topics` is None for all there are. Unknown groups have no offsets."""
-        stored = self._groups.get(group_id, {})
+    def fetch(self, group_id: str, topics: RequestedTopics | None, require_stable: bool) -> FetchedTopics:
+        """The offsets of `topics`, or of all topics for None. An unknown group has no offsets."""
+        group_offsets = self._groups.get(group_id, {})
         if topics is None:
-            topics = [(topic, NO_TOPIC_ID, list(partitions)) for topic, partitions in stored.items()]
+            topics = [(topic, NO_TOPIC_ID, list(partitions)) for topic, partitions in group_offsets.items()]
         answer: FetchedTopics = []
         for topic, topic_id, indexes in topics:
-            partitions = stored.get(topic, {})
+            partitions = group_offsets.get(topic, {})
             entries: list[FetchedOffset] = []
             for index in indexes:
                 entry = partitions.get(index)
@@ -203,44 +211,49 @@ class OffsetStore:
             answer.append((topic, entries))
         return answer
 
-    # -- forgetting --------------------------------------------------------------------------------------------------
+    # -- deletion ----------------------------------------------------------------------------------------------------
 
     def tombstones(self, group_id: str) -> list[OffsetCommit]:
-        """Records that forget everything the group has committed, also what waits for a transaction."""
+        """Records that delete all offsets of the group, also those in open transactions."""
         partitions = {(topic, index) for topic, indexes in self.of_group(group_id).items() for index in indexes}
         for pending in self._pending.values():
             partitions |= {(topic, index) for topic, indexes in pending.get(group_id, {}).items() for index in indexes}
         return [OffsetCommit(group_id, topic, index, None) for topic, index in sorted(partitions)]
 
     def tombstones_of_topics(self, topics: Collection[tuple[str, bytes]]) -> list[OffsetCommit]:
-        """Records that forget deleted topics, (name, topic id) each: entries with that id, or with none."""
-        gone: dict[str, list[bytes]] = {}
+        """Records that delete the offsets of deleted topics, each given as (name, topic id).
+
+        They cover the offsets with that topic id, and those without a topic id.
+        """
+        deleted_ids: dict[str, list[bytes]] = {}
         for topic, topic_id in topics:
-            gone.setdefault(topic, []).append(topic_id)
-        found: dict[tuple[str, str, int], None] = {}
+            deleted_ids.setdefault(topic, []).append(topic_id)
+        offset_keys: dict[tuple[str, str, int], None] = {}
         for groups in (self._groups, *self._pending.values()):
-            for group_id, stored in groups.items():
-                # No more is looked at than the smaller of the two: there may be thousands of groups, and of topics.
-                for topic in sorted(stored.keys() & gone.keys()):
-                    for index, entry in stored[topic].items():
-                        if not all(_is_of_another_topic(entry.topic_id, topic_id) for topic_id in gone[topic]):
-                            found[group_id, topic, index] = None
-        return [OffsetCommit(group_id, topic, index, None) for group_id, topic, index in found]
+            for group_id, group_offsets in groups.items():
+                # The intersection iterates over the smaller set: there may be thousands of groups
+                # and of topics.
+                for topic in sorted(group_offsets.keys() & deleted_ids.keys()):
+                    for index, entry in group_offsets[topic].items():
+                        if not all(_is_of_another_topic(entry.topic_id, topic_id) for topic_id in deleted_ids[topic]):
+                            offset_keys[group_id, topic, index] = None
+        return [OffsetCommit(group_id, topic, index, None) for group_id, topic, index in offset_keys]
 
-    def expired(self, group: Group, wall_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
-        """Records that forget what has expired, and whether that leaves the group without offsets.
+    def expiration_records(self, group: Group, wall_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
+        """Records that delete the expired offsets, and whether the group has no offsets after them.
 
-        An empty group's offsets count from when it became empty; a group without members of its own (manual
-        assignment) and topics nobody subscribes to any more count from the commit. A commit that said when it expires
-        is taken at its word (KIP-211). An offset that is being committed anew stays: the record that forgets the old
-        one would lie behind the new one in the log.
+        The retention time of an empty group's offsets starts when the group became empty. It starts
+        at the commit for a group that never had members (manual assignment), and for topics without
+        a subscriber. A commit with an expiry time of its own expires then (KIP-211). An offset with
+        a commit under way stays: the tombstone would follow the new commit in the log, and delete
+        it.
         """
         topics = self.of_group(group.group_id)
         waits_for_transaction = any(group.group_id in pending for pending in self._pending.values())
-        since_empty = -1
+        empty_since_ms = -1
         if group.protocol_type is not None:
             if group.state is GroupState.EMPTY:
-                since_empty = group.state_since_ms
+                empty_since_ms = group.state_since_ms
             elif group.state is not GroupState.STABLE or group.subscribed_topics is None:
                 return [], not topics and not waits_for_transaction
         records: list[OffsetCommit] = []
@@ -250,13 +263,13 @@ class OffsetStore:
                 all_expired = False
                 continue
             for index, entry in partitions.items():
-                base_ms = entry.commit_timestamp_ms if since_empty < 0 else since_empty
+                base_ms = entry.commit_timestamp_ms if empty_since_ms < 0 else empty_since_ms
                 if entry.expire_timestamp_ms != -1:
-                    due = wall_ms >= entry.expire_timestamp_ms
+                    is_due = wall_ms >= entry.expire_timestamp_ms
                 else:
-                    due = wall_ms - base_ms >= retention_ms
+                    is_due = wall_ms - base_ms >= retention_ms
                 is_renewed = (group.group_id, topic, index) in self._in_flight
-                if due and not is_renewed and not self.is_pending(group.group_id, topic, index):
+                if is_due and not is_renewed and not self.is_pending(group.group_id, topic, index):
                     records.append(OffsetCommit(group.group_id, topic, index, None))
                 else:
                     all_expired = False
@@ -264,7 +277,7 @@ class OffsetStore:
 
 
 def _put(groups: dict[str, TopicOffsets], group_id: str, topic: str, partition: int, entry: CommittedOffset) -> int:
-    """Bytes that are taken by it now."""
+    """Store the offset; returns the change of memory in bytes."""
     size_bytes = offset_size_bytes(entry.metadata)
     topics = groups.get(group_id)
     if topics is None:
@@ -274,23 +287,23 @@ def _put(groups: dict[str, TopicOffsets], group_id: str, topic: str, partition: 
     if partitions is None:
         partitions = topics[topic] = {}
         size_bytes += topic_offsets_size_bytes(topic)
-    older = partitions.get(partition)
-    if older is not None:
-        size_bytes -= offset_size_bytes(older.metadata)
+    previous = partitions.get(partition)
+    if previous is not None:
+        size_bytes -= offset_size_bytes(previous.metadata)
     partitions[partition] = entry
     return size_bytes
 
 
 def _remove(groups: dict[str, TopicOffsets], record: OffsetCommit) -> int:
-    """Bytes that are taken by it now: no more than 0."""
+    """Delete the offset; returns the change of memory in bytes, which is 0 or negative."""
     topics = groups.get(record.group_id)
     partitions = topics.get(record.topic) if topics is not None else None
     if topics is None or partitions is None:
         return 0
     size_bytes = 0
-    older = partitions.pop(record.partition, None)
-    if older is not None:
-        size_bytes -= offset_size_bytes(older.metadata)
+    previous = partitions.pop(record.partition, None)
+    if previous is not None:
+        size_bytes -= offset_size_bytes(previous.metadata)
     if not partitions:
         del topics[record.topic]
         size_bytes -= topic_offsets_size_bytes(record.topic)
@@ -300,23 +313,27 @@ def _remove(groups: dict[str, TopicOffsets], record: OffsetCommit) -> int:
     return size_bytes
 
 
-def _is_of_another_topic(stored: bytes, asked: bytes) -> bool:
-    """Both ids known, and different: the topic was deleted and made again since."""
-    return stored != asked and stored != NO_TOPIC_ID and asked != NO_TOPIC_ID
+def _is_of_another_topic(stored_id: bytes, requested_id: bytes) -> bool:
+    """Whether both ids are known and differ: the topic was deleted and created again after the
+    commit.
+    """
+    return stored_id != requested_id and stored_id != NO_TOPIC_ID and requested_id != NO_TOPIC_ID
 
 
 def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_version: int) -> ErrorCode:
-    """Whether this member of this generation may commit for the group now; generation -1: it uses no group."""
+    """NONE, or the error of a member that may not commit now; generation -1 is a client outside of
+    any group.
+    """
     generation = request.generation_id_or_member_epoch
     if group is None:
         if generation < 0:
             return ErrorCode.NONE
-        known_code = api_version >= GROUP_ID_NOT_FOUND_FROM
-        return ErrorCode.GROUP_ID_NOT_FOUND if known_code else ErrorCode.ILLEGAL_GENERATION
+        has_code = api_version >= GROUP_ID_NOT_FOUND_VERSION_MIN
+        return ErrorCode.GROUP_ID_NOT_FOUND if has_code else ErrorCode.ILLEGAL_GENERATION
     if generation < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.NONE
     if generation < 0 and not request.member_id and request.group_instance_id is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID  # a group with members is committed for by its members alone
+        return ErrorCode.UNKNOWN_MEMBER_ID  # only members commit for a group with members
     error = group.check_member(request.member_id, request.group_instance_id)
     if error is ErrorCode.NONE and generation != group.generation:
         error = ErrorCode.ILLEGAL_GENERATION
@@ -326,7 +343,7 @@ def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_versio
 def commit_records(
     request: OffsetCommitRequest, wall_ms: int, max_metadata_bytes: int
 ) -> tuple[list[OffsetCommit], OffsetCommitResponse]:
-    """What an accepted commit stores, and its answer."""
+    """The records of an accepted commit, and its response."""
     records: list[OffsetCommit] = []
     response = OffsetCommitResponse()
     retention_ms = request.retention_time_ms
@@ -336,14 +353,14 @@ def commit_records(
         response.topics.append(answer)
         for partition in topic.partitions:
             metadata = partition.committed_metadata or ""
-            too_large = len(metadata) > max_metadata_bytes or (
+            is_too_large = len(metadata) > max_metadata_bytes or (
                 not metadata.isascii() and len(metadata.encode("utf-16-le")) // 2 > max_metadata_bytes
-            )  # Kafka counts UTF-16 units, whatever the key's name says
-            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if too_large else ErrorCode.NONE
+            )  # Kafka counts UTF-16 units here, though the key's name ends in `bytes`
+            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if is_too_large else ErrorCode.NONE
             answer.partitions.append(
                 OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
             )
-            if too_large:
+            if is_too_large:
                 continue
             value = OffsetCommitValue(
                 offset=partition.committed_offset,

@@ -1,9 +1,10 @@
-"""A classic group's rebalance: prepare, collect joins, hand out the generation, collect syncs; and its deadlines.
+"""A classic group's rebalance: prepare, collect joins, start the generation, collect syncs; and its
+deadlines.
 
-Here lives when a group changes its generation; who may join is decided in `joins`, where the assignment becomes state
-in `coordinator` (by replay). The invariants: a generation starts only from here, all parked joins are answered when
-it does, and a parked sync is answered as soon as its generation is assigned or over. Source: the classic paths of
-Kafka's `GroupMetadataManager`.
+`joins` decides which members may join. `coordinator` makes the assignment state, by replay.
+Invariants: only this module starts a generation; its start answers all parked joins; a parked sync
+is answered when its generation is assigned or over. Source: the classic paths of Kafka's
+`GroupMetadataManager`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidelog.protocol.messages.sync_group import SyncGroupResponse
 
 
 class TimerKey(NamedTuple):
-    """`kind` is session, join, sync or expire; the ids that do not apply are empty."""
+    """`kind` is session, join, sync or expire; unused ids are empty."""
 
     kind: str
     group_id: str = ""
@@ -30,14 +31,16 @@ class TimerKey(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A static instance that came back as `member_id`, parked under `token` until that is stored."""
+    """A static member that joined under the new id `member_id`; its request `token` waits for the
+    record.
+    """
 
     member_id: str
     token: int
     api_version: int
     old_leader: str | None
     old_member_id: str
-    before: Member  # as it was under the old id
+    old_member: Member  # a copy from before the replacement
 
 
 class GroupWrite(NamedTuple):
@@ -57,7 +60,7 @@ class Rebalancer:
     # -- phases ------------------------------------------------------------------------------------------------------
 
     def prepare_or_complete(self, group: Group, reason: str, outcome: Outcome) -> None:
-        """Membership changed: start a rebalance, or see whether the one under way is complete now."""
+        """The membership has changed: start a rebalance, or complete the one under way if possible."""
         if group.can_rebalance:
             self.prepare(group, reason, outcome)
         else:
@@ -72,7 +75,7 @@ class Rebalancer:
         group.move(GroupEvent.REBALANCE, outcome.wall_ms)
         outcome.note(f"group {group.group_id}: rebalance of generation {group.generation}: {reason}")
         if is_initial:
-            # A new group: wait a little, so that members started together need one rebalance and not one each.
+            # A new group waits, so that members that start together share one rebalance.
             delay_ms = self._config.group_initial_rebalance_delay_ms
             group.new_member_added = False
             group.initial_delay = (delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
@@ -83,7 +86,9 @@ class Rebalancer:
             self._await_joins(group, outcome)
 
     def maybe_complete_join(self, group: Group, outcome: Outcome) -> None:
-        """Complete the join phase if everybody is there and it is not the initial one, which ends by time alone."""
+        """Complete the join phase if all members have joined. The initial join phase ends only by
+        time.
+        """
         if (
             group.state is GroupState.PREPARING_REBALANCE
             and not group.in_initial_rebalance
@@ -92,21 +97,24 @@ class Rebalancer:
             self.complete_join(group, outcome)
 
     def complete_join(self, group: Group, outcome: Outcome) -> None:
-        """The join phase is over. Dynamic members that did not rejoin are out; static ones may still come back."""
+        """End the join phase. Dynamic members that have not rejoined are removed, static members
+        stay.
+        """
         self._timers.cancel(TimerKey("join", group.group_id))
         group.initial_delay = None
-        missing = [
+        missing_ids = [
             member.member_id
             for member in group.members.values()
             if member.member_id not in group.awaiting_join and not member.is_static
         ]
-        for member_id in missing:
+        for member_id in missing_ids:
             self._timers.cancel(TimerKey("session", group.group_id, member_id))
             group.remove(member_id)
-        if missing:
-            outcome.note(f"group {group.group_id}: did not rejoin in time: {', '.join(missing)}")
+        if missing_ids:
+            outcome.note(f"group {group.group_id}: did not rejoin in time: {', '.join(missing_ids)}")
         if not group.elect_joined_leader() and group.members:
-            # Only absent static members are left: wait until one comes back or their sessions end.
+            # The only members are absent static ones: wait until one rejoins or their sessions
+            # expire.
             self._await_joins(group, outcome)
             return
         group.start_generation(outcome.wall_ms)
@@ -124,7 +132,7 @@ class Rebalancer:
         for member in group.members.values():
             token = group.awaiting_join.pop(member.member_id, None)
             if token is not None:
-                outcome.reply(token, joined(group, member.member_id))
+                outcome.reply(token, join_response(group, member.member_id))
             member.is_new = False
             self.extend_session(group, member, outcome.now_ms)
             group.pending_sync[member.member_id] = None
@@ -140,30 +148,32 @@ class Rebalancer:
         outcome.write([group_metadata(group, assignments)], write)
 
     def hand_out_assignments(self, group: Group, outcome: Outcome) -> None:
-        """The assignment is committed and adopted: answer every parked sync."""
+        """The assignment is committed and adopted: answer all parked syncs."""
         for member_id, token in group.awaiting_sync.items():
-            outcome.reply(token, synced(group, member_id))
-            # An expiry that came up while the sync was parked was let pass; from here on the session counts again.
+            outcome.reply(token, sync_response(group, member_id))
+            # A session does not expire while its sync is parked; it starts again here.
             self.extend_session(group, group.members[member_id], outcome.now_ms)
         group.awaiting_sync.clear()
 
     def drop_assignment(self, group: Group, error: ErrorCode, outcome: Outcome) -> None:
-        """This generation will not be assigned: refuse every parked sync."""
+        """The generation gets no assignment: refuse all parked syncs."""
         group.drop_assignment()
         for member_id, token in group.awaiting_sync.items():
             outcome.reply(token, SyncGroupResponse(error_code=error))
             self.extend_session(group, group.members[member_id], outcome.now_ms)
         group.awaiting_sync.clear()
 
-    def sync_received(self, group: Group, member_id: str) -> None:
+    def on_sync_received(self, group: Group, member_id: str) -> None:
         group.pending_sync.pop(member_id, None)
         if not group.pending_sync:
             self._timers.cancel(TimerKey("sync", group.group_id))
 
-    # -- members that go ---------------------------------------------------------------------------------------------
+    # -- removal of members ------------------------------------------------------------------------------------------
 
     def remove_member(self, group: Group, member_id: str, outcome: Outcome) -> None:
-        """Take a member or a handed-out id out and answer what it had parked; the caller goes on with the rebalance."""
+        """Remove a member or a pending member id, and answer its parked requests; the caller starts
+        the rebalance.
+        """
         self._timers.cancel(TimerKey("session", group.group_id, member_id))
         join_token, sync_token = group.remove(member_id)
         if join_token is not None:
@@ -171,7 +181,7 @@ class Rebalancer:
         if sync_token is not None:
             outcome.reply(sync_token, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
 
-    def members_left(self, group: Group, reason: str, outcome: Outcome) -> None:
+    def on_members_removed(self, group: Group, reason: str, outcome: Outcome) -> None:
         if group.can_rebalance and group.state is not GroupState.EMPTY:
             self.prepare(group, reason, outcome)
         else:
@@ -183,7 +193,7 @@ class Rebalancer:
         key = TimerKey("session", group.group_id, member.member_id)
         self._timers.set(key, now_ms + member.session_timeout_ms)
 
-    def session_expired(self, group: Group, member_id: str, outcome: Outcome) -> None:
+    def on_session_expired(self, group: Group, member_id: str, outcome: Outcome) -> None:
         if member_id in group.pending_members:
             self.remove_member(group, member_id, outcome)
             outcome.note(f"group {group.group_id}: {member_id} never joined")
@@ -193,7 +203,7 @@ class Rebalancer:
         if member is None:
             return
         if not member.is_new and (member_id in group.awaiting_join or member_id in group.awaiting_sync):
-            return  # it waits for us; its session starts again when it is answered
+            return  # it waits for the coordinator; its session starts again with the answer
         self.remove_member(group, member_id, outcome)
         outcome.note(f"group {group.group_id}: the session of {member_id} expired")
         if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
@@ -202,11 +212,11 @@ class Rebalancer:
             self._expired_during_join(group, outcome)
 
     def _expired_during_join(self, group: Group, outcome: Outcome) -> None:
-        # Unlike a member that leaves, one that is lost may end even the initial delay (as Kafka has it).
+        # An expired session may end even the initial delay, other than a LeaveGroup (as in Kafka).
         if group.state is GroupState.PREPARING_REBALANCE and group.all_members_joined:
             self.complete_join(group, outcome)
 
-    def join_phase_expired(self, group: Group, outcome: Outcome) -> None:
+    def on_join_phase_expired(self, group: Group, outcome: Outcome) -> None:
         if group.state is not GroupState.PREPARING_REBALANCE:
             return
         if group.initial_delay is None:
@@ -221,18 +231,18 @@ class Rebalancer:
         group.initial_delay = (next_delay_ms, max(remaining_ms - delay_ms, 0))
         self._timers.set(TimerKey("join", group.group_id), outcome.now_ms + next_delay_ms)
 
-    def sync_phase_expired(self, group: Group, outcome: Outcome) -> None:
-        """Who never asked for its assignment within the rebalance timeout is out, as Kafka has it."""
+    def on_sync_phase_expired(self, group: Group, outcome: Outcome) -> None:
+        """Remove the members that sent no SyncGroup within the rebalance timeout, as Kafka does."""
         if not group.pending_sync or group.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             return
-        absent = list(group.pending_sync)
-        for member_id in absent:
+        absent_ids = list(group.pending_sync)
+        for member_id in absent_ids:
             self.remove_member(group, member_id, outcome)
-        self.prepare(group, f"no SyncGroup came in time from {', '.join(absent)}", outcome)
+        self.prepare(group, f"no SyncGroup came in time from {', '.join(absent_ids)}", outcome)
 
 
-def joined(group: Group, member_id: str) -> JoinGroupResponse:
-    """The answer to a completed join; only the leader learns who the members are."""
+def join_response(group: Group, member_id: str) -> JoinGroupResponse:
+    """The response to a completed join; only the leader's response lists the members."""
     members: list[JoinGroupResponseMember] = []
     if member_id == group.leader:
         members = members_for_leader(group)
@@ -258,7 +268,7 @@ def members_for_leader(group: Group) -> list[JoinGroupResponseMember]:
     ]
 
 
-def synced(group: Group, member_id: str) -> SyncGroupResponse:
+def sync_response(group: Group, member_id: str) -> SyncGroupResponse:
     return SyncGroupResponse(
         protocol_type=group.protocol_type,
         protocol_name=group.protocol_name,

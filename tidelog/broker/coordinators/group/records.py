@@ -1,9 +1,11 @@
-"""The records of `__consumer_offsets`: built from state, and to and from key and value bytes.
+"""The records of `__consumer_offsets`: built from state, encoded to key and value bytes, and
+decoded.
 
-Here lives which version each record is written in (Kafka 4.3's choice) and how a key says its kind; the fields are
-declared in `protocol/messages/group_records`. The invariant: decoding what was encoded gives an equal record, and a
-kind that is not known here (the newer group protocols) decodes to None instead of failing the load. Layout:
-`docs/formats/consumer_offsets.md`; source: Kafka's `GroupCoordinatorRecordHelpers` and `GroupCoordinatorRecordSerde`.
+This module chooses the version of each record (as Kafka 4.3 does) and reads the kind from the key.
+`protocol/messages/group_records` declares the fields. Invariant: decoding an encoded record gives
+an equal record. A record of an unknown kind (of the newer group protocols) decodes to None, so
+that the load goes on. Layout: `docs/formats/consumer_offsets.md`. Source: Kafka's
+`GroupCoordinatorRecordHelpers` and `GroupCoordinatorRecordSerde`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from tidelog.broker.coordinators.group.group import Group
 
 OFFSET_COMMIT = 1
-LEGACY_OFFSET_COMMIT = 0  # what versions before 0.9 wrote; the same fields
+LEGACY_OFFSET_COMMIT = 0  # written by versions before 0.9; it has the same fields
 GROUP_METADATA = 2
 
 GROUP_METADATA_VERSION = 3
@@ -36,14 +38,14 @@ _VERSION = Struct(">h")
 
 
 class GroupMetadata(NamedTuple):
-    """A classic group as of one generation; None deletes it."""
+    """A classic group in one generation; the value None deletes the group."""
 
     group_id: str
     value: GroupMetadataValue | None
 
 
 class OffsetCommit(NamedTuple):
-    """Where a group has read to in one partition; None forgets it."""
+    """A group's committed offset of one partition; the value None deletes the offset."""
 
     group_id: str
     topic: str
@@ -52,7 +54,7 @@ class OffsetCommit(NamedTuple):
 
 
 def group_metadata(group: Group, assignments: Mapping[str, bytes]) -> GroupMetadata:
-    """The group as it is now, each member with its assignment from `assignments`."""
+    """The record of the group's present state, with the assignments from `assignments`."""
     name = group.protocol_name or ""
     return GroupMetadata(
         group.group_id,
@@ -85,7 +87,7 @@ def encode(record: GroupMetadata | OffsetCommit) -> tuple[bytes, bytes | None]:
         key_bytes = _VERSION.pack(OFFSET_COMMIT) + key.encode(0)
         if record.value is None:
             return key_bytes, None
-        # A time to expire is known to one version only; clients before 2.1 still ask for it.
+        # Only version 1 has an expiry time; clients before 2.1 set one.
         expires = record.value.expire_timestamp != -1
         version = OFFSET_COMMIT_VERSION_WITH_EXPIRY if expires else OFFSET_COMMIT_VERSION
         return key_bytes, _VERSION.pack(version) + record.value.encode(version)
@@ -96,16 +98,16 @@ def encode(record: GroupMetadata | OffsetCommit) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes, value: bytes | None) -> GroupMetadata | OffsetCommit | None:
-    """None for a kind of record that is not known here. Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION)."""
+    """None for an unknown kind of record. Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION)."""
     try:
         (kind,) = _VERSION.unpack_from(key)
         version = -1 if value is None else _VERSION.unpack_from(value)[0]
     except error:
         raise MalformedMessage("a coordinator record starts with two bytes of version") from None
     if kind in (OFFSET_COMMIT, LEGACY_OFFSET_COMMIT):
-        name = OffsetCommitKey.decode(key[2:], 0)
+        offset_key = OffsetCommitKey.decode(key[2:], 0)
         offset = None if value is None else OffsetCommitValue.decode(value[2:], version)
-        return OffsetCommit(name.group, name.topic, name.partition, offset)
+        return OffsetCommit(offset_key.group, offset_key.topic, offset_key.partition, offset)
     if kind == GROUP_METADATA:
         group_id = GroupMetadataKey.decode(key[2:], 0).group
         return GroupMetadata(group_id, None if value is None else GroupMetadataValue.decode(value[2:], version))

@@ -1,9 +1,10 @@
-"""The group coordinator as handlers see it: which partition a group lives in, and requests on their way into the
-runtime.
+"""The group coordinator's interface to the request handlers: it routes a request to its group's
+partition.
 
-Here lives what is checked before a group is looked at (ids, timeouts, what an answer looks like while the partition
-loads); no state. The invariant: a group's requests all go to the partition that Java's hash of its id names, so that
-Kafka finds the same groups in the same log. Source: Kafka's `GroupCoordinatorService`.
+This module checks requests before they reach a group (ids, timeouts), and answers while a
+partition loads. It holds no state of groups. Invariant: all requests of a group go to the partition
+that Java's hash of the group id selects, so that Kafka reads the same groups from the same log.
+Source: Kafka's `GroupCoordinatorService`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.memory import GroupMemoryBudget
-from tidelog.broker.coordinators.group.offsets import AskedTopics, FetchedTopics
+from tidelog.broker.coordinators.group.offsets import FetchedTopics, RequestedTopics
 from tidelog.broker.coordinators.outcome import Caller, RandomBits
 from tidelog.broker.coordinators.ports import Ports
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
@@ -32,18 +33,19 @@ from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 TOPIC = "__consumer_offsets"
-PROTOCOL_NAMED_FROM = 5  # SyncGroup says protocol type and name
-LEAVE_MANY_FROM = 3
-NULL_PROTOCOL_FROM = 7  # JoinGroup
+PROTOCOL_NAME_VERSION_MIN = 5  # SyncGroup has protocol type and name
+LEAVE_MANY_VERSION_MIN = 3  # LeaveGroup names several members
+NULL_PROTOCOL_VERSION_MIN = 7  # JoinGroup
 LAGS_MAX = 10_000
-LOOKED_AT_FOR_EACH = 10
+COMMITS_READ_PER_LAG = 10
 
 
 class GroupCoordinatorService:
-    """`partition_count`: how many partitions `__consumer_offsets` has, or will have once it is created.
+    """`partition_count`: the number of partitions that `__consumer_offsets` has, or will have after
+    its creation.
 
-    A method returns the response, or a `Deferred` of a response or KafkaError; it raises KafkaError for what is
-    refused as a whole.
+    A method returns the response, or a `Deferred` of a response or KafkaError. It raises KafkaError
+    to refuse the whole request.
     """
 
     def __init__(
@@ -73,13 +75,13 @@ class GroupCoordinatorService:
         return abs_of_int32(java_hash(group_id)) % self._partition_count()
 
     def on_partition_elected(self, index: int, leader_epoch: int) -> None:
-        self._runtime.elected(index, leader_epoch)
+        self._runtime.on_elected(index, leader_epoch)
 
     def on_partition_resigned(self, index: int) -> None:
-        self._runtime.resigned(index)
+        self._runtime.on_resigned(index)
 
     def on_topics_deleted(self, topics: Collection[tuple[str, bytes]]) -> None:
-        """(name, topic id) of each; the offsets committed for them are forgotten."""
+        """Delete the offsets of the topics, each given as (name, topic id)."""
         self._runtime.submit_to_all(lambda coordinator, now: coordinator.forget_topics(topics, now))
 
     def is_loading(self) -> bool:
@@ -100,13 +102,13 @@ class GroupCoordinatorService:
         answer: JoinGroupResponse | Deferred = self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.join(request, caller_of(context, token), now),
-            _null_protocol if context.api_version >= NULL_PROTOCOL_FROM else None,
+            _null_protocol if context.api_version >= NULL_PROTOCOL_VERSION_MIN else None,
         )
         return answer
 
     def sync(self, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse | Deferred:
         _check_group_id(request.group_id)
-        if context.api_version >= PROTOCOL_NAMED_FROM and None in (request.protocol_type, request.protocol_name):
+        if context.api_version >= PROTOCOL_NAME_VERSION_MIN and None in (request.protocol_type, request.protocol_name):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         answer: SyncGroupResponse | Deferred = self._submit(
             request.group_id,
@@ -120,19 +122,19 @@ class GroupCoordinatorService:
             answer: HeartbeatResponse | Deferred = self._submit(
                 request.group_id,
                 lambda coordinator, token, now: coordinator.heartbeat(request, caller_of(context, token), now),
-                holds_nothing=True,
+                bypasses_limits=True,
             )
             return answer
         except KafkaError as error:
             if error.code is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                 raise
-            return HeartbeatResponse()  # whoever it is, it is alive; nobody is expired before the load is done
+            return HeartbeatResponse()  # sessions do not expire before the load is complete
 
     def leave(self, context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse | Deferred:
         _check_group_id(request.group_id)
         members = request.members
         finish: Callable[[Any], Any] | None = None
-        if context.api_version < LEAVE_MANY_FROM:
+        if context.api_version < LEAVE_MANY_VERSION_MIN:
             members = [MemberIdentity(member_id=request.member_id)]
             finish = _leave_of_one
         answer: LeaveGroupResponse | Deferred = self._submit(
@@ -147,41 +149,46 @@ class GroupCoordinatorService:
     # -- offsets -----------------------------------------------------------------------------------------------------
 
     def commit_offsets(self, context: RequestContext, request: OffsetCommitRequest) -> Any:
-        """`request` has only topics that exist, by name, with their ids where known."""
+        """`request` names only existing topics, with their ids where known."""
         return self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.commit_offsets(request, caller_of(context, token), now),
         )
 
     def fetch_offsets(
-        self, group_id: str, topics: AskedTopics | None, require_stable: bool
+        self, group_id: str, topics: RequestedTopics | None, require_stable: bool
     ) -> FetchedTopics | Deferred:
-        """Committed offsets, of all topics for None; `require_stable`: not before what is under way is committed."""
-        found: FetchedTopics | Deferred = self._runtime.submit(
+        """The committed offsets of `topics`, or of all topics for None.
+
+        `require_stable`: answer only after the pending writes are committed.
+        """
+        answer: FetchedTopics | Deferred = self._runtime.submit(
             self.partition_for(group_id),
             lambda coordinator, token, now: coordinator.fetch_offsets(
                 group_id, topics, require_stable, Caller(token, -1), now
             ),
-            after_pending=require_stable,
-            holds_nothing=not require_stable,
+            after_pending_writes=require_stable,
+            bypasses_limits=not require_stable,
         )
-        return found
+        return answer
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def describe_groups(self, group_ids: Iterable[str], api_version: int) -> list[DescribedGroup]:
-        found = []
+        groups = []
         for group_id in group_ids:
             try:
-                found.append(
+                groups.append(
                     self._runtime.read(self.partition_for(group_id), partial(_describe, group_id, api_version))
                 )
             except KafkaError as error:
-                found.append(DescribedGroup(group_id=group_id, error_code=error.code))
-        return found
+                groups.append(DescribedGroup(group_id=group_id, error_code=error.code))
+        return groups
 
     def list_groups(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
-        """All groups coordinated here. Raises COORDINATOR_LOAD_IN_PROGRESS while some may be missing."""
+        """All groups that this node coordinates. Raises COORDINATOR_LOAD_IN_PROGRESS while a
+        partition loads.
+        """
         if self._runtime.is_loading():
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return [
@@ -191,29 +198,31 @@ class GroupCoordinatorService:
         ]
 
     def lags(self, limit: int = LAGS_MAX) -> tuple[list[tuple[str, str, int, int]], bool]:
-        """(group, topic, partition, records not read), for the groups coordinated here and the partitions of which this
-        node has a replica; and whether these are all: no more than `limit`, among LOOKED_AT_FOR_EACH times as many
-        commits. In one turn of the loop.
+        """A list of (group, topic, partition, lag in records), and whether the list is complete.
+
+        It covers the groups that this node coordinates and the partitions of which it has a
+        replica. It runs in one turn of the loop, and therefore stops after `limit` lags, or after
+        reading `limit` * COMMITS_READ_PER_LAG committed offsets.
         """
         shards = self._runtime.active_partitions()
         commits = chain.from_iterable(self._runtime.read(shard, _positions) for shard in shards)
-        found: list[tuple[str, str, int, int]] = []
-        for looked_at, (group_id, topic, partition, offset) in enumerate(commits):
-            if looked_at == limit * LOOKED_AT_FOR_EACH:
-                return found, False
+        lags: list[tuple[str, str, int, int]] = []
+        for commit_count, (group_id, topic, partition, offset) in enumerate(commits):
+            if commit_count == limit * COMMITS_READ_PER_LAG:
+                return lags, False
             end = self._ports.high_watermark(topic, partition)
             if end is None:
                 continue
-            if len(found) == limit:
-                return found, False
-            found.append((group_id, topic, partition, max(end - offset, 0)))
-        return found, True
+            if len(lags) == limit:
+                return lags, False
+            lags.append((group_id, topic, partition, max(end - offset, 0)))
+        return lags, True
 
     def delete_group(self, context: RequestContext, group_id: str) -> DeletableGroupResult | Deferred:
         answer: DeletableGroupResult | Deferred = self._runtime.submit(
             self.partition_for(group_id),
             lambda coordinator, token, now: coordinator.delete_group(group_id, caller_of(context, token), now),
-            after_pending=True,
+            after_pending_writes=True,
         )
         return answer
 
@@ -226,14 +235,19 @@ class GroupCoordinatorService:
             lambda coordinator, token, now: coordinator.delete_offsets(
                 group_id, topics, caller_of(context, token), now
             ),
-            after_pending=True,
+            after_pending_writes=True,
         )
         return answer
 
     def _submit(
-        self, group_id: str, operation: Any, finish: Callable[[Any], Any] | None = None, *, holds_nothing: bool = False
+        self,
+        group_id: str,
+        operation: Any,
+        finish: Callable[[Any], Any] | None = None,
+        *,
+        bypasses_limits: bool = False,
     ) -> Any:
-        return self._runtime.submit(self.partition_for(group_id), operation, finish, holds_nothing=holds_nothing)
+        return self._runtime.submit(self.partition_for(group_id), operation, finish, bypasses_limits=bypasses_limits)
 
 
 def _describe(group_id: str, api_version: int, coordinator: GroupCoordinator) -> DescribedGroup:
@@ -245,7 +259,7 @@ def _positions(coordinator: GroupCoordinator) -> Iterator[tuple[str, str, int, i
 
 
 def caller_of(context: RequestContext, token: int) -> Caller:
-    # Java shows an address with a slash in front, and so it is in the records and in what tools print.
+    # Java prints an address with a leading slash. Kafka's records and tools contain it.
     return Caller(token, context.api_version, context.client_id or "", f"/{context.client_host}")
 
 
@@ -255,18 +269,18 @@ def _check_group_id(group_id: str) -> None:
 
 
 def _null_protocol(response: JoinGroupResponse) -> JoinGroupResponse:
-    """From version 7 on no protocol is null, as Kafka has it (JoinGroupResponse)."""
+    """From version 7 on a missing protocol is null, as in Kafka (JoinGroupResponse)."""
     response.protocol_name = response.protocol_name or None
     return response
 
 
 def _leave_of_one(response: LeaveGroupResponse) -> LeaveGroupResponse:
-    """Before version 3 the one member's error is the answer's."""
+    """Before version 3 the response carries the error of its one member."""
     return LeaveGroupResponse(error_code=response.members[0].error_code)
 
 
 def java_hash(text: str) -> int:
-    """`String.hashCode` of Java: a signed 32-bit number over UTF-16 units."""
+    """Java's `String.hashCode`: a signed 32-bit number over UTF-16 units."""
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for position in range(0, len(units), 2):
@@ -275,5 +289,5 @@ def java_hash(text: str) -> int:
 
 
 def abs_of_int32(value: int) -> int:
-    """Kafka's `Utils.abs`: the one number without a positive twin becomes 0."""
+    """Kafka's `Utils.abs`: the smallest number, which has no positive counterpart, becomes 0."""
     return 0 if value == -(1 << 31) else abs(value)

@@ -1,8 +1,8 @@
 """The states of a classic group, as tables.
 
-Here live which event leads from which state to which, and the answers that depend on the state alone. What the events
-do to members lives in `rebalance`. The invariant: a group changes state only by `next_state`, so a move that the
-table lacks is our bug. Source: Kafka's `ClassicGroupState`.
+This module holds the transitions between states, and the answers that depend on the state alone.
+`rebalance` applies the events to the members. Invariant: a group changes its state only by
+`next_state`, which asserts that the table has the transition. Source: Kafka's `ClassicGroupState`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tidelog.protocol.errors import ErrorCode
 
 
 class GroupState(Enum):
-    """The value is the name that DescribeGroups and ListGroups show."""
+    """The value is the name in the answers of DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -23,13 +23,13 @@ class GroupState(Enum):
 
 
 class GroupEvent(Enum):
-    """What moves a group from one state to another."""
+    """The cause of a transition. The value describes it."""
 
-    REBALANCE = "membership or metadata changed: everybody has to join again"
-    JOINED = "the join phase is over and somebody is there"
-    EMPTIED = "the join phase is over and nobody is there"
+    REBALANCE = "membership or metadata changed: all members must join again"
+    JOINED = "the join phase is over and the group has members"
+    EMPTIED = "the join phase is over and the group has no members"
     ASSIGNED = "the leader's assignment is committed"
-    REMOVED = "the group is deleted, or its partition moved away"
+    REMOVED = "the group is deleted, or its partition has another coordinator"
 
 
 _S, _E = GroupState, GroupEvent
@@ -49,7 +49,7 @@ TRANSITIONS: dict[tuple[GroupState, GroupEvent], GroupState] = {
 
 CAN_REBALANCE = frozenset(state for state, event in TRANSITIONS if event is GroupEvent.REBALANCE)
 
-# A member of the current generation sends a heartbeat.
+# The answer to a heartbeat of a member of the current generation.
 HEARTBEAT_ANSWER: dict[GroupState, ErrorCode] = {
     _S.EMPTY: ErrorCode.UNKNOWN_MEMBER_ID,
     _S.PREPARING_REBALANCE: ErrorCode.REBALANCE_IN_PROGRESS,
@@ -58,16 +58,16 @@ HEARTBEAT_ANSWER: dict[GroupState, ErrorCode] = {
     _S.DEAD: ErrorCode.COORDINATOR_NOT_AVAILABLE,
 }
 
-# A member of the current generation commits offsets.
+# The answer to an offset commit of a member of the current generation.
 COMMIT_ANSWER: dict[GroupState, ErrorCode] = {
     _S.EMPTY: ErrorCode.NONE,
-    _S.PREPARING_REBALANCE: ErrorCode.NONE,  # the offsets of the generation that ends are still welcome
+    _S.PREPARING_REBALANCE: ErrorCode.NONE,  # members of the generation that ends may still commit
     _S.COMPLETING_REBALANCE: ErrorCode.REBALANCE_IN_PROGRESS,
     _S.STABLE: ErrorCode.NONE,
     _S.DEAD: ErrorCode.COORDINATOR_NOT_AVAILABLE,
 }
 
-# The group is to be deleted while in this state.
+# The answer to DeleteGroups.
 DELETE_ANSWER: dict[GroupState, ErrorCode] = {
     _S.EMPTY: ErrorCode.NONE,
     _S.PREPARING_REBALANCE: ErrorCode.NON_EMPTY_GROUP,
@@ -78,7 +78,7 @@ DELETE_ANSWER: dict[GroupState, ErrorCode] = {
 
 
 def next_state(state: GroupState, event: GroupEvent) -> GroupState:
-    """Where the event leads; asserts that the table allows it."""
+    """The state after the event. Asserts that the table allows the event."""
     target = TRANSITIONS.get((state, event))
     assert target is not None, f"{event.name} cannot happen to a group that is {state.value}"
     return target
