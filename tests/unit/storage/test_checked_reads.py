@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, read
-from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, iter_headers
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import reader
 from tidelog.storage.segments.damage import DamagedRecords
@@ -68,3 +71,127 @@ def test_damage_behind_what_is_checked_at_once_is_found(made: Logs) -> None:
     assert offset == number, "all in front of it is served, and nothing of it"
     with pytest.raises(DamagedRecords):
         read(log, offset, 10**9, log.log_end_offset)
+
+
+SMALL, LARGE = 100, 9000
+
+
+@pytest.fixture(params=[SMALL, LARGE], ids=["read", "mapped"])
+def young(logs: MakeLogs, request: pytest.FixtureRequest) -> Logs:
+    """Twenty batches that this process has just appended; large ones are handed out as slices of a map."""
+    made = logs()
+    for number in range(20):
+        made.append(batch(timestamp=NOW + number, value=b"v" * request.param), epoch=5)
+    return made
+
+
+def positions_of(made: Logs) -> list[int]:
+    return [position for position, _ in iter_headers((made.folder / made.files("*.log")[0]).read_bytes())]
+
+
+def served_from(log: PartitionLog, offset: int) -> list[int]:
+    """The offsets of one answer, every batch of it whole."""
+    result = read(log, offset, 10**9, log.log_end_offset)
+    found = []
+    for region in result.regions:
+        for position, header in iter_headers(region):
+            assert crc32c(region[position + ATTRIBUTES_OFFSET : position + header.size_bytes]) == header.crc
+            found.append(header.base_offset)
+    return found
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1, 70, -5])
+def test_a_file_that_was_cut_and_then_appended_to_has_no_zeros_for_a_reader(young: Logs, kept_bytes: int) -> None:
+    log, path, position = young.log, young.folder / young.files("*.log")[0], positions_of(young)
+    os.truncate(path, position[10] + kept_bytes if kept_bytes >= 0 else position[11] + kept_bytes)
+    young.append(batch(timestamp=NOW + 20), epoch=5)
+    assert path.stat().st_size > position[19], "the bytes in between read as zeros"
+    with pytest.raises(DamagedRecords):
+        read(log, 15, 10**9, log.log_end_offset)
+    for offset in range(10, 20):
+        with pytest.raises(DamagedRecords):
+            read(log, offset, 10**9, log.log_end_offset)
+    assert served_from(log, 20) == [20]
+    assert served_from(log, 0) == list(range(10))
+
+
+def test_a_batch_that_was_cut_and_then_appended_to_is_not_believed_for_its_header(young: Logs) -> None:
+    """Every header is whole: the zeros are in the records of the last batch alone."""
+    log, path, position = young.log, young.folder / young.files("*.log")[0], positions_of(young)
+    os.truncate(path, position[19] + 70)
+    young.append(batch(timestamp=NOW + 20), epoch=5)
+    with pytest.raises(DamagedRecords):
+        read(log, 19, 10**9, log.log_end_offset)
+    assert served_from(log, 0) == list(range(19))
+    assert served_from(log, 20) == [20]
+
+
+@pytest.mark.parametrize("is_young", [True, False])
+@pytest.mark.parametrize("bound", [7, 8])
+def test_a_bound_within_a_batch_is_no_damage(logs: MakeLogs, bound: int, is_young: bool) -> None:
+    made = logs()
+    for number in range(10):
+        made.append(batch(3, timestamp=NOW + number))
+    for _ in range(0 if is_young else 2):
+        made.log.age_trust()
+    result = made.log.read(0, 10**9, bound)
+    assert [header.base_offset for region in result.regions for _, header in iter_headers(region)] == [0, 3]
+
+
+def test_a_file_that_was_cut_ends_the_answer_before_the_cut(young: Logs) -> None:
+    os.truncate(young.folder / young.files("*.log")[0], positions_of(young)[10] + 3)
+    with pytest.raises(DamagedRecords):
+        read(young.log, 15, 10**9, 20)
+    assert served_from(young.log, 3) == list(range(3, 10))
+
+
+FIELDS = {
+    "base offset": (0, 8),
+    "length": (8, 4),
+    "leader epoch": (12, 4),
+    "magic": (16, 1),
+    "last offset delta": (23, 4),
+    "all of the header": (0, 61),
+}
+
+
+# The delta of one record is 0 already.
+@pytest.mark.parametrize(
+    ("field", "byte"), [one for one in product(FIELDS, (0x00, 0x01, 0xFF)) if one != ("last offset delta", 0x00)]
+)
+@pytest.mark.parametrize("first", [0, 8, 10])
+def test_the_header_of_a_batch_is_looked_at_however_young_it_is(young: Logs, field: str, byte: int, first: int) -> None:
+    """Also where its CRC is not computed again, which nothing else in the answer depends on."""
+    path, (at, size_bytes) = young.folder / young.files("*.log")[0], FIELDS[field]
+    position = positions_of(young)[10] + at
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(bytes([byte]) * size_bytes)
+    assert young.log.segments.active.is_trusted(0, path.stat().st_size)
+    if first == 10:
+        with pytest.raises(DamagedRecords):
+            read(young.log, first, 10**9, 20)
+    else:
+        assert served_from(young.log, first) == list(range(first, 10))
+
+
+def test_as_many_headers_are_looked_at_at_once_and_the_rest_with_the_next_read(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_LOOKED_AT_MAX", 30)
+    made = logs()
+    for number in range(70):
+        made.append(batch(timestamp=NOW + number))
+    assert counts_of_reads(made.log) == [30, 30, 10]
+
+
+def test_a_repair_does_not_cut_the_file_under_a_slice_that_is_still_sent(logs: MakeLogs) -> None:
+    made = logs()
+    for number in range(10):
+        made.append(batch(timestamp=NOW + number, value=b"v" * LARGE))
+    segment, position = made.log.segments.active, positions_of(made)[5]
+    [held] = read(made.log, 0, 10**9, 10).regions
+    before = bytes(held)
+    segment.end_at(position)
+    assert bytes(held) == before
+    assert (made.folder / made.files("*.log")[0]).stat().st_size == position

@@ -2,9 +2,9 @@
 
 An offset is found in the recent batches held in memory, in the hint a previous read left, or by the floor of the sparse
 index and a walk over batch headers. Small answers are read, large ones are slices of a map of the file. Batches that
-come from the device are checked before they are handed out. Invariants: an answer is whole batches; nothing at or above
-the bound is in it, and nothing that is damaged; a range that would make the caller wait for the device raises ColdRead
-instead.
+come from the device are checked before they are handed out; of the others, which this process has written or checked
+lately, the headers are. Invariants: an answer is whole batches; nothing at or above the bound is in it, and nothing
+that is damaged; a range that would make the caller wait for the device raises ColdRead instead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_OFFSET,
-    HEADER,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
+    MIN_BATCH_LENGTH,
     BatchHeader,
     read_header,
 )
@@ -39,8 +39,12 @@ _WARM_CHUNK_BYTES: Final = 1024 * 1024
 _HINTS_MAX: Final = 8
 # Of bytes that are to be checked, in one read: it takes a millisecond, not thirty, where each batch is a small record.
 _CHECKED_BATCHES_MAX: Final = 512
+# Of bytes whose headers alone are looked at.
+_LOOKED_AT_MAX: Final = 4096
 _WALK: Final = Struct(">qi11xi")  # base offset, batch length, last offset delta
 _walk = _WALK.unpack_from
+_NEIGHBOURS: Final = Struct(">qiibI2xi")  # base offset, batch length, leader epoch, magic, CRC, last offset delta
+_neighbours = _NEIGHBOURS.unpack_from
 
 Region = bytes | memoryview
 
@@ -145,13 +149,16 @@ def read(
     if length <= 0:
         return ReadResult([], 0, offset)
     region = _bytes(segment, start, length)
-    if not segment.is_trusted(start, end):
-        checked_bytes, expected = _verify(segment, region, start, offset, next_offset, epochs)
-        if checked_bytes < length:
-            length, end, next_offset = checked_bytes, start + checked_bytes, expected
-            region = region[:length]
-        elif end == size and expected != segment.next_offset and not (segment.may_end_early or _ends_damaged(segment)):
-            raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
+    is_trusted = segment.is_trusted(start, end)
+    checked_bytes, expected = _skim(region, length, offset, epochs) if is_trusted else (0, -1)
+    if not checked_bytes or (checked_bytes == length and expected != next_offset):
+        checked_bytes, expected = _verify(segment, region, start, offset, next_offset, epochs, is_trusted)
+    if checked_bytes < length:
+        length, end, next_offset = checked_bytes, start + checked_bytes, expected
+        region = region[:length]
+    elif end == size and expected != segment.next_offset and not (segment.may_end_early or _ends_damaged(segment)):
+        raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
+    if not is_trusted:
         segment.trust(start, end)
     hints = segment.hints
     hints[next_offset] = end
@@ -165,45 +172,87 @@ def _ends_damaged(segment: Segment) -> bool:
     return bool(segment.damage) and segment.damage[-1].end_position >= segment.size_bytes
 
 
+def _skim(region: Region, size: int, offset: int, epochs: LeaderEpochs) -> tuple[int, int]:
+    """As `_verify` of bytes that are trusted, in half the time: for batches of one epoch without gaps.
+
+    (0, -1) for all else, and for what is not as it should be.
+    """
+    if size < HEADER_SIZE:
+        return 0, -1
+    expected, _, first_epoch, _, _, last_delta = _neighbours(region, 0)
+    if not expected <= offset <= expected + last_delta or first_epoch != epochs.epoch_for_offset(expected) >= 0:
+        return 0, -1
+    position, last = 0, size - HEADER_SIZE
+    for _ in range(_LOOKED_AT_MAX):
+        base_offset, length, epoch, magic, _, last_delta = _neighbours(region, position)
+        if (
+            base_offset != expected or magic != MAGIC or epoch != first_epoch
+            or length < MIN_BATCH_LENGTH or last_delta < 0
+        ):  # fmt: skip
+            return 0, -1
+        expected += last_delta + 1
+        position += length + LOG_OVERHEAD
+        if position > last:
+            return (size, expected) if position == size else (0, -1)
+    return position, expected
+
+
 def _verify(
-    segment: Segment, region: Region, start: int, offset: int, next_offset: int, epochs: LeaderEpochs
+    segment: Segment, region: Region, start: int, offset: int, next_offset: int, epochs: LeaderEpochs, is_trusted: bool
 ) -> tuple[int, int]:
-    """Check whole batches that came from the device, or as many as may be at once. Raises CorruptIndex.
+    """Check whole batches, or as many as may be at once. Raises CorruptIndex.
 
     Returns how many bytes were checked, and the offset after them.
 
     The CRC does not cover base offset, length, epoch and magic; offsets must go on from batch to batch, and the first
-    batch holds `offset`, unless compaction may have left gaps. Epochs are those that the log knows.
+    batch holds `offset`, unless compaction may have left gaps. Epochs are those that the log knows. The CRC of bytes
+    that are trusted is not computed: it was right a short time ago. Their headers are looked at all the same. A file
+    that was cut and then appended to has zeros where trusted batches were, and zeros end a process of librdkafka.
     """
+    position, size, expected, epoch_before = 0, len(region), -1, -2
     view = memoryview(region)
-    position, size, expected = 0, len(view), -1
     may_have_gaps = segment.may_have_gaps
-    left = _CHECKED_BATCHES_MAX
+    left = _LOOKED_AT_MAX if is_trusted else _CHECKED_BATCHES_MAX
     while position < size:
         if not left:
             return position, expected
         left -= 1
         if size - position < HEADER_SIZE:
             raise CorruptIndex(segment.path, f"no batch at {start + position}")
-        base_offset, length, epoch, magic, crc, _, last_delta, *_ = HEADER.unpack_from(view, position)
+        base_offset, length, epoch, magic, crc, last_delta = _neighbours(view, position)
         end = position + length + LOG_OVERHEAD
-        if magic != MAGIC or length < HEADER_SIZE - LOG_OVERHEAD or end > size or last_delta < 0:
+        if magic != MAGIC or length < MIN_BATCH_LENGTH or end > size or last_delta < 0:
             raise CorruptIndex(segment.path, f"no batch at {start + position}")
-        if crc32c(view[position + ATTRIBUTES_OFFSET : end]) != crc:
+        if not is_trusted and crc32c(view[position + ATTRIBUTES_OFFSET : end]) != crc:
             raise CorruptIndex(segment.path, f"the CRC of the batch at {start + position} is wrong")
-        if expected < 0:
-            is_next = base_offset <= offset <= base_offset + last_delta or (may_have_gaps and base_offset > offset)
-        else:
-            is_next = base_offset == expected or (may_have_gaps and base_offset > expected)
-        if epoch != epochs.epoch_for_offset(base_offset) >= 0:
-            raise CorruptIndex(segment.path, f"leader epoch {epoch} of offset {base_offset}")
-        if not is_next:
-            raise CorruptIndex(segment.path, f"base offset {base_offset} at {start + position}")
+        if base_offset != expected or expected < 0:
+            if expected < 0:
+                is_next = base_offset <= offset <= base_offset + last_delta or (may_have_gaps and base_offset > offset)
+            else:
+                is_next = may_have_gaps and base_offset > expected
+            if not is_next:
+                raise CorruptIndex(segment.path, f"base offset {base_offset} at {start + position}")
+        if epoch != epoch_before or not is_trusted:
+            if epoch != epochs.epoch_for_offset(base_offset) >= 0:
+                raise CorruptIndex(segment.path, f"leader epoch {epoch} of offset {base_offset}")
+            epoch_before = epoch
         expected = base_offset + last_delta + 1
         position = end
-    if expected != next_offset and not (may_have_gaps and expected < next_offset):
+    if (
+        expected != next_offset
+        and not (may_have_gaps and expected < next_offset)
+        and not _is_bound_within_batch(segment, start + size, expected, next_offset)
+    ):
         raise CorruptIndex(segment.path, f"the batches before {start + size} end at offset {expected}")
     return size, expected
+
+
+def _is_bound_within_batch(segment: Segment, position: int, base_offset: int, bound: int) -> bool:
+    """Whether the batch at `position` begins with `base_offset` and holds the record at `bound`."""
+    if base_offset < bound:
+        for _, first_offset, last_offset, _ in walk(segment, position):
+            return first_offset == base_offset and bound <= last_offset
+    return False
 
 
 def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
@@ -325,7 +374,7 @@ def walk(segment: Segment, position: int, *, wait: bool = False) -> Iterator[tup
                 raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
         base_offset, length, last_delta = _walk(chunk, at)
         end = position + length + LOG_OVERHEAD
-        if length < HEADER_SIZE - LOG_OVERHEAD or end > size or base_offset < segment.base_offset or last_delta < 0:
+        if length < MIN_BATCH_LENGTH or end > size or base_offset < segment.base_offset or last_delta < 0:
             raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
         yield position, base_offset, base_offset + last_delta, end
         position = end

@@ -169,6 +169,9 @@ class Segment:
         """Write the batches with one write and index them. OSError leaves the segment as it was, to its knowledge."""
         position = self.size_bytes
         size = len(data)
+        if self.file.size_bytes() < position:
+            # Something else has cut the file. Behind this write there will be zeros where batches were.
+            self.distrust()
         written = self.write_at(data, position)
         if written != size:
             self._write_rest(memoryview(data), position, written)
@@ -481,9 +484,9 @@ class Segment:
 
     def end_at(self, position: int) -> None:
         """A repair has written up to `position`, behind which there is nothing of a segment that is not appended to."""
-        self._drop_maps()
         if self.file.size_bytes() > position:
-            self.file.truncate(position)
+            self.cut(position)
+        self._drop_maps()
         self.size_bytes = self.warm_from = position
         self.hints.clear()
 
