@@ -6,11 +6,9 @@ Each takes pytest's monkeypatch, or anything with its `setattr`, and leaves the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from tidelog.replication import fetcher, follower, leader_link
-from tidelog.replication.fetcher import ReplicaFetchers
+from tidelog.replication import follower, leader_link
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.replication.partition import Partition
 from tidelog.replication.quorum.files.vote_store import VoteStore
@@ -55,16 +53,6 @@ def truncate_too_little(patch: Any) -> None:
         return min(exact(leader_epoch, leader_end, own_epoch, own_end, log_end) + 1, log_end)
 
     patch.setattr(leader_link, "truncation_offset", generous)
-
-
-def truncate_by_high_watermark(patch: Any) -> None:
-    """What followers did before KIP-101."""
-    begin = ReplicaFetchers.__init__
-
-    def old(fetchers: ReplicaFetchers, *, settings: fetcher.FetcherSettings, **others: Any) -> None:
-        begin(fetchers, settings=replace(settings, truncates_by_high_watermark=True), **others)
-
-    patch.setattr(ReplicaFetchers, "__init__", old)
 
 
 def claim_before_the_scan(patch: Any) -> None:

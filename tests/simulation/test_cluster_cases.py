@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from tests.simulation.planted import truncate_by_high_watermark
+from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.stage import TOPIC, Stage, stage
 from tidelog.client.admin.client import Admin
 from tidelog.client.model import TopicPartition

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation import planted
 from tests.simulation.cluster_history import ClusterHistory
 from tests.simulation.planted import Plant
@@ -25,7 +26,7 @@ PLANTS: list[tuple[Plant, tuple[str, ...], dict[str, Any]]] = [
     (planted.count_the_isr_wrong, ("HighWatermarkIsReplicated", "CommittedRecordsNeverChange"), {}),
     (planted.acknowledge_before_the_high_watermark, ("AcknowledgedIsCommitted",), {}),
     (planted.truncate_too_little, ("EveryReplicaReturns", "CommittedRecordsNeverChange", "HistoriesEnd"), DIVERGING),
-    (planted.truncate_by_high_watermark, ("HighWatermarkIsReplicated", "CommittedRecordsNeverChange"), {}),
+    (truncate_by_high_watermark, ("HighWatermarkIsReplicated", "CommittedRecordsNeverChange"), {}),
 ]
 
 

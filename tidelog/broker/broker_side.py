@@ -34,7 +34,8 @@ from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.metadata.image import METADATA_VERSION
 from tidelog.replication.controller.metadata.image_delta import everything
 from tidelog.replication.controller.metadata.record_codec import CORDONED_VERSION
-from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
+from tidelog.replication.fetcher import ReplicaFetchers
+from tidelog.replication.fetcher_settings import FetcherSettings
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
 from tidelog.replication.ports import Endpoint, PortState

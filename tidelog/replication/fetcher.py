@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.hot_replication import RequestTemplate
+from tidelog.replication.fetcher_settings import FetcherSettings
 from tidelog.replication.followed import Followed
 from tidelog.replication.leader_link import ReplicaFetcher
 from tidelog.replication.throttle import Throttle
@@ -23,32 +23,6 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Connect, Endpoint
     from tidelog.storage.segments.append import UnexplainedGap
-
-
-@dataclass(slots=True)
-class FetcherSettings:
-    """`truncates_by_high_watermark` is for tests alone: what followers did before KIP-101, to show what it costs."""
-
-    fetch_wait_ms: int = 500
-    min_bytes: int = 1
-    response_bytes_max: int = 10 * 1024 * 1024
-    partition_bytes_max: int = 1024 * 1024
-    backoff_ms_initial: int = 10
-    backoff_ms_max: int = 1000
-    request_timeout_ms: int = 30_000
-    truncates_by_high_watermark: bool = False
-
-    @classmethod
-    def from_node(cls, integer: Callable[[str], int]) -> FetcherSettings:
-        """`integer` looks a configuration up by its name."""
-        return cls(
-            fetch_wait_ms=integer("replica.fetch.wait.max.ms"),
-            min_bytes=integer("replica.fetch.min.bytes"),
-            response_bytes_max=integer("replica.fetch.response.max.bytes"),
-            partition_bytes_max=integer("replica.fetch.max.bytes"),
-            backoff_ms_max=integer("replica.fetch.backoff.ms"),
-            request_timeout_ms=integer("replica.socket.timeout.ms"),
-        )
 
 
 class ReplicaFetchers:
@@ -121,8 +95,6 @@ class ReplicaFetchers:
         leader_id = partition.leader_id
         if self._closed or leader_id < 0 or leader_id == self.node_id or partition.offline:
             return
-        if self.settings.truncates_by_high_watermark:
-            partition.log.truncate_to(partition.log.high_watermark)
         link = self._links.get(leader_id)
         if link is None:
             link = self._links[leader_id] = ReplicaFetcher(self, leader_id)

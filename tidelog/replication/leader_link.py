@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched
-from tidelog.replication.backoff import Backoff
-from tidelog.replication.delays import Delays
+from tidelog.replication.backoff import Backoff, pause_ms
 from tidelog.replication.followed import NOT_ASKED, Followed, Key
 from tidelog.replication.follower import (
     REACTIONS,
@@ -33,8 +32,13 @@ from tidelog.storage.segments.append import UnexplainedGap
 from tidelog.storage.segments.damage import DamagedRecords
 
 if TYPE_CHECKING:
-    from tidelog.replication.fetcher import ReplicaFetchers
-    from tidelog.replication.ports import Link
+    import random
+
+    from tidelog.protocol.hot_replication import RequestTemplate
+    from tidelog.replication.fetcher_settings import FetcherSettings
+    from tidelog.replication.partition import Partition
+    from tidelog.replication.ports import Connect, Endpoint, Link
+    from tidelog.replication.throttle import Throttle
 
 logger = logging.getLogger("tidelog.replication")
 
@@ -46,15 +50,69 @@ EPOCH_MAX: Final = 2**31 - 1
 _OFFSET = Struct(">q")
 
 
+class LinkOwner(Protocol):
+    """What a link asks of the fetchers that it belongs to (`fetcher.ReplicaFetchers`)."""
+
+    node_id: int
+    loop: asyncio.AbstractEventLoop
+    rng: random.Random
+    clock_ms: Callable[[], int]
+    settings: FetcherSettings
+    throttle: Throttle
+    bytes_in: int
+    broker_epoch: Callable[[], int]
+    connect: Connect
+    endpoint_of: Callable[[int], Endpoint | None]
+    on_appended: Callable[[Partition], None]
+    on_link: Callable[[int, bool], None]
+    on_gap: Callable[[Partition, UnexplainedGap], None]
+
+    def template(self) -> RequestTemplate: ...
+    def failed(self, partition: Partition, error: Exception) -> None: ...
+
+
+class Delays:
+    """The partitions that a link leaves out for a while after a failure; `on_over` gets all of them together."""
+
+    def __init__(self, fetchers: LinkOwner, on_over: Callable[[Collection[Followed]], None]) -> None:
+        self._fetchers = fetchers
+        self._on_over = on_over
+        self._delayed: dict[Followed, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __contains__(self, followed: object) -> bool:
+        return followed in self._delayed
+
+    def add(self, followed: Followed) -> None:
+        """For longer the more often it has failed in a row; for less where others come back earlier."""
+        followed.failures += 1
+        self._delayed[followed] = None
+        if self._timer is None:
+            fetchers, settings = self._fetchers, self._fetchers.settings
+            delay_ms = pause_ms(followed.failures, settings.backoff_ms_initial, settings.backoff_ms_max, fetchers.rng)
+            self._timer = fetchers.loop.call_later(delay_ms / 1000, self._over)
+
+    def discard(self, followed: Followed) -> None:
+        self._delayed.pop(followed, None)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _over(self) -> None:
+        self._timer = None
+        delayed, self._delayed = self._delayed, {}
+        self._on_over(delayed)
+
+
 class ReplicaFetcher:
-    def __init__(self, fetchers: ReplicaFetchers, leader_id: int) -> None:
+    def __init__(self, fetchers: LinkOwner, leader_id: int) -> None:
         settings = fetchers.settings
         self.leader_id = leader_id
         self.followed: dict[Key, Followed] = {}
         self._fetchers = fetchers
         self._loop = fetchers.loop
         self._clock_ms = fetchers.clock_ms
-        self._by_epochs = not settings.truncates_by_high_watermark
         self._template = self._fetchers.template()
         self._changed: dict[Followed, None] = {}  # to be mentioned in the next request
         self._forgotten: dict[Key, None] = {}  # to be taken out of the session by it
@@ -176,7 +234,7 @@ class ReplicaFetcher:
             offset = log.log_end_offset
             body: bytes | bytearray = self._template.one(
                 self._session_id, self._session_epoch, *followed.key, followed.leader_epoch, offset,
-                log.leader_epochs.latest if self._by_epochs else -1, log.log_start_offset,
+                log.leader_epochs.latest, log.log_start_offset,
             )  # fmt: skip
             followed.asked, followed.asked_offset, followed.in_session = self._sent, offset, True
         else:
@@ -202,7 +260,7 @@ class ReplicaFetcher:
         topic_id, index = followed.key
         body = self._template.one(
             self._session_id, epoch, topic_id, index, followed.leader_epoch, offset,
-            log.leader_epochs.latest if self._by_epochs else -1, log.log_start_offset,
+            log.leader_epochs.latest, log.log_start_offset,
         )  # fmt: skip
         link.request(FETCH, VERSION, body, self._on_answer)
 
@@ -211,7 +269,7 @@ class ReplicaFetcher:
         for followed in self._changed:
             log = followed.log
             offset = log.log_end_offset
-            latest = log.leader_epochs.latest if self._by_epochs else -1
+            latest = log.leader_epochs.latest
             asked.append((*followed.key, followed.leader_epoch, offset, latest, log.log_start_offset))
             followed.asked, followed.asked_offset, followed.in_session = self._sent, offset, True
         forgotten = list(self._forgotten) if self._session_epoch else []

@@ -49,7 +49,8 @@ from tidelog.replication.controller.metadata.image import (
     PartitionImage,
     TopicImage,
 )
-from tidelog.replication.fetcher import FetcherSettings, ReplicaFetchers
+from tidelog.replication.fetcher import ReplicaFetchers
+from tidelog.replication.fetcher_settings import FetcherSettings
 from tidelog.replication.isr import Proposal
 from tidelog.replication.partition import Partition, ReplicaPorts
 from tidelog.replication.ports import Endpoint, Link, OnResponse
@@ -242,7 +243,7 @@ class ReplicaNode:
             loop=loop,
             rng=self.rng,
             clock_ms=self.clock_ms,
-            settings=replace(FetcherSettings(), truncates_by_high_watermark=cluster.truncates_by_high_watermark),
+            settings=FetcherSettings(),
             on_failed=self.partitions.failed,
             on_appended=self.partitions.flushes.flush_if_due,
         )
@@ -381,9 +382,8 @@ class Sent:
 class Replicas:
     """Nodes 1..n that hold partition t-0; node 1 leads at first, all in sync."""
 
-    def __init__(self, count: int, *, truncates_by_high_watermark: bool = False, seed: int = 1, **options: str) -> None:
+    def __init__(self, count: int, *, seed: int = 1, **options: str) -> None:
         self.loop = ManualLoop()
-        self.truncates_by_high_watermark = truncates_by_high_watermark
         self.options = {name.replace("_", "."): value for name, value in options.items()}
         self.broker_epochs = dict.fromkeys(range(1, count + 1), 100)
         self.fenced: set[int] = set()

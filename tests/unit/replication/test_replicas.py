@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import Replicas
 from tidelog.protocol.batches.batch_builder import encode_batch
@@ -72,9 +73,9 @@ def test_a_follower_catches_up_from_nothing() -> None:
     assert cluster.nodes[1].partition.in_sync.isr == (1, 2, 3)
 
 
-def loss(truncates_by_high_watermark: bool) -> tuple[list[bytes], int | None]:
+def loss() -> tuple[list[bytes], int | None]:
     """Both in sync. B has the record but not yet the mark; it restarts, and A dies before B could fetch."""
-    cluster = Replicas(2, truncates_by_high_watermark=truncates_by_high_watermark)
+    cluster = Replicas(2)
     sent = cluster.nodes[1].produce(b"acknowledged")
     cluster.loop.settle()
     assert cluster.nodes[2].marks == (0, 1)
@@ -87,14 +88,15 @@ def loss(truncates_by_high_watermark: bool) -> tuple[list[bytes], int | None]:
     return cluster.nodes[2].values(), code
 
 
-def test_loss_kip_101() -> None:
-    assert loss(truncates_by_high_watermark=False) == ([b"acknowledged"], 0)
-    assert loss(truncates_by_high_watermark=True) == ([], 0), "the old rule loses an acknowledged record"
+def test_loss_kip_101(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loss() == ([b"acknowledged"], 0)
+    truncate_by_high_watermark(monkeypatch)
+    assert loss() == ([], 0), "the old rule loses an acknowledged record"
 
 
-def divergence(truncates_by_high_watermark: bool) -> tuple[list[bytes], list[bytes]]:
+def divergence() -> tuple[list[bytes], list[bytes]]:
     """Both lose power; the one without the last record comes back first and takes another at the same offset."""
-    cluster = Replicas(2, truncates_by_high_watermark=truncates_by_high_watermark)
+    cluster = Replicas(2)
     first, second = cluster.nodes[1], cluster.nodes[2]
     first.produce(b"m1")
     cluster.loop.run_for(600)
@@ -118,9 +120,10 @@ def divergence(truncates_by_high_watermark: bool) -> tuple[list[bytes], list[byt
     return cluster.nodes[1].values(), cluster.nodes[2].values()
 
 
-def test_divergence_kip_101() -> None:
-    assert divergence(truncates_by_high_watermark=False) == ([b"m1", b"m3"], [b"m1", b"m3"])
-    first, second = divergence(truncates_by_high_watermark=True)
+def test_divergence_kip_101(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert divergence() == ([b"m1", b"m3"], [b"m1", b"m3"])
+    truncate_by_high_watermark(monkeypatch)
+    first, second = divergence()
     assert first != second, "the old rule leaves two histories at one offset"
 
 

@@ -42,13 +42,13 @@ from tidelog.replication.quorum.raft.messages import (
     Truncate,
     WakeFetches,
 )
-from tidelog.replication.quorum.raft.raft import NEVER, Raft, lane_of
+from tidelog.replication.quorum.raft.raft import Raft
+from tidelog.replication.quorum.raft.replica import NEVER, lane_of
 from tidelog.replication.quorum.raft.settings import QuorumSettings
-from tidelog.replication.quorum.raft.snapshot import Snapshot, SnapshotId
+from tidelog.replication.quorum.raft.snapshot import CorruptSnapshot, Snapshot, SnapshotId
 from tidelog.replication.quorum.raft.state import Follower, Leader
 from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
 from tidelog.replication.quorum.service import QuorumService
-from tidelog.replication.quorum.snapshot_loading import keep_part
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.segments.damage import DamagedRecords
@@ -156,7 +156,7 @@ class RaftNode:
             AppendVoters: self._append_voters,
             AppendRecords: self._append_records,
             Truncate: self._truncate,
-            KeepSnapshotPart: lambda part: keep_part(self, part),
+            KeepSnapshotPart: self._keep_part,
             ReportLeader: lambda told: self._news.tell(partial(listener.on_leader, told.leader_id, told.epoch)),
             ReportHighWatermark: self._report_high_watermark,
             ReportLead: lambda told: self._news.tell(partial(listener.on_lead, told.epoch)),
@@ -403,13 +403,13 @@ class RaftNode:
         """Until the vote and epoch of now are on the device."""
         await self._vote_writer.written()
 
-    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task that ends with this node."""
         task = self.loop.create_task(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    def tell_snapshot(self, identity: SnapshotId, snapshot: Snapshot) -> None:
+    def _tell_snapshot(self, identity: SnapshotId, snapshot: Snapshot) -> None:
         self._news.tell(partial(self._listener.on_snapshot, identity, snapshot.values, snapshot.last_timestamp_ms))
 
     def drive(self) -> None:
@@ -450,7 +450,7 @@ class RaftNode:
     # -- effects -----------------------------------------------------------------------------------------------------
 
     def _send(self, send: Send) -> None:
-        self.begin(self._ask(send), f"{type(send.ask).__name__} to {send.peer.id}")
+        self._begin(self._ask(send), f"{type(send.ask).__name__} to {send.peer.id}")
 
     async def _ask(self, send: Send) -> None:
         settings, ask = self.settings, send.ask
@@ -524,6 +524,41 @@ class RaftNode:
             self._sync.begin()
 
     # -- telling -----------------------------------------------------------------------------------------------------
+
+    def _keep_part(self, part: KeepSnapshotPart) -> None:
+        """A piece of the leader's snapshot; the last one is followed by a check of the whole."""
+        try:
+            self.log.keep_part(part.snapshot, part.position, part.data)
+        except OSError as error:
+            logger.error("snapshot %s cannot be kept: %s", part.snapshot, error)
+            following.on_snapshot_failed(self.raft, part.snapshot, self.now_ms())
+            return
+        if part.is_last:
+            self._begin(self._install(part.snapshot), "snapshot")
+
+    async def _install(self, identity: SnapshotId) -> None:
+        """Move the log behind a snapshot, once that is on the device, whole."""
+        try:
+            snapshot = await self.run_in_executor(partial(self.log.finish_part, identity))
+        except (OSError, CorruptSnapshot, KafkaError) as error:
+            logger.error("snapshot %s was fetched in vain: %s", identity, error)
+            following.on_snapshot_failed(self.raft, identity, self.now_ms())
+            self.drive()
+            return
+        state = self.raft.state
+        if isinstance(state, Follower) and state.download is not None and state.download.snapshot == identity:
+            try:
+                try:
+                    self.log.install(identity, snapshot, self.clock_ms())
+                except DamagedRecords:  # the log behind the snapshot is: it is cut, and fetched again
+                    self.meet_damage()
+                    self.log.install(identity, snapshot, self.clock_ms())
+            except (OSError, CorruptLog) as error:
+                self.fail(error)
+                return
+            following.on_snapshot_installed(self.raft, identity, self.now_ms())
+            self._tell_snapshot(identity, snapshot)
+        self.drive()
 
     def _report_high_watermark(self, effect: ReportHighWatermark) -> None:
         self._plain_log.set_high_watermark(effect.offset)

@@ -6,7 +6,8 @@ What is granted, refused or served is the core's; nothing is answered before wha
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import add_raft_voter, remove_raft_voter, update_raft_voter
@@ -18,19 +19,19 @@ from tidelog.protocol.messages.fetch import FetchRequest, FetchResponse
 from tidelog.protocol.messages.fetch_snapshot import FetchSnapshotRequest, FetchSnapshotResponse
 from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
 from tidelog.protocol.uuids import ZERO_UUID
-from tidelog.replication.ports import Endpoint, PeerUnreachable
+from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 from tidelog.replication.quorum import wire
+from tidelog.replication.quorum.files.metadata_log import MetadataLog
 from tidelog.replication.quorum.raft import leading, reconfiguration
 from tidelog.replication.quorum.raft.commit import ReplicaProgress
 from tidelog.replication.quorum.raft.messages import FetchAnswer, FetchAsk, SnapshotAnswer
+from tidelog.replication.quorum.raft.raft import Raft
+from tidelog.replication.quorum.raft.settings import QuorumSettings
 from tidelog.replication.quorum.raft.state import Leader
 from tidelog.replication.quorum.raft.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey, Voter
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.reader import ColdRead
-
-if TYPE_CHECKING:
-    from tidelog.replication.quorum.driver import RaftNode
 
 API_VERSIONS_VERSION = 3
 # Fetches that wait; beyond it the one that has waited longest is answered. Far below COLD_TASKS_MAX of the dispatcher:
@@ -39,10 +40,29 @@ PARKED_MAX = 1_000
 WAIT_MS_MAX = 300_000
 
 
-class QuorumService:
-    """Of one RaftNode."""
+class QuorumNode(Protocol):
+    """The node whose requests are answered (`driver.RaftNode`)."""
 
-    def __init__(self, node: RaftNode, cluster_id: str) -> None:
+    raft: Raft
+    log: MetadataLog
+    settings: QuorumSettings
+    loop: asyncio.AbstractEventLoop
+    exchange: Exchange
+    run_in_executor: Callable[[Callable[[], Any]], Awaitable[Any]]
+    clock_ms: Callable[[], int]
+    is_closed: bool
+
+    def now_ms(self) -> float: ...
+    def drive(self) -> None: ...
+    async def persisted(self) -> None: ...
+    def meet_damage(self) -> None: ...
+    def tolerates(self, error: Exception) -> bool: ...
+
+
+class QuorumService:
+    """Of one node."""
+
+    def __init__(self, node: QuorumNode, cluster_id: str) -> None:
         self._node = node
         self._cluster_id = cluster_id
         self._parked: dict[ReplicaKey, asyncio.Future[bool]] = {}

@@ -61,10 +61,11 @@ def older_epochs_are_committed_by_count(monkeypatch: pytest.MonkeyPatch) -> None
 def followers_report_before_they_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = following.poll_follower
 
-    def poll_follower(replica: Any, now_ms: float) -> None:
+    def poll_follower(replica: Any, now_ms: float) -> bool:
         synced, replica.log.synced_offset = replica.log.synced_offset, 1 << 60
-        honest(replica, now_ms)
+        has_changed = honest(replica, now_ms)
         replica.log.synced_offset = synced
+        return has_changed
 
     monkeypatch.setitem(raft._POLLS, Follower, poll_follower)
 
@@ -72,10 +73,11 @@ def followers_report_before_they_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def leaders_count_what_they_have_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = leading.poll_leader
 
-    def poll_leader(replica: Any, now_ms: float) -> None:
+    def poll_leader(replica: Any, now_ms: float) -> bool:
         synced, replica.log.synced_offset = replica.log.synced_offset, replica.log.end_offset
-        honest(replica, now_ms)
+        has_changed = honest(replica, now_ms)
         replica.log.synced_offset = synced
+        return has_changed
 
     monkeypatch.setitem(raft._POLLS, Leader, poll_leader)
 

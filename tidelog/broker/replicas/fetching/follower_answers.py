@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry, FollowerSession
+from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry, FollowerSession, HostedReplicas
 from tidelog.protocol.hot import Buffer, FetchedPartition, encode_fetch_response, neighbours
 from tidelog.protocol.hot_replication import VERSION, encode_one_fetched, readdress
 from tidelog.replication.throttle import Throttle
 from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
-    from tidelog.broker.replicas.partitions import Partitions
     from tidelog.replication.partition import Partition
 
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
@@ -75,7 +74,7 @@ class FollowerAnswers:
     """`wake(session)` is called when a throttled partition may be sent again."""
 
     def __init__(
-        self, partitions: Partitions, loop: asyncio.AbstractEventLoop, wake: Callable[[FollowerSession], None]
+        self, partitions: HostedReplicas, loop: asyncio.AbstractEventLoop, wake: Callable[[FollowerSession], None]
     ) -> None:
         self.throttle = Throttle()
         self.bytes_out = 0

@@ -23,6 +23,7 @@ from tidelog.broker.replicas.fetching.follower_sessions import (
     WAIT_MS_MAX,
     FollowerEntry,
     FollowerSession,
+    HostedReplicas,
     Key,
     ParkedFetch,
     as_follower_request,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable
 
-    from tidelog.broker.replicas.partitions import Partitions
 
 logger = logging.getLogger("tidelog.followers")
 
@@ -58,7 +58,7 @@ class FollowerFetches:
 
     def __init__(
         self,
-        partitions: Partitions,
+        partitions: HostedReplicas,
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
         *,

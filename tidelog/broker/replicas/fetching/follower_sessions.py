@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tidelog.broker.network.request import Deferred
 from tidelog.broker.replicas.fetching.follower_linger import FollowerLinger
@@ -17,10 +17,14 @@ from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, encode_fetch_response
 from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRequest, encode_nothing_fetched
 
 if TYPE_CHECKING:
+    from tidelog.broker.replicas.deletions import Deletions
+    from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+    from tidelog.protocol.errors import KafkaError
     from tidelog.protocol.messages.fetch import FetchRequest
     from tidelog.replication.controller.metadata.image import BrokerImage
     from tidelog.replication.isr import Follower
-    from tidelog.replication.partition import Partition
+    from tidelog.replication.partition import Partition, ReplicaPorts
+    from tidelog.storage.segments.reader import ColdRead
 
 # Kafka wants replica.fetch.wait.max.ms to be below replica.lag.time.max.ms, 30 s by default.
 WAIT_MS_MAX = 30_000
@@ -36,6 +40,19 @@ EPOCH_FINAL = -1
 
 Key = tuple[str | bytes, int]
 Problem = int | tuple[int, int]  # an error code, or the (epoch, end offset) where the logs part
+
+
+class HostedReplicas(Protocol):
+    """What the followers' side asks of this node's partitions (`partitions.Partitions`)."""
+
+    wakes: DeferredCallbacks
+    deletions: Deletions
+    replica_ports: ReplicaPorts
+
+    def leader(self, topic: str | bytes, index: int) -> Partition: ...
+    def watch_as_follower(self, entry: FollowerEntry) -> Partition | None: ...
+    def refusal(self, partition: Partition | None, error: Exception) -> KafkaError: ...
+    def run_cold(self, cold: ColdRead, done: Callable[[], None]) -> None: ...
 
 
 class FollowerEntry:

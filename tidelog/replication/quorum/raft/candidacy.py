@@ -1,23 +1,19 @@
 """Running for the lead and voting for others, as Raft with pre-vote (KIP-996) has it. Pure.
 
-Functions over `raft.py`'s Raft while nobody leads that it knows of. A pre-vote promises
+Functions over `replica.py`'s RaftReplica while nobody leads that it knows of. A pre-vote promises
 nothing and may be asked again; a vote is given once in an epoch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tidelog.replication.quorum.raft import following
 from tidelog.replication.quorum.raft.election import Tally, election_timeout_ms, is_up_to_date, may_vote, retry_delay_ms
 from tidelog.replication.quorum.raft.messages import EndAsk, OffsetAndEpoch, Peer, VoteAnswer, VoteAsk
+from tidelog.replication.quorum.raft.replica import RaftReplica
 from tidelog.replication.quorum.raft.state import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 
-if TYPE_CHECKING:
-    from tidelog.replication.quorum.raft.raft import Raft
 
-
-def may_grant(raft: Raft, ask: VoteAsk) -> bool:
+def may_grant(raft: RaftReplica, ask: VoteAsk) -> bool:
     own = OffsetAndEpoch(raft.log.last_epoch, raft.log.end_offset)
     if raft.lacks_records:
         if raft.acknowledged is None:
@@ -34,7 +30,7 @@ def may_grant(raft: Raft, ask: VoteAsk) -> bool:
     return False
 
 
-def after_vote(raft: Raft, ask: VoteAsk, granted: bool, now_ms: float) -> None:
+def after_vote(raft: RaftReplica, ask: VoteAsk, granted: bool, now_ms: float) -> None:
     state = raft.state
     if ask.pre_vote:
         if granted and isinstance(state, Prospective):
@@ -51,7 +47,7 @@ def after_vote(raft: Raft, ask: VoteAsk, granted: bool, now_ms: float) -> None:
         state.election_at_ms = min(state.election_at_ms, now_ms + delay_ms)
 
 
-def on_vote_answer(raft: Raft, peer: Peer, ask: VoteAsk, answer: VoteAnswer, now_ms: float) -> None:
+def on_vote_answer(raft: RaftReplica, peer: Peer, ask: VoteAsk, answer: VoteAnswer, now_ms: float) -> None:
     state = raft.state
     if ask.epoch != raft.epoch or not isinstance(state, Prospective | Candidate):
         return
@@ -70,7 +66,7 @@ def on_vote_answer(raft: Raft, peer: Peer, ask: VoteAsk, answer: VoteAnswer, now
         raft.requests.rest(peer.id, "vote", now_ms + raft.settings.pre_vote_retry_ms)
 
 
-def _ask_for_votes(raft: Raft, tally: Tally, pre_vote: bool, now_ms: float) -> None:
+def _ask_for_votes(raft: RaftReplica, tally: Tally, pre_vote: bool, now_ms: float) -> None:
     for voter_id in tally.open():
         voter, peer = tally.voters.get(voter_id), raft.peer(voter_id)
         if voter is None or peer is None or voter_id == raft.own.id:
@@ -79,50 +75,51 @@ def _ask_for_votes(raft: Raft, tally: Tally, pre_vote: bool, now_ms: float) -> N
         raft.send(peer, ask, now_ms)
 
 
-def poll_unattached(raft: Raft, now_ms: float) -> None:
+def poll_unattached(raft: RaftReplica, now_ms: float) -> bool:
     assert isinstance(raft.state, Unattached)
     if not raft.is_voter:
         following.find_leader(raft, now_ms)
     elif now_ms >= raft.state.election_at_ms:
         raft.become_prospective(now_ms)
-        poll_prospective(raft, now_ms)
+        return poll_prospective(raft, now_ms)
     else:
         raft.due(raft.state.election_at_ms)
+    return False
 
 
-def poll_prospective(raft: Raft, now_ms: float) -> None:
+def poll_prospective(raft: RaftReplica, now_ms: float) -> bool:
     state = raft.state
     assert isinstance(state, Prospective)
     if state.tally.is_won:
         if now_ms >= state.defer_until_ms:
             raft.become_candidate(now_ms, state.retries)
-            poll_candidate(raft, now_ms)
-            return
+            return poll_candidate(raft, now_ms)
         raft.due(state.defer_until_ms)
     if now_ms >= state.give_up_at_ms:
         if raft.leader_id >= 0:
             raft.follow(raft.leader_id, raft.leader_endpoint, now_ms)
-            following.poll_follower(raft, now_ms)
-            return
+            return following.poll_follower(raft, now_ms)
         state = raft.become_prospective(now_ms, state.retries)
     _ask_for_votes(raft, state.tally, True, now_ms)
     raft.due(state.give_up_at_ms)
+    return False
 
 
-def poll_candidate(raft: Raft, now_ms: float) -> None:
+def poll_candidate(raft: RaftReplica, now_ms: float) -> bool:
     state = raft.state
     assert isinstance(state, Candidate)
     if state.tally.is_won:
         raft.become_leader(state.tally.granting(), now_ms)
     elif now_ms >= (state.give_up_at_ms if state.lost_until_ms is None else state.lost_until_ms):
         raft.become_prospective(now_ms, state.retries + 1)
-        poll_prospective(raft, now_ms)
+        return poll_prospective(raft, now_ms)
     else:
         _ask_for_votes(raft, state.tally, False, now_ms)
         raft.due(state.give_up_at_ms if state.lost_until_ms is None else state.lost_until_ms)
+    return False
 
 
-def poll_resigned(raft: Raft, now_ms: float) -> None:
+def poll_resigned(raft: RaftReplica, now_ms: float) -> bool:
     state = raft.state
     assert isinstance(state, Resigned)
     endpoint = raft.own_endpoints[0][1] if raft.own_endpoints else None
@@ -134,3 +131,4 @@ def poll_resigned(raft: Raft, now_ms: float) -> None:
         raft.due(state.until_ms)
     elif not raft.is_closing:
         raft.enter(Unattached(now_ms))
+    return False

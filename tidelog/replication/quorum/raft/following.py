@@ -1,12 +1,10 @@
 """What a replica does that does not lead: find the leader, fetch from it, truncate, load its snapshots. Pure.
 
-Functions over `raft.py`'s Raft. Invariants: what may vote fetches only when all it has is synced, so that an offset it
-reports never goes back; nothing below the high watermark is truncated.
+Functions over `replica.py`'s RaftReplica. Invariants: what may vote fetches only when all it has is synced, so that an
+offset it reports never goes back; nothing below the high watermark is truncated.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.raft.messages import (
@@ -23,14 +21,12 @@ from tidelog.replication.quorum.raft.messages import (
     Truncate,
     UpdateVoterAsk,
 )
+from tidelog.replication.quorum.raft.replica import RaftReplica
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.replication.quorum.raft.state import Download, Follower, Unattached
 
-if TYPE_CHECKING:
-    from tidelog.replication.quorum.raft.raft import Raft
 
-
-def poll_follower(raft: Raft, now_ms: float) -> None:
+def poll_follower(raft: RaftReplica, now_ms: float) -> bool:
     state = raft.state
     assert isinstance(state, Follower)
     if state.download is not None and state.download.is_installing:
@@ -45,12 +41,11 @@ def poll_follower(raft: Raft, now_ms: float) -> None:
             raft.become_prospective(now_ms)
         else:
             raft.lose_leader(now_ms)
-        raft.poll(now_ms)
-        return
+        return True
     raft.due(state.give_up_at_ms)
     peer = raft.leader_peer()
     if peer is None or state.is_gone:
-        return
+        return False
     if state.download is not None:
         if not state.download.is_installing:
             ask = SnapshotAsk(raft.own, raft.epoch, state.download.snapshot, state.download.position)
@@ -58,9 +53,10 @@ def poll_follower(raft: Raft, now_ms: float) -> None:
     elif not raft.can_vote or raft.log.synced_offset >= raft.log.end_offset:
         raft.send(peer, _fetch(raft), now_ms)
     _tell_own_endpoints(raft, state, peer, now_ms)
+    return False
 
 
-def _recover(raft: Raft, state: Follower) -> None:
+def _recover(raft: RaftReplica, state: Follower) -> None:
     """Once all that was committed is here again, on the device where this replica may vote."""
     end_offset = raft.log.end_offset
     if raft.can_vote:
@@ -73,7 +69,7 @@ def _recover(raft: Raft, state: Follower) -> None:
             raft.emit(ReportHighWatermark(raft.high_watermark))
 
 
-def _fetch(raft: Raft) -> FetchAsk:
+def _fetch(raft: RaftReplica) -> FetchAsk:
     return FetchAsk(
         raft.own,
         raft.epoch,
@@ -84,7 +80,7 @@ def _fetch(raft: Raft) -> FetchAsk:
     )
 
 
-def find_leader(raft: Raft, now_ms: float) -> None:
+def find_leader(raft: RaftReplica, now_ms: float) -> None:
     """For who may not vote: ask the voters and the bootstrap servers in turn; one of them knows."""
     known = [raft.peer(voter_id) for voter_id in raft.voters.latest.ids if voter_id != raft.own.id]
     peers = [peer for peer in known if peer is not None]
@@ -102,7 +98,7 @@ def find_leader(raft: Raft, now_ms: float) -> None:
             return
 
 
-def leader_is_gone(raft: Raft, run_at_ms: float) -> None:
+def leader_is_gone(raft: RaftReplica, run_at_ms: float) -> None:
     """The leader resigned, or nobody listens where it was. Who may vote runs then; the others look for the next one."""
     state = raft.state
     assert isinstance(state, Follower)
@@ -110,7 +106,7 @@ def leader_is_gone(raft: Raft, run_at_ms: float) -> None:
     state.give_up_at_ms = min(state.give_up_at_ms, run_at_ms)
 
 
-def on_fetch_failure(raft: Raft, peer: Peer, failures: int, refused: bool, now_ms: float) -> None:
+def on_fetch_failure(raft: RaftReplica, peer: Peer, failures: int, refused: bool, now_ms: float) -> None:
     state = raft.state
     if isinstance(state, Unattached):
         raft.requests.rest(peer.id, "fetch", now_ms + min(failures, 5) * raft.settings.pre_vote_retry_ms)
@@ -122,7 +118,7 @@ def on_fetch_failure(raft: Raft, peer: Peer, failures: int, refused: bool, now_m
             leader_is_gone(raft, now_ms)
 
 
-def on_fetch_answer(raft: Raft, peer: Peer, ask: FetchAsk, answer: FetchAnswer, now_ms: float) -> None:
+def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchAnswer, now_ms: float) -> None:
     state = raft.state
     if not isinstance(state, Follower):
         raft.requests.rest(peer.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
@@ -149,13 +145,13 @@ def on_fetch_answer(raft: Raft, peer: Peer, ask: FetchAsk, answer: FetchAnswer, 
         state.leader_high_watermark = answer.high_watermark
 
 
-def on_append_failed(raft: Raft, now_ms: float) -> None:
+def on_append_failed(raft: RaftReplica, now_ms: float) -> None:
     """What came is damaged: ask for it again, not at once."""
     if isinstance(raft.state, Follower):
         raft.requests.rest(raft.leader_id, "fetch", now_ms + raft.settings.retry_backoff_max_ms)
 
 
-def truncation_point(raft: Raft, diverging: OffsetAndEpoch) -> int:
+def truncation_point(raft: RaftReplica, diverging: OffsetAndEpoch) -> int:
     """As ReplicatedLog.truncateToEndOffset: the last offset at which both logs can still agree."""
     own = raft.log.end_of_epoch(diverging.epoch)
     if own.epoch == diverging.epoch:
@@ -163,7 +159,7 @@ def truncation_point(raft: Raft, diverging: OffsetAndEpoch) -> int:
     return own.end_offset
 
 
-def _on_refusal(raft: Raft, peer: Peer, error: int, leader_id: int, now_ms: float) -> None:
+def _on_refusal(raft: RaftReplica, peer: Peer, error: int, leader_id: int, now_ms: float) -> None:
     state = raft.state
     assert isinstance(state, Follower)
     raft.requests.rest(peer.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
@@ -175,7 +171,7 @@ def _on_refusal(raft: Raft, peer: Peer, error: int, leader_id: int, now_ms: floa
 # -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
-def on_snapshot_answer(raft: Raft, peer: Peer, ask: SnapshotAsk, answer: SnapshotAnswer, now_ms: float) -> None:
+def on_snapshot_answer(raft: RaftReplica, peer: Peer, ask: SnapshotAsk, answer: SnapshotAnswer, now_ms: float) -> None:
     state = raft.state
     if not isinstance(state, Follower) or state.download is None:
         return
@@ -196,20 +192,20 @@ def on_snapshot_answer(raft: Raft, peer: Peer, ask: SnapshotAsk, answer: Snapsho
     raft.emit(KeepSnapshotPart(download.snapshot, answer.position, answer.data, is_last))
 
 
-def on_snapshot_installed(raft: Raft, snapshot: SnapshotId, now_ms: float) -> None:
+def on_snapshot_installed(raft: RaftReplica, snapshot: SnapshotId, now_ms: float) -> None:
     """The log now begins at its end; everything it holds is committed."""
     raft.high_watermark = max(raft.high_watermark, snapshot.end_offset)
     _end_download(raft, snapshot, now_ms)
 
 
-def on_snapshot_failed(raft: Raft, snapshot: SnapshotId, now_ms: float) -> None:
+def on_snapshot_failed(raft: RaftReplica, snapshot: SnapshotId, now_ms: float) -> None:
     """It could not be kept or was damaged: ask anew."""
     _end_download(raft, snapshot, now_ms)
     if isinstance(raft.state, Follower):
         raft.requests.rest(raft.leader_id, "fetch", now_ms + raft.settings.retry_backoff_max_ms)
 
 
-def _end_download(raft: Raft, snapshot: SnapshotId, now_ms: float) -> None:
+def _end_download(raft: RaftReplica, snapshot: SnapshotId, now_ms: float) -> None:
     state = raft.state
     if isinstance(state, Follower):
         state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
@@ -220,7 +216,7 @@ def _end_download(raft: Raft, snapshot: SnapshotId, now_ms: float) -> None:
 # -- own addresses (KIP-853) -------------------------------------------------------------------------------------------
 
 
-def _tell_own_endpoints(raft: Raft, state: Follower, peer: Peer, now_ms: float) -> None:
+def _tell_own_endpoints(raft: RaftReplica, state: Follower, peer: Peer, now_ms: float) -> None:
     own = raft.voters.latest.get(raft.own.id)
     if state.update_sent or raft.voters.kraft_version < 1 or not raft.is_voter or own is None:
         return
@@ -228,7 +224,7 @@ def _tell_own_endpoints(raft: Raft, state: Follower, peer: Peer, now_ms: float) 
         state.update_sent = raft.send(peer, UpdateVoterAsk(raft.epoch, raft.own), now_ms)
 
 
-def on_update_answer(raft: Raft, peer: Peer, error: int, now_ms: float) -> None:
+def on_update_answer(raft: RaftReplica, peer: Peer, error: int, now_ms: float) -> None:
     if isinstance(raft.state, Follower) and error != ErrorCode.NONE:
         raft.state.update_sent = False
         raft.requests.rest(peer.id, "update", now_ms + raft.settings.fetch_timeout_ms)

@@ -1,26 +1,24 @@
 """What a leader of the metadata log does: make itself known, serve fetches, commit, notice that it is alone. Pure.
 
-Functions over `raft.py`'s Raft while its state is a Leader. Invariant: what a fetch is answered with begins where the
-leader's and the fetching replica's log are known to agree.
+Functions over `replica.py`'s RaftReplica while its state is a Leader. Invariant: what a fetch is answered with begins
+where the leader's and the fetching replica's log are known to agree.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.raft.messages import BeginAsk, FetchAnswer, FetchAsk, Peer, SnapshotAsk, WakeFetches
+from tidelog.replication.quorum.raft.replica import RaftReplica
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.replication.quorum.raft.state import Leader, LogView
-
-if TYPE_CHECKING:
-    from tidelog.replication.quorum.raft.raft import Raft
 
 CHECK_QUORUM_FACTOR: Final = 1.5
 BOOTSTRAP_SNAPSHOT: Final = SnapshotId(0, 0)
 
 
-def poll_leader(raft: Raft, now_ms: float) -> None:
+def poll_leader(raft: RaftReplica, now_ms: float) -> bool:
     state = raft.state
     assert isinstance(state, Leader)
     if raft.is_voter and state.progress.on_own_log(raft.log.synced_offset):
@@ -29,16 +27,17 @@ def poll_leader(raft: Raft, now_ms: float) -> None:
     if lost_at_ms is not None:
         if now_ms >= lost_at_ms:
             raft.resign(now_ms)
-            return
+            return False
         raft.due(lost_at_ms)
     has_left = not raft.voters.latest.includes(raft.own)
     if has_left and state.is_active and raft.voters.latest_offset < raft.high_watermark:
         raft.resign(now_ms)
-        return
+        return False
     _make_known(raft, state, now_ms)
+    return False
 
 
-def _make_known(raft: Raft, state: Leader, now_ms: float) -> None:
+def _make_known(raft: RaftReplica, state: Leader, now_ms: float) -> None:
     """BeginQuorumEpoch to every voter that does not fetch."""
     interval_ms = raft.settings.fetch_timeout_ms / 2
     endpoint = raft.own_endpoints[0][1] if raft.own_endpoints else None
@@ -56,19 +55,19 @@ def _make_known(raft: Raft, state: Leader, now_ms: float) -> None:
             raft.send(peer, BeginAsk(raft.epoch, raft.own.id, replica.key, endpoint), now_ms)
 
 
-def on_begin_answer(raft: Raft, peer: Peer, error: int, now_ms: float) -> None:
+def on_begin_answer(raft: RaftReplica, peer: Peer, error: int, now_ms: float) -> None:
     if isinstance(raft.state, Leader):
         raft.state.silent_until_ms[peer.id] = now_ms + raft.settings.fetch_timeout_ms / 2
 
 
-def on_commit(raft: Raft) -> None:
+def on_commit(raft: RaftReplica) -> None:
     """The high watermark moved."""
     assert isinstance(raft.state, Leader)
     raft.committed(raft.state.progress.high_watermark)
     raft.emit(WakeFetches())
 
 
-def refusal(raft: Raft, epoch: int) -> ErrorCode:
+def refusal(raft: RaftReplica, epoch: int) -> ErrorCode:
     """Why this node does not serve what only the leader of `epoch` serves; NONE: it does."""
     if epoch < raft.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
@@ -79,7 +78,7 @@ def refusal(raft: Raft, epoch: int) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def on_fetch(raft: Raft, ask: FetchAsk, now_ms: float) -> FetchAnswer:
+def on_fetch(raft: RaftReplica, ask: FetchAsk, now_ms: float) -> FetchAnswer:
     answer = answer_fetch(raft, ask)
     state = raft.state
     if answer.error or not isinstance(state, Leader):
@@ -93,7 +92,7 @@ def on_fetch(raft: Raft, ask: FetchAsk, now_ms: float) -> FetchAnswer:
     return answer
 
 
-def answer_fetch(raft: Raft, ask: FetchAsk) -> FetchAnswer:
+def answer_fetch(raft: RaftReplica, ask: FetchAsk) -> FetchAnswer:
     """What a fetch is answered with now, records apart; changes nothing."""
     error = refusal(raft, ask.epoch)
     state = raft.state
@@ -129,7 +128,7 @@ def check_position(log: LogView, offset: int, epoch: int, base: FetchAnswer) -> 
     return base
 
 
-def is_worth_answering(raft: Raft, ask: FetchAsk, answer: FetchAnswer) -> bool:
+def is_worth_answering(raft: RaftReplica, ask: FetchAsk, answer: FetchAnswer) -> bool:
     """Whether a fetch is to be answered at once rather than parked."""
     return bool(
         answer.error
@@ -140,7 +139,7 @@ def is_worth_answering(raft: Raft, ask: FetchAsk, answer: FetchAnswer) -> bool:
     )
 
 
-def on_fetch_snapshot(raft: Raft, ask: SnapshotAsk, now_ms: float) -> ErrorCode:
+def on_fetch_snapshot(raft: RaftReplica, ask: SnapshotAsk, now_ms: float) -> ErrorCode:
     """Whether the shell may answer with a part of the snapshot, if it has it."""
     error = refusal(raft, ask.epoch)
     if error == ErrorCode.NONE and isinstance(raft.state, Leader):

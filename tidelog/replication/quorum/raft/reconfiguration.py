@@ -14,10 +14,10 @@ from tidelog.replication.quorum.raft.state import Leader
 from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterSet
 
 if TYPE_CHECKING:
-    from tidelog.replication.quorum.raft.raft import Raft
+    from tidelog.replication.quorum.raft.replica import RaftReplica
 
 
-def require_change(raft: Raft) -> VoterSet:
+def require_change(raft: RaftReplica) -> VoterSet:
     """The voters as they are, if they may be changed now."""
     if not isinstance(raft.state, Leader):
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the metadata quorum")
@@ -32,14 +32,14 @@ def require_change(raft: Raft) -> VoterSet:
     return raft.voters.latest
 
 
-def require_addition(raft: Raft, key: ReplicaKey) -> VoterSet:
+def require_addition(raft: RaftReplica, key: ReplicaKey) -> VoterSet:
     voters = require_change(raft)
     if voters.get(key.id) is not None:
         raise KafkaError(ErrorCode.DUPLICATE_VOTER, f"node {key.id} is a voter already")
     return voters
 
 
-def add_voter(raft: Raft, voter: Voter, now_ms: float) -> None:
+def add_voter(raft: RaftReplica, voter: Voter, now_ms: float) -> None:
     voters = require_addition(raft, voter.key)
     _require_version(raft, voter)
     assert isinstance(raft.state, Leader)
@@ -48,7 +48,7 @@ def add_voter(raft: Raft, voter: Voter, now_ms: float) -> None:
     raft.emit(AppendVoters(raft.epoch, voters.with_voter(voter)))
 
 
-def remove_voter(raft: Raft, key: ReplicaKey) -> None:
+def remove_voter(raft: RaftReplica, key: ReplicaKey) -> None:
     voters = require_change(raft)
     found = voters.get(key.id)
     if found is None or found.key != key:
@@ -58,7 +58,7 @@ def remove_voter(raft: Raft, key: ReplicaKey) -> None:
     raft.emit(AppendVoters(raft.epoch, voters.without(key)))
 
 
-def update_voter(raft: Raft, voter: Voter) -> None:
+def update_voter(raft: RaftReplica, voter: Voter) -> None:
     voters = require_change(raft)
     found = voters.get(voter.key.id)
     if found is None or found.key != voter.key:
@@ -70,7 +70,7 @@ def update_voter(raft: Raft, voter: Voter) -> None:
         raft.emit(AppendVoters(raft.epoch, voters.with_voter(voter)))
 
 
-def _require_version(raft: Raft, voter: Voter) -> None:
+def _require_version(raft: RaftReplica, voter: Voter) -> None:
     if not voter.version_min <= raft.voters.kraft_version <= voter.version_max:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
