@@ -81,7 +81,7 @@ async def _partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPar
     """The partitions to read, sorted. A topic or partition that is named and not there is an error."""
     if options.pattern:
         pattern = compile_pattern(options.pattern)
-        listed = (await cluster.ask_metadata(None)).topics
+        listed = (await cluster.fetch_metadata(None)).topics
         matching = [topic for topic in listed if not topic.is_internal and pattern.search(topic.name or "")]
         return _all_partitions(await _described(cluster, options, [topic.name or "" for topic in matching]))
     names = options.topics or tuple(dict.fromkeys(topic for topic, _ in options.partitions))
@@ -107,7 +107,7 @@ async def _described(cluster: Cluster, options: SourceOptions, names: Sequence[s
     for attempt in range(options.fetch_offset_retries + 1):
         if attempt:
             await asyncio.sleep(options.fetch_offset_retry_interval_ms / 1000)
-        topics = (await cluster.ask_metadata(list(names))).topics
+        topics = (await cluster.fetch_metadata(list(names))).topics
         failed = [topic for topic in topics if topic.error_code and not topic.partitions]
         if not failed:
             return topics

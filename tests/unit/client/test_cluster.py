@@ -95,7 +95,7 @@ async def test_closing_leaves_no_socket_to_a_broker_that_does_not_read() -> None
     assert transport is not None
     transport.write(bytes(64 << 20))
     connection.close()
-    await connection.let_go(0.05)
-    await asyncio.wait_for(asyncio.shield(connection._lost), PATIENCE_S)
+    await connection.wait_closed(0.05)
+    await asyncio.wait_for(asyncio.shield(connection._closed_future), PATIENCE_S)
     accepted.close()
     listener.close()

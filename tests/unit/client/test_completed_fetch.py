@@ -98,13 +98,13 @@ def test_crcs_need_not_be_checked():
 
 def test_converters_see_what_is_not_null():
     data = bytes(encode_batch([(1, None, b"5", ()), (2, b"k", None, ())]))
-    fetched = CompletedFetch(TP, 0, data, key_convert=bytes.decode, value_convert=int)
+    fetched = CompletedFetch(TP, 0, data, key_deserializer=bytes.decode, value_deserializer=int)
     assert [(record.key, record.value) for record in fetched.take(10)] == [(None, 5), ("k", None)]
 
 
 def test_what_a_deserializer_refuses_is_not_passed_over():
     """Nor are the records around it: those before come first, and it is said again until somebody seeks past it."""
-    fetched = CompletedFetch(TP, 0, batch(0, 5) + batch(5, 2), value_convert=lambda value: 1 // (int(value) - 2))
+    fetched = CompletedFetch(TP, 0, batch(0, 5) + batch(5, 2), value_deserializer=lambda value: 1 // (int(value) - 2))
     assert offsets(fetched) == [0, 1]
     assert fetched.position == 2
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_what_a_deserializer_refuses_is_not_passed_over():
 
 
 def test_a_batch_whose_first_record_is_refused_is_not_passed_over():
-    fetched = CompletedFetch(TP, 0, batch(0, 3) + batch(3, 2), value_convert=lambda value: 1 // int(value))
+    fetched = CompletedFetch(TP, 0, batch(0, 3) + batch(3, 2), value_deserializer=lambda value: 1 // int(value))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             fetched.take(1000)

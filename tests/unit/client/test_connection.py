@@ -254,7 +254,7 @@ async def test_a_connection_that_closes_before_it_is_used_is_made_anew():
     async def opened(host: str, port: int) -> Connection:
         return made.pop(0)
 
-    cluster._open = opened  # type: ignore[method-assign]
+    cluster._open_connection = opened  # type: ignore[method-assign]
     with pytest.raises(KafkaError, match="closed the connection"):
         await cluster.connection(1)
     assert await cluster.connection(1) is alive

@@ -457,7 +457,7 @@ class TestTrouble:
                     taken[partition] += [record.offset for record in records]
                 await asyncio.sleep(0.01)
                 assert consuming._fetcher is not None
-                waiting = consuming._fetcher._buffer._fetched
+                waiting = consuming._fetcher._buffer._fetches
                 assert all(len(answers) <= 2 for answers in waiting.values())
             consuming.resume(T0, T1)
             async with asyncio.timeout(PATIENCE_S):

@@ -17,7 +17,7 @@ def target(offset: int, topic_id: bytes = ID) -> FetchTarget:
 def established() -> FetchSession:
     session = FetchSession()
     session.plan({A: target(0), B: target(0)})
-    session.answered(ErrorCode.NONE, 77)
+    session.handle_response(ErrorCode.NONE, 77)
     return session
 
 
@@ -33,7 +33,7 @@ def test_the_next_says_only_what_changed_and_what_is_over():
     assert (plan.session_id, plan.epoch) == (77, 1)
     assert plan.to_send == {A: target(10)}
     assert plan.to_forget == [(B, ID)]
-    session.answered(ErrorCode.NONE, 77)
+    session.handle_response(ErrorCode.NONE, 77)
     plan = session.plan({A: target(10), B: target(3)})
     assert (plan.epoch, plan.to_send, plan.to_forget) == (2, {B: target(3)}, [])
 
@@ -48,7 +48,7 @@ def test_a_topic_made_anew_is_forgotten_by_its_old_id():
 def test_a_session_the_broker_lost_is_started_without_its_id():
     session = established()
     session.plan({A: target(1)})
-    session.answered(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0)
+    session.handle_response(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0)
     plan = session.plan({A: target(1)})
     assert (plan.session_id, plan.epoch, plan.to_send) == (0, 0, {A: target(1)})
 
@@ -56,7 +56,7 @@ def test_a_session_the_broker_lost_is_started_without_its_id():
 def test_an_answer_that_never_came_starts_over_in_place_of_the_old_session():
     session = established()
     session.plan({A: target(1)})
-    session.failed()
+    session.handle_failure()
     plan = session.plan({A: target(1)})
     assert (plan.session_id, plan.epoch, plan.to_send) == (77, 0, {A: target(1)})
 
@@ -66,12 +66,12 @@ def test_a_broker_that_keeps_no_session_gets_full_fetches():
     for _ in range(3):
         plan = session.plan({A: target(0)})
         assert (plan.session_id, plan.epoch, plan.to_send) == (0, 0, {A: target(0)})
-        session.answered(ErrorCode.NONE, 0)
+        session.handle_response(ErrorCode.NONE, 0)
 
 
 def test_the_epoch_wraps_to_one():
     session = established()
     session._epoch = 2**31 - 1
     session.plan({})
-    session.answered(ErrorCode.NONE, 77)
+    session.handle_response(ErrorCode.NONE, 77)
     assert session.plan({}).epoch == 1

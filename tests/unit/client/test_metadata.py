@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidelog.client.model import TopicPartition
-from tidelog.client.network.metadata import EMPTY, merged
+from tidelog.client.network.metadata import EMPTY, merge_metadata
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.metadata import (
     MetadataResponse,
@@ -25,33 +25,33 @@ def answer(leader: int, epoch: int, topic_id: bytes = ID, error: int = 0, partit
 
 
 def test_an_older_leader_epoch_does_not_replace_a_newer():
-    now = merged(merged(EMPTY, answer(2, 5), ["t"]), answer(1, 4), ["t"])
+    now = merge_metadata(merge_metadata(EMPTY, answer(2, 5), ["t"]), answer(1, 4), ["t"])
     assert (now.leader(TP), now.leader_epoch(TP)) == (2, 5)
-    assert merged(now, answer(1, 6), ["t"]).leader(TP) == 1
+    assert merge_metadata(now, answer(1, 6), ["t"]).leader(TP) == 1
 
 
 def test_a_topic_made_anew_starts_its_epochs_anew():
-    now = merged(merged(EMPTY, answer(2, 5), ["t"]), answer(1, 0, OTHER), ["t"])
+    now = merge_metadata(merge_metadata(EMPTY, answer(2, 5), ["t"]), answer(1, 0, OTHER), ["t"])
     assert (now.leader(TP), now.topic_id("t")) == (1, OTHER)
 
 
 def test_what_did_not_change_is_the_same_object():
-    first = merged(EMPTY, answer(2, 5), ["t"])
-    second = merged(first, answer(2, 5), ["t"])
+    first = merge_metadata(EMPTY, answer(2, 5), ["t"])
+    second = merge_metadata(first, answer(2, 5), ["t"])
     assert second.topics["t"] is first.topics["t"]
-    assert merged(second, answer(3, 6), ["t"]).topics["t"] is not first.topics["t"]
+    assert merge_metadata(second, answer(3, 6), ["t"]).topics["t"] is not first.topics["t"]
 
 
 def test_a_passing_error_keeps_what_was_known():
-    first = merged(EMPTY, answer(2, 5), ["t"])
-    troubled = merged(first, answer(2, 5, bytes(16), ErrorCode.LEADER_NOT_AVAILABLE, 0), ["t"])
+    first = merge_metadata(EMPTY, answer(2, 5), ["t"])
+    troubled = merge_metadata(first, answer(2, 5, bytes(16), ErrorCode.LEADER_NOT_AVAILABLE, 0), ["t"])
     assert troubled.leader(TP) == 2
-    assert not troubled.topics["t"].usable
+    assert not troubled.topics["t"].is_usable
 
 
 def test_topics_no_longer_wanted_are_dropped_and_unknown_ones_have_no_leader():
-    first = merged(EMPTY, answer(2, 5), ["t"])
-    assert merged(first, answer(2, 5), []).topics == {}
+    first = merge_metadata(EMPTY, answer(2, 5), ["t"])
+    assert merge_metadata(first, answer(2, 5), []).topics == {}
     assert first.leader(TopicPartition("t", 9)) == -1
     assert first.leader(TopicPartition("u", 0)) == -1
 
@@ -59,7 +59,7 @@ def test_topics_no_longer_wanted_are_dropped_and_unknown_ones_have_no_leader():
 def test_partitions_without_a_leader_are_not_available_unless_none_has_one():
     response = answer(2, 5, partitions=3)
     response.topics[0].partitions[1].leader_id = -1
-    assert merged(EMPTY, response, None).topics["t"].available == (0, 2)
+    assert merge_metadata(EMPTY, response, None).topics["t"].available_partitions == (0, 2)
     for partition in response.topics[0].partitions:
         partition.leader_id = -1
-    assert merged(EMPTY, response, None).topics["t"].available == (0, 1, 2)
+    assert merge_metadata(EMPTY, response, None).topics["t"].available_partitions == (0, 1, 2)

@@ -33,44 +33,44 @@ def test_a_partition_that_stays_assigned_keeps_its_position():
     subscription.seek(A, 5)
     subscription.assign([A, B])
     assert subscription.assigned[A].position == 5
-    assert subscription.without_position() == [B]
+    assert subscription.partitions_without_position() == [B]
     subscription.assign([B])
     subscription.assign([A])
-    assert subscription.without_position() == [A]
+    assert subscription.partitions_without_position() == [A]
 
 
 def test_only_partitions_with_a_position_are_fetched_and_none_that_is_paused_or_backing_off():
     subscription = assigned(A, B)
     subscription.seek(A, 0)
-    assert subscription.fetchable(0) == [A]
+    assert subscription.fetchable_partitions(0) == [A]
     subscription.seek(B, 0)
     subscription.pause([A])
-    assert subscription.fetchable(0) == [B]
+    assert subscription.fetchable_partitions(0) == [B]
     assert subscription.paused() == {A}
     subscription.resume([A])
     subscription.assigned[B].retry_at_ms = 100
-    assert subscription.fetchable(50) == [A]
-    assert subscription.fetchable(100) == [A, B]
+    assert subscription.fetchable_partitions(50) == [A]
+    assert subscription.fetchable_partitions(100) == [A, B]
 
 
 def test_records_count_as_consumed_only_where_they_continue():
     subscription = assigned(A)
     subscription.seek(A, 5)
-    assert subscription.consumed(A, 5, 8, 2)
-    assert not subscription.consumed(A, 5, 8, 2)
-    assert not subscription.consumed(B, 0, 1, 0)
+    assert subscription.advance_position(A, 5, 8, 2)
+    assert not subscription.advance_position(A, 5, 8, 2)
+    assert not subscription.advance_position(B, 0, 1, 0)
     assert subscription.positions() == {A: OffsetAndMetadata(8, "", 2)}
 
 
 def test_a_reset_is_finished_only_while_it_is_wanted():
     subscription = assigned(A)
-    subscription.ask_reset(A, -2)
-    assert subscription.to_reset(0) == {A: -2}
-    assert subscription.without_position() == []
+    subscription.request_reset(A, -2)
+    assert subscription.pending_resets(0) == {A: -2}
+    assert subscription.partitions_without_position() == []
     assert not subscription.finish_reset(A, -1, 9, 0, 3)
     assert subscription.finish_reset(A, -2, 3, 0, 3)
     assert not subscription.finish_reset(A, -2, 4, 0, 3)
-    subscription.ask_reset(A, -1)
+    subscription.request_reset(A, -1)
     subscription.seek(A, 7)
     assert not subscription.finish_reset(A, -1, 9, 0, 3)
     assert subscription.assigned[A].position == 7
@@ -87,11 +87,11 @@ def test_seeking_needs_an_assigned_partition_and_an_offset():
 def test_topics_that_change_are_noticed():
     subscription = Subscription()
     subscription.subscribe(["a"], None, None)
-    before = subscription.changes
+    before = subscription.topic_change_count
     assert not subscription.set_topics(["a"])
-    assert subscription.changes == before
+    assert subscription.topic_change_count == before
     assert subscription.set_topics(["a", "b"])
-    assert subscription.changes == before + 1
+    assert subscription.topic_change_count == before + 1
 
 
 def test_lag_is_what_lies_between_position_and_end():

@@ -257,7 +257,7 @@ class TakingRecord(ConsumerRecord):
 def test_what_is_not_consumed_is_found_while_another_thread_iterates():
     TakingRecord.buffer = buffer = IterationBuffer()
     buffer.fill([[TakingRecord("t", 0, offset, 0, 0, None, None, (), 3) for offset in range(20)]])
-    assert buffer.not_consumed() == {T0: OffsetAndMetadata(0, "", 3)}
+    assert buffer.unconsumed_positions() == {T0: OffsetAndMetadata(0, "", 3)}
 
 
 def test_close_waits_for_a_silent_broker_as_long_as_it_is_told():

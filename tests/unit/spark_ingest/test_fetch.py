@@ -96,14 +96,14 @@ def test_waiting_for_records_that_do_not_come_ends_in_a_clear_error(node, new_to
 
 
 def test_waiting_for_a_transaction_to_end_is_said(node, new_topic, monkeypatch):
-    real = raw_fetch._Reader._ask
+    real = raw_fetch._Reader._fetch
 
     async def ask(reader, offset):
         answer = await real(reader, min(offset, 3))
         answer.records, answer.last_stable_offset = b"", 3
         return answer
 
-    monkeypatch.setattr(raw_fetch._Reader, "_ask", ask)
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", ask)
     options = {"kafkaConsumer.pollTimeoutMs": "300", "kafka.isolation.level": "read_committed"}
     with pytest.raises(KafkaError, match="an open transaction held the records back") as failure:
         read(node, new_topic(5), 3, 5, **options)
@@ -168,7 +168,7 @@ def test_a_leader_that_refuses_what_its_log_is_said_to_hold_ends_the_read(node, 
 
 def test_a_damaged_batch_is_an_error_and_not_a_gap(node, new_topic, monkeypatch):
     topic = new_topic(100, batch_size=500)
-    real = raw_fetch._Reader._ask
+    real = raw_fetch._Reader._fetch
 
     async def ask(reader, offset):
         answer = await real(reader, offset)
@@ -178,7 +178,7 @@ def test_a_damaged_batch_is_an_error_and_not_a_gap(node, new_topic, monkeypatch)
         answer.records = bytes(damaged)
         return answer
 
-    monkeypatch.setattr(raw_fetch._Reader, "_ask", ask)
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", ask)
     with pytest.raises(KafkaError, match=f"{topic}-0: wrong CRC of the batch at offset"):
         read(node, topic, 0, 100, **{"kafkaConsumer.pollTimeoutMs": "300"})
 

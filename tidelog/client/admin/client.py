@@ -117,7 +117,7 @@ class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin, LogDirsAdmin):
 
     async def _metadata(self, topics: list[str] | None) -> MetadataResponse:
         async def attempt() -> MetadataResponse:
-            return await (await self._reach()).ask_metadata(topics)
+            return await (await self._reach()).fetch_metadata(topics)
 
         return await self._until(attempt)
 

@@ -68,7 +68,7 @@ class GroupAdmin(AdminBase):
 
         async def attempt() -> None:
             cluster = await self._reach()
-            brokers = [each.node_id for each in (await cluster.ask_metadata([])).brokers]
+            brokers = [each.node_id for each in (await cluster.fetch_metadata([])).brokers]
             if any(each not in cluster.metadata.nodes for each in brokers):
                 await cluster.wait_for_metadata(self._config.request_timeout_ms)
             await _all(ask(cluster, each) for each in brokers if each not in found)
@@ -133,7 +133,7 @@ class GroupAdmin(AdminBase):
 
         async def attempt() -> LeaveGroupResponse:
             response = await coordinator.call(request, LeaveGroupResponse)
-            coordinator.heard(ErrorCode.of(response.error_code))
+            coordinator.handle_error(ErrorCode.of(response.error_code))
             check(response.error_code, None, f"group {group_id!r}")
             return response
 
@@ -236,7 +236,7 @@ class GroupAdmin(AdminBase):
 
         async def attempt() -> OffsetDeleteResponse:
             response = await coordinator.call(request, OffsetDeleteResponse)
-            coordinator.heard(ErrorCode.of(response.error_code))
+            coordinator.handle_error(ErrorCode.of(response.error_code))
             check(response.error_code, None, f"offsets of group {group_id!r}")
             return response
 
@@ -280,7 +280,7 @@ class GroupAdmin(AdminBase):
         grouped = by_topic(partitions)
 
         async def attempt() -> dict[TopicPartition, bool]:
-            response = await (await self._reach()).ask_metadata(sorted(grouped))
+            response = await (await self._reach()).fetch_metadata(sorted(grouped))
             return {
                 TopicPartition(topic.name, each.partition_index): each.leader_id >= 0
                 for topic in response.topics

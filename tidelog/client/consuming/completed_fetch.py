@@ -1,8 +1,8 @@
-"""One partition's part of a fetch answer, turned into records a bit at a time.
+"""The batches of one partition from one fetch response, decoded into records in steps.
 
-Pure. Invariants: records come in offset order, none before the offset that was asked for, none of control batches or of
-aborted transactions; a batch is decoded when its first record is due, not before; `position` is always the offset from
-which a later fetch would go on.
+Pure. Invariants: records come in offset order, from the requested offset on. Records of control
+batches and of aborted transactions are left out. A batch is decoded only when its first record is
+due. `position` is always the offset at which a later fetch continues.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tidelog.protocol.batches.record_batch import Buffer, check_crc, iter_header
 from tidelog.protocol.batches.records import decode_batch, iter_data_batches
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-Convert = Callable[[bytes], Any]
+Deserializer = Callable[[bytes], Any]
 
 
 class CompletedFetch:
-    """Record batches of one partition, and how far they were handed out."""
+    """Record batches of one partition, and the position up to which they are handed out."""
 
     __slots__ = (
         "_batches",
         "_buffer",
         "_check_crcs",
         "_cursor",
-        "_key_convert",
-        "_problem",
+        "_error",
+        "_key_deserializer",
         "_records",
-        "_trace",
-        "_value_convert",
+        "_traceback",
+        "_value_deserializer",
         "end_epoch",
         "end_offset",
         "leader_epoch",
@@ -50,8 +50,8 @@ class CompletedFetch:
         *,
         high_watermark: int = -1,
         check_crcs: bool = True,
-        key_convert: Convert | None = None,
-        value_convert: Convert | None = None,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
     ) -> None:
         self.partition = partition
         self.start_offset = start_offset
@@ -59,24 +59,28 @@ class CompletedFetch:
         self.leader_epoch = -1
         self.size_bytes = len(buffer)
         self.end_offset = start_offset
-        """The offset after the last whole batch, skipped ones included."""
+        """The offset after the last whole batch, skipped batches included."""
         self.end_epoch = -1
         """The leader epoch of that batch."""
-        self._measure(buffer, high_watermark)
+        self._find_end(buffer, high_watermark)
         self._buffer = buffer
         self._check_crcs = check_crcs
-        self._key_convert = key_convert
-        self._value_convert = value_convert
+        self._key_deserializer = key_deserializer
+        self._value_deserializer = value_deserializer
         self._batches = iter_data_batches(buffer, aborted)
         self._records: list[ConsumerRecord] = []
         self._cursor = 0
-        self._problem: Exception | None = None
-        self._trace: TracebackType | None = None
+        self._error: Exception | None = None
+        self._traceback: TracebackType | None = None
 
-    def _measure(self, buffer: Buffer, high_watermark: int) -> None:
-        """Find the end. Raises KafkaError CORRUPT_MESSAGE when a batch is out of place, for its base offset is outside
-        of the CRC: batches follow each other, the first holds the offset asked for or begins below the high watermark.
-        Batches before one with an impossible length are handed out; that one is met again by the next fetch.
+    def _find_end(self, buffer: Buffer, high_watermark: int) -> None:
+        """Set `end_offset` and `end_epoch`. Raises KafkaError CORRUPT_MESSAGE for a misplaced
+        batch.
+
+        The base offset is not covered by the CRC, so its order is checked: batches follow each
+        other, and the first batch holds the requested offset or begins below the high watermark. A
+        batch with an impossible length ends the scan. Batches before it are handed out, and the
+        next fetch returns it again.
         """
         headers = iter_headers(buffer)
         while True:
@@ -92,11 +96,11 @@ class CompletedFetch:
             is_first = end == self.start_offset
             too_late = is_first and high_watermark >= 0 and base > max(high_watermark, end)
             if header.next_offset <= end or (not is_first and base < end) or too_late:
-                raise self._out_of_place(base)
+                raise self._misplaced_batch(base)
             self.end_offset = header.next_offset
             self.end_epoch = header.partition_leader_epoch
 
-    def _out_of_place(self, base_offset: int) -> KafkaError:
+    def _misplaced_batch(self, base_offset: int) -> KafkaError:
         return KafkaError(
             ErrorCode.CORRUPT_MESSAGE,
             f"{self.partition}: a batch says that it begins at offset {base_offset}, in an answer from offset "
@@ -108,37 +112,39 @@ class CompletedFetch:
         return self.position >= self.end_offset
 
     def take(self, limit: int) -> list[ConsumerRecord]:
-        """Up to `limit` records, and `position` moves behind them; none when nothing is left.
+        """Return up to `limit` records and move `position` behind them; empty at the end.
 
-        Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when a broken batch is next, and what a deserializer raised
-        when that record is; again every time.
+        Raises KafkaError CORRUPT_MESSAGE or INVALID_RECORD when the next batch is broken. Raises
+        the deserializer's exception when it refused the next record. Later calls raise the same
+        error.
         """
-        taken: list[ConsumerRecord] = []
-        while len(taken) < limit:
+        records: list[ConsumerRecord] = []
+        while len(records) < limit:
             if self._cursor >= len(self._records):
                 try:
-                    more = self._problem is None and self._decode_next()
+                    has_records = self._error is None and self._decode_next()
                 except Exception as error:
-                    self._problem, self._trace = error, error.__traceback__
-                    more = False
-                if self._problem is not None and not more:
-                    if taken:
+                    self._error, self._traceback = error, error.__traceback__
+                    has_records = False
+                if self._error is not None and not has_records:
+                    if records:
                         break
-                    raise self._problem.with_traceback(self._trace)  # else it grew with every poll
-                if not more:
+                    # The stored traceback replaces one that would grow with every poll.
+                    raise self._error.with_traceback(self._traceback)
+                if not has_records:
                     self.position, self.leader_epoch = self.end_offset, self.end_epoch
-                    return taken
-            end = self._cursor + limit - len(taken)
-            taken += self._records[self._cursor : end]
+                    return records
+            end = self._cursor + limit - len(records)
+            records += self._records[self._cursor : end]
             self._cursor = min(end, len(self._records))
-            self.leader_epoch = taken[-1].leader_epoch
-            self.position = taken[-1].offset + 1
-        return taken
+            self.leader_epoch = records[-1].leader_epoch
+            self.position = records[-1].offset + 1
+        return records
 
     def _decode_next(self) -> bool:
-        """Decode the next batch that has a record to hand out; False when there is none."""
-        for at, header in self._batches:
-            if self._check_crcs and not check_crc(self._buffer, at, header):
+        """Decode the next batch that has a record to hand out; False when no such batch follows."""
+        for start, header in self._batches:
+            if self._check_crcs and not check_crc(self._buffer, start, header):
                 raise KafkaError(
                     ErrorCode.CORRUPT_MESSAGE,
                     f"{self.partition}: the batch at offset {header.base_offset} fails its CRC",
@@ -147,11 +153,11 @@ class CompletedFetch:
             timestamp_type, epoch, new = header.timestamp_type, header.partition_leader_epoch, tuple.__new__
             records = [
                 new(ConsumerRecord, (topic, partition, offset, timestamp, timestamp_type, key, value, headers, epoch))
-                for offset, timestamp, key, value, headers in decode_batch(self._buffer, at, header)
+                for offset, timestamp, key, value, headers in decode_batch(self._buffer, start, header)
                 if offset >= self.start_offset
             ]
             if records:
-                self._records = self._converted(records)
+                self._records = self._deserialize(records)
                 self._cursor = 0
                 return bool(self._records)
         self._records = []
@@ -159,21 +165,24 @@ class CompletedFetch:
         self._buffer = b""
         return False
 
-    def _converted(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
-        """The records up to the first that a deserializer does not take, which is the problem from then on."""
-        key_convert, value_convert = self._key_convert, self._value_convert
-        if key_convert is None and value_convert is None:
+    def _deserialize(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """Deserialize records up to the first that fails.
+
+        Its exception becomes the error of later calls.
+        """
+        key_deserializer, value_deserializer = self._key_deserializer, self._value_deserializer
+        if key_deserializer is None and value_deserializer is None:
             return records
-        converted: list[ConsumerRecord] = []
-        for each in records:
+        deserialized: list[ConsumerRecord] = []
+        for record in records:
             try:
-                if key_convert is not None and each.key is not None:
-                    each = each._replace(key=key_convert(each.key))
-                if value_convert is not None and each.value is not None:
-                    each = each._replace(value=value_convert(each.value))
+                if key_deserializer is not None and record.key is not None:
+                    record = record._replace(key=key_deserializer(record.key))
+                if value_deserializer is not None and record.value is not None:
+                    record = record._replace(value=value_deserializer(record.value))
             except Exception as error:
-                error.add_note(f"at offset {each.offset} of {self.partition}")
-                self._problem, self._trace = error, error.__traceback__
+                error.add_note(f"at offset {record.offset} of {self.partition}")
+                self._error, self._traceback = error, error.__traceback__
                 break
-            converted.append(each)
-        return converted
+            deserialized.append(record)
+        return deserialized

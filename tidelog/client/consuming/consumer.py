@@ -1,8 +1,9 @@
 """The asynchronous consumer: `poll` or `async for`, alone or in a group.
 
-This is the face and the poll loop. Positions are in `Subscription` and found by `Positions`, fetching is `Fetcher`'s,
-the group is `Rebalancer`'s. Invariants: everything that changes the assignment of a group happens inside `poll`; a
-record that an `async for` has not handed out yet counts as not consumed, for commits and positions alike.
+Here: the public methods and the poll loop. `Subscription` holds the positions, `PositionLookup`
+looks them up, `Fetcher` fetches, `Rebalancer` works for the group. Invariants: a group's assignment
+changes only inside `poll`. A record that an `async for` has not handed out yet counts as not
+consumed, for commits and for positions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Self
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
-from tidelog.client.consuming.positions import Positions
+from tidelog.client.consuming.positions import PositionLookup
 from tidelog.client.consuming.rebalance import Rebalancer
 from tidelog.client.consuming.subscription import RebalanceListener, Subscription
 from tidelog.client.model import (
@@ -37,19 +38,21 @@ from tidelog.protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-_MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
+_MISSING_TOPIC_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
 class Consumer:
-    """Reads records. Options are Kafka's consumer configuration with underscores (`docs/client.md` lists them).
+    """Reads records. Options are Kafka's consumer options with underscores (`docs/client.md` lists
+    them).
 
         async with Consumer("topic", bootstrap_servers="127.0.0.1:9092", group_id="g") as consumer:
             async for record in consumer:
                 ...
 
-    With a group, partitions are dealt out among its members; without one, this consumer reads all partitions of its
-    topics, or those given to `assign`. Not for use by several tasks at once. Raises ConfigError for a wrong option.
+    A group assigns the partitions of its topics to its members. Without a group this consumer reads
+    all partitions of its topics, or the partitions passed to `assign`. It is not safe for use by
+    several tasks at once. Raises ConfigError for a wrong option.
     """
 
     def __init__(self, *topics: str, **options: Any) -> None:
@@ -60,59 +63,65 @@ class Consumer:
         self._cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._group: Rebalancer | None = None
-        self._news = asyncio.Event()
-        self._lookup: Positions | None = None
+        self._update_event = asyncio.Event()
+        self._position_lookup: PositionLookup | None = None
         self._iteration = IterationBuffer()
-        self._missing: set[str] = set()
-        self._starting = asyncio.Lock()
+        self._missing_topics: set[str] = set()
+        self._start_lock = asyncio.Lock()
         self._closed = False
-        """Set when `close` begins: no poll any more, while its listener may still commit."""
-        self._ended = asyncio.Event()
+        """Set when `close` begins. Polls end then, and the rebalance listener may still commit."""
+        self._close_finished = asyncio.Event()
 
-    # -- life
+    # -- lifecycle
 
     async def start(self) -> None:
-        """Reach the cluster; `poll` does it too, the first time. Raises KafkaError(NETWORK_EXCEPTION)."""
-        if self._ended.is_set() or self._cluster is None:
-            self._open()
-            async with self._starting:
-                if self._cluster is None:
-                    await self._reach()
+        """Connect to the cluster; the first `poll` does it too.
 
-    async def _reach(self) -> None:
+        Raises KafkaError(NETWORK_EXCEPTION).
+        """
+        if self._close_finished.is_set() or self._cluster is None:
+            self._check_open()
+            async with self._start_lock:
+                if self._cluster is None:
+                    await self._connect()
+
+    async def _connect(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=self._config.allow_auto_create_topics)
-        self._track(cluster)
+        self._track_topics(cluster)
         try:
             await cluster.start()
-            self._open()
+            self._check_open()
         except BaseException:
             await cluster.close()
             raise
-        self._fetcher = Fetcher(cluster, self._config, self._subscription, self._news.set)
+        self._fetcher = Fetcher(cluster, self._config, self._subscription, self._update_event.set)
         if self._config.group_id is not None:
             self._group = Rebalancer(
-                cluster, self._config, self._subscription, self._fetcher, self._news.set, self._positions
+                cluster, self._config, self._subscription, self._fetcher, self._update_event.set, self._positions
             )
         coordinator = None if self._group is None else self._group.coordinator
-        self._lookup = Positions(cluster, self._config, self._subscription, coordinator, self._fetcher, self._news.set)
+        self._position_lookup = PositionLookup(
+            cluster, self._config, self._subscription, coordinator, self._fetcher, self._update_event.set
+        )
         self._cluster = cluster
         cluster.on_metadata = self._on_metadata
         self._on_metadata()
 
     async def close(self, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
-        """Commit if that is automatic, leave the group, disconnect. A poll or an iteration under way ends.
+        """Commit when auto commit is on, leave the group, disconnect. A poll or an iteration in
+        progress ends.
 
-        Brokers that do not answer are waited for `timeout_ms` in all.
+        Waits at most `timeout_ms` in total for brokers that do not answer.
         """
         if self._group is not None:
             self._group.refuse_inside_listener("close()")
         if self._closed:
-            await self._ended.wait()
+            await self._close_finished.wait()
             return
         self._closed = True
-        self._news.set()
+        self._update_event.set()
         if self._cluster is None:
-            self._ended.set()
+            self._close_finished.set()
             return
         try:
             self._rewind()
@@ -122,12 +131,12 @@ class Consumer:
             if self._fetcher is not None:
                 self._fetcher.close()
             try:
-                if self._lookup is not None:
-                    await self._lookup.close()
+                if self._position_lookup is not None:
+                    await self._position_lookup.close()
                 if self._group is not None:
                     await self._group.close()
             finally:
-                self._ended.set()
+                self._close_finished.set()
                 await self._cluster.close()
 
     async def __aenter__(self) -> Self:
@@ -149,25 +158,28 @@ class Consumer:
         listener: RebalanceListener | None = None,
     ) -> None:
         """Replace the topics, by name or by a regular expression that must match the whole name."""
-        self._open()
+        self._check_open()
         names = [topics] if isinstance(topics, str) else as_names(topics)
         if bool(names) == (pattern is not None):
             raise ValueError("subscribe() takes topics or a pattern")
         self._rewind()
         self._subscription.subscribe(names, None if pattern is None else re.compile(pattern), listener)
         if self._cluster is not None:
-            self._track(self._cluster)
+            self._track_topics(self._cluster)
             self._on_metadata()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions, without dealing by a group (offsets can still be committed to one)."""
-        self._open()
+        """Read exactly these partitions, without assignment by a group.
+
+        Commits to a group still work.
+        """
+        self._check_open()
         self._rewind()
-        self._subscription.assign(as_partition(each) for each in partitions)
+        self._subscription.assign(as_partition(partition) for partition in partitions)
         if self._fetcher is not None:
             self._fetcher.keep_only(set(self._subscription.assigned))
         if self._cluster is not None:
-            self._track(self._cluster)
+            self._track_topics(self._cluster)
 
     async def unsubscribe(self) -> None:
         """Read nothing, and leave the group."""
@@ -185,13 +197,13 @@ class Consumer:
     def assignment(self) -> set[TopicPartition]:
         return set(self._subscription.assigned)
 
-    def _open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this consumer is closed")
 
-    def _track(self, cluster: Cluster) -> None:
+    def _track_topics(self, cluster: Cluster) -> None:
         cluster.all_topics = self._subscription.pattern is not None
-        topics = {*self._subscription.topics, *(each.topic for each in self._subscription.assigned)}
+        topics = {*self._subscription.topics, *(partition.topic for partition in self._subscription.assigned)}
         if self._group is not None:
             topics.update(self._group.membership.watched_topics)
         cluster.track_only(sorted(topics))
@@ -200,149 +212,163 @@ class Consumer:
 
     def _on_metadata(self) -> None:
         assert self._cluster is not None
-        subscription, known = self._subscription, self._cluster.metadata.topics
+        subscription, metadata = self._subscription, self._cluster.metadata.topics
         pattern = subscription.pattern
         if pattern is not None:
-            names = [name for name, topic in known.items() if pattern.fullmatch(name) and self._to_be_read(topic)]
+            names = [name for name, topic in metadata.items() if pattern.fullmatch(name) and self._is_readable(topic)]
             subscription.set_topics(names)
-        self._say_what_is_missing(known)
-        if self._lookup is not None:
-            self._lookup.validator.check()
+        self._warn_of_missing_topics(metadata)
+        if self._position_lookup is not None:
+            self._position_lookup.validator.check()
         if self._group is not None:
-            self._group.membership.metadata_changed()
+            self._group.membership.handle_metadata()
         elif subscription.subscribed:
-            # No group to deal them out: all partitions, and new ones as they come.
-            topics = [known[name] for name in sorted(subscription.topics) if name in known]
-            everything = [TopicPartition(topic.name, each.partition) for topic in topics for each in topic.partitions]
-            if set(everything) != subscription.assigned.keys():
-                subscription.set_assigned(everything)
-        self._news.set()
+            # Without a group: all partitions, and new partitions as they appear.
+            topics = [metadata[name] for name in sorted(subscription.topics) if name in metadata]
+            partitions = [TopicPartition(topic.name, entry.partition) for topic in topics for entry in topic.partitions]
+            if set(partitions) != subscription.assigned.keys():
+                subscription.set_assigned(partitions)
+        self._update_event.set()
 
-    def _say_what_is_missing(self, known: Mapping[str, TopicMetadata]) -> None:
-        """A misspelt topic would otherwise look like an empty one. Once each, until it is there."""
-        missing = {name for name in self._subscription.topics if name in known and known[name].error in _MISSING}
-        for name in sorted(missing - self._missing):
-            logger.warning("cannot read topic %r: %s", name, known[name].error.name)
-        self._missing = missing
+    def _warn_of_missing_topics(self, metadata: Mapping[str, TopicMetadata]) -> None:
+        """Log each missing topic once until it exists: otherwise a misspelt topic looks empty."""
+        missing = {
+            name
+            for name in self._subscription.topics
+            if name in metadata and metadata[name].error in _MISSING_TOPIC_ERRORS
+        }
+        for name in sorted(missing - self._missing_topics):
+            logger.warning("cannot read topic %r: %s", name, metadata[name].error.name)
+        self._missing_topics = missing
 
-    def _to_be_read(self, topic: TopicMetadata) -> bool:
-        return topic.usable and not (topic.internal and self._config.exclude_internal_topics)
+    def _is_readable(self, topic: TopicMetadata) -> bool:
+        return topic.is_usable and not (topic.is_internal and self._config.exclude_internal_topics)
 
     # -- reading
 
     async def poll(
         self, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Records by partition, at most `max_records` (by default `max_poll_records`); empty after `timeout_ms`.
+        """Return at most `max_records` (default `max_poll_records`) by partition; empty after
+        `timeout_ms`.
 
-        What the last call returned counts as consumed. Raises KafkaError: OFFSET_OUT_OF_RANGE when there is no offset
-        and `auto_offset_reset` is none, CORRUPT_MESSAGE, authorization errors, fatal errors of the group; and what a
-        rebalance listener raised. Cancelling it loses nothing: the next call goes on where this one was.
+        The records of the last call count as consumed. Raises KafkaError: OFFSET_OUT_OF_RANGE when
+        there is no offset and `auto_offset_reset` is none, CORRUPT_MESSAGE, authorization errors,
+        fatal errors of the group. Raises the exceptions of a rebalance listener. Cancelling a call
+        loses nothing: the next call continues at the same point.
         """
-        self._open()
-        lookup = await self._started()
+        self._check_open()
+        lookup = await self._require_position_lookup()
         assert self._fetcher is not None
-        if not self._subscription.subscribed and not self._subscription.by_user:
+        if not self._subscription.subscribed and not self._subscription.is_user_assigned:
             raise RuntimeError("this consumer reads nothing: subscribe() or assign() first")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         limit = self._config.max_poll_records if max_records is None else max_records
         self._rewind()
         while True:
-            self._news.clear()
+            self._update_event.clear()
             if self._group is not None and not self._closed:
                 await self._group.step()
             if self._closed:
                 return {}
-            lookup.search()
+            lookup.start_lookup()
             records = self._fetcher.take(limit)
-            self._fetcher.pump()
-            left_s = deadline - loop.time()
-            if records or left_s <= 0:
+            self._fetcher.send_fetches()
+            remaining_s = deadline - loop.time()
+            if records or remaining_s <= 0:
                 if not records:
-                    await asyncio.sleep(0)  # a loop of empty polls must not keep answers from being read
+                    await asyncio.sleep(0)  # lets the loop read responses between empty polls
                 return records
-            await self._wait_for_news(left_s)
+            await self._wait_for_update(remaining_s)
 
-    async def _wait_for_news(self, seconds: float) -> None:
-        # Woken now and then all the same: automatic commits are due whether or not there is news.
-        longest_s = self._config.auto_commit_interval_ms / 1000 if self._group is not None else seconds
+    async def _wait_for_update(self, timeout_s: float) -> None:
+        # A group's consumer wakes at the commit interval too: automatic commits are due without any
+        # update.
+        max_wait_s = self._config.auto_commit_interval_ms / 1000 if self._group is not None else timeout_s
         try:
-            async with asyncio.timeout(min(seconds, max(longest_s, 0.05))):
-                await self._news.wait()
+            async with asyncio.timeout(min(timeout_s, max(max_wait_s, 0.05))):
+                await self._update_event.wait()
         except TimeoutError:
             pass
 
     def __aiter__(self) -> Self:
-        self._open()
+        self._check_open()
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        """The next record, however long it takes; the iteration ends when the consumer is closed."""
+        """Wait for the next record without a time limit; the iteration ends when the consumer is
+        closed.
+        """
         if self._iteration.records:
-            self.alive()
+            self.application_alive()
         elif not await self.refill():
             raise StopAsyncIteration
         return self._iteration.records.popleft()
 
-    def alive(self) -> None:
-        """The application is at work: as good as a poll for `max_poll_interval_ms`. Callable from any thread."""
+    def application_alive(self) -> None:
+        """Note application activity, which counts as a poll for `max_poll_interval_ms`.
+
+        Thread-safe.
+        """
         if self._group is not None:
-            self._group.membership.polled()
+            self._group.membership.record_poll()
 
     async def refill(self) -> deque[ConsumerRecord]:
-        """Wait for records to iterate over, to be taken from the left; none once the consumer is closed."""
+        """Wait for records and return the queue to iterate from the left; empty once the consumer
+        is closed.
+        """
         while not self._closed and not self._iteration.records:
             try:
                 self._iteration.fill((await self.poll(60_000)).values())
             except RuntimeError:
-                if not self._closed:  # while the poll was still about to start
+                if not self._closed:  # `close` may begin before this poll has started
                     raise
         return self._iteration.records
 
     def _rewind(self) -> None:
-        """What an `async for` has not handed out is not consumed."""
+        """Move positions back to the first record that an `async for` has not handed out."""
         if self._iteration.records:
-            rewound = self._iteration.not_consumed()
+            positions = self._iteration.unconsumed_positions()
             self._iteration.records.clear()
-            for partition, position in rewound.items():
+            for partition, position in positions.items():
                 self._subscription.rewind(partition, position.offset, position.leader_epoch)
             if self._fetcher is not None:
-                self._fetcher.discard(rewound)
+                self._fetcher.discard(positions)
 
     # -- positions
 
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What is consumed, without what an iteration still holds."""
+        """The consumed positions, without records that an iteration still holds."""
         positions = self._subscription.positions()
         if self._iteration.records:
-            not_consumed = self._iteration.not_consumed()
-            positions.update((each, not_consumed[each]) for each in not_consumed.keys() & positions.keys())
+            unconsumed = self._iteration.unconsumed_positions()
+            positions.update((partition, unconsumed[partition]) for partition in unconsumed.keys() & positions.keys())
         return positions
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Go on reading an assigned partition at `offset`. Raises ValueError."""
+        """Continue reading an assigned partition at `offset`. Raises ValueError."""
         partition = as_partition(partition)
         self._rewind()
-        where = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-        self._subscription.seek(partition, where.offset, where.leader_epoch)
+        target = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        self._subscription.seek(partition, target.offset, target.leader_epoch)
         if self._fetcher is not None:
             self._fetcher.discard((partition,))
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on at the first offset there is; without arguments, in every assigned partition."""
+        """Continue at the log start offset; without arguments, in every assigned partition."""
         await self._seek_by_time(partitions, EARLIEST_TIMESTAMP)
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on with what comes from now on; without arguments, in every assigned partition."""
+        """Continue at the end of the log; without arguments, in every assigned partition."""
         await self._seek_by_time(partitions, LATEST_TIMESTAMP)
 
     async def _seek_by_time(self, partitions: Collection[TopicPartition], timestamp: int) -> None:
-        wanted = [as_partition(each) for each in partitions] or list(self._subscription.assigned)
-        for partition in wanted:
+        targets = self._or_assigned(partitions)
+        for partition in targets:
             self._subscription.state(partition)
-        found = await (await self._started()).list_offsets(dict.fromkeys(wanted, timestamp))
-        for partition, offset in found.items():
+        offsets = await (await self._require_position_lookup()).list_offsets(dict.fromkeys(targets, timestamp))
+        for partition, offset in offsets.items():
             if offset is not None and partition in self._subscription.assigned:
                 self.seek(partition, offset.offset)
 
@@ -350,103 +376,119 @@ class Consumer:
         """The offset of the next record of an assigned partition. Raises ValueError, KafkaError."""
         partition = as_partition(partition)
         self._subscription.state(partition)
-        position = await (await self._started()).find(partition)
-        found = self._positions()
-        return found[partition].offset if partition in found else position
+        position = await (await self._require_position_lookup()).wait_for_position(partition)
+        positions = self._positions()
+        return positions[partition].offset if partition in positions else position
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
         self._rewind()
-        self._subscription.pause([as_partition(each) for each in partitions])
+        self._subscription.pause([as_partition(partition) for partition in partitions])
 
     def resume(self, *partitions: TopicPartition) -> None:
-        self._subscription.resume([as_partition(each) for each in partitions])
-        self._news.set()
+        self._subscription.resume([as_partition(partition) for partition in partitions])
+        self._update_event.set()
 
     def paused(self) -> set[TopicPartition]:
         return self._subscription.paused()
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Records between the position and the end the last fetch told of; None while unknown."""
+        """Records between the position and the end in the last fetch; None while unknown."""
         return self._subscription.lag(as_partition(partition))
 
     # -- offsets in the cluster
 
     async def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit these offsets, or all positions, and wait. Raises KafkaError, ILLEGAL_GENERATION or UNKNOWN_MEMBER_ID
-        when the partitions are no longer this consumer's.
+        """Commit these offsets, or all positions, and wait.
+
+        Raises KafkaError: ILLEGAL_GENERATION or UNKNOWN_MEMBER_ID when this consumer no longer owns
+        the partitions.
         """
-        group = await self._need_group()
-        await group.commit(self._to_commit(offsets), self._config.default_api_timeout_ms)
+        group = await self._require_group()
+        await group.commit(self._offsets_to_commit(offsets), self._config.default_api_timeout_ms)
 
     async def commit_async(self, offsets: Offsets | None = None) -> asyncio.Task[None]:
-        """Start a commit; await the task, or look at it later. Commits arrive in the order they were started."""
-        group = await self._need_group()
-        return group.commit_in_background(self._to_commit(offsets))
+        """Start a commit and return its task.
 
-    def _to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        Commits reach the coordinator in the order of their calls.
+        """
+        group = await self._require_group()
+        return group.commit_in_background(self._offsets_to_commit(offsets))
+
+    def _offsets_to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is None:
             return self._positions()
-        wanted: dict[TopicPartition, OffsetAndMetadata] = {}
-        given: Any
-        for partition, given in offsets.items():
-            if not isinstance(given, (int, OffsetAndMetadata)):
-                raise TypeError(f"{partition}: an offset to commit is a number or an OffsetAndMetadata, not {given!r}")
-            wanted[as_partition(partition)] = OffsetAndMetadata(given) if isinstance(given, int) else given
-        return wanted
+        checked: dict[TopicPartition, OffsetAndMetadata] = {}
+        offset: Any
+        for partition, offset in offsets.items():
+            if not isinstance(offset, (int, OffsetAndMetadata)):
+                raise TypeError(f"{partition}: an offset to commit is a number or an OffsetAndMetadata, not {offset!r}")
+            checked[as_partition(partition)] = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        return checked
 
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed, None where nothing; without arguments, for every assigned partition."""
-        group = await self._need_group()
-        wanted = [as_partition(each) for each in partitions] or list(self._subscription.assigned)
-        found = await group.coordinator.committed(wanted, self._config.default_api_timeout_ms)
-        return {partition: found.get(partition) for partition in wanted}
+        """The group's committed offsets, None for a partition without one; default: all assigned
+        partitions.
+        """
+        group = await self._require_group()
+        targets = self._or_assigned(partitions)
+        offsets = await group.coordinator.committed(targets, self._config.default_api_timeout_ms)
+        return {partition: offsets.get(partition) for partition in targets}
 
-    async def _started(self) -> Positions:
+    def _or_assigned(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+        return [as_partition(partition) for partition in partitions] or list(self._subscription.assigned)
+
+    async def _require_position_lookup(self) -> PositionLookup:
         await self.start()
-        assert self._lookup is not None
-        return self._lookup
+        assert self._position_lookup is not None
+        return self._position_lookup
 
-    async def _need_group(self) -> Rebalancer:
+    async def _require_group(self) -> Rebalancer:
         await self.start()
         if self._group is None:
             raise RuntimeError("committing needs a group_id")
         return self._group
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset there is, of any partitions."""
-        return await self._ends(partitions, EARLIEST_TIMESTAMP)
+        """The log start offsets of any partitions."""
+        return await self._list_offsets(partitions, EARLIEST_TIMESTAMP)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record a consumer may see: high watermark, or last stable offset."""
-        return await self._ends(partitions, LATEST_TIMESTAMP)
+        """The offset after the last visible record: high watermark or last stable offset."""
+        return await self._list_offsets(partitions, LATEST_TIMESTAMP)
 
-    async def _ends(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        found = await (await self._started()).list_offsets({as_partition(each): timestamp for each in partitions})
-        return {partition: offset.offset for partition, offset in found.items() if offset is not None}
+    async def _list_offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+        lookup = await self._require_position_lookup()
+        offsets = await lookup.list_offsets({as_partition(partition): timestamp for partition in partitions})
+        return {partition: offset.offset for partition, offset in offsets.items() if offset is not None}
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first offset whose timestamp in ms is at or after the one given, None where there is none."""
+        """The first offset with a timestamp (ms) at or after the requested one, None where no
+        record has one.
+        """
         for partition, timestamp in timestamps.items():
             if timestamp < 0:
                 raise ValueError(f"{partition}: {timestamp} is not a time in ms")
-        return await (await self._started()).list_offsets(
+        return await (await self._require_position_lookup()).list_offsets(
             {as_partition(partition): timestamp for partition, timestamp in timestamps.items()}
         )
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """The partition numbers of a topic, None when there is no such topic; asking does not create it."""
+        """The partition numbers of a topic, None for a topic that does not exist.
+
+        Does not create it.
+        """
         await self.start()
         assert self._cluster is not None
-        response = await self._cluster.ask_metadata([topic])
-        numbers = {each.partition_index for found in response.topics for each in found.partitions}
+        response = await self._cluster.fetch_metadata([topic])
+        numbers = {partition.partition_index for entry in response.topics for partition in entry.partitions}
         return numbers or None
 
     async def topics(self) -> set[str]:
-        """The names of all topics this consumer may see."""
+        """The names of all topics that this consumer may see."""
         await self.start()
         assert self._cluster is not None
-        response = await self._cluster.ask_metadata(None)
+        response = await self._cluster.fetch_metadata(None)
         return {topic.name for topic in response.topics if topic.name is not None and not topic.error_code}

@@ -1,7 +1,7 @@
-"""What a consumer has fetched and not handed out yet, and the errors that wait to be raised, by partition.
+"""Fetched records that the consumer has not handed out yet, and errors to raise, by partition.
 
-Invariant: records are handed out only for the position at which they continue, so what was fetched before a seek or a
-rebalance is dropped.
+Invariant: records are handed out only when they continue at the partition's position. Records
+fetched before a seek or a rebalance are dropped.
 """
 
 from __future__ import annotations
@@ -16,101 +16,101 @@ from tidelog.protocol.errors import KafkaError
 
 
 class FetchBuffer:
-    """One consumer's."""
+    """The fetch buffer of one consumer."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
-        self._fetched: dict[TopicPartition, deque[CompletedFetch]] = {}
-        self.problems: dict[TopicPartition, KafkaError] = {}
-        """Raised by the next `take` that finds nothing to hand out."""
+        self._fetches: dict[TopicPartition, deque[CompletedFetch]] = {}
+        self.errors: dict[TopicPartition, KafkaError] = {}
+        """The next `take` without records to hand out raises one of these."""
 
-    def add(self, fetched: CompletedFetch) -> None:
-        self._fetched.setdefault(fetched.partition, deque()).append(fetched)
+    def add(self, fetch: CompletedFetch) -> None:
+        self._fetches.setdefault(fetch.partition, deque()).append(fetch)
 
-    def holds(self, partition: TopicPartition) -> bool:
-        return bool(self._fetched.get(partition))
+    def has_fetches(self, partition: TopicPartition) -> bool:
+        return bool(self._fetches.get(partition))
 
-    def count(self, partition: TopicPartition) -> int:
-        """How many answers of this partition wait, read in part or not at all."""
-        return len(self._fetched.get(partition, ()))
+    def fetch_count(self, partition: TopicPartition) -> int:
+        """The number of responses of this partition that are not read to their end."""
+        return len(self._fetches.get(partition, ()))
 
-    def end(self, partition: TopicPartition) -> tuple[int, int]:
-        """(offset, leader epoch of the record before it) from which the next fetch goes on."""
-        waiting = self._fetched.get(partition)
-        if waiting:
-            return waiting[-1].end_offset, waiting[-1].end_epoch
+    def fetch_position(self, partition: TopicPartition) -> tuple[int, int]:
+        """(offset, leader epoch of the record before it) at which the next fetch continues."""
+        queue = self._fetches.get(partition)
+        if queue:
+            return queue[-1].end_offset, queue[-1].end_epoch
         state = self._subscription.assigned[partition]
         return state.position, state.leader_epoch
 
     def take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Up to `limit` records by partition, and positions move behind them.
+        """Return up to `limit` records by partition and move the positions behind them.
 
-        Raises the KafkaError of a partition that cannot be read, or what a deserializer raised, once nothing else is to
-        be handed out.
+        When no records remain, raises the KafkaError of a partition that cannot be read, or the
+        exception of a deserializer.
         """
-        taken: dict[TopicPartition, list[ConsumerRecord]] = {}
-        room = limit
-        problem: Exception | None = None
+        records_by_partition: dict[TopicPartition, list[ConsumerRecord]] = {}
+        remaining = limit
+        error_to_raise: Exception | None = None
         progress = True
-        while progress and room > 0:
+        while progress and remaining > 0:
             progress = False
-            for partition in list(self._fetched):
+            for partition in list(self._fetches):
                 try:
-                    records = self._take_from(partition, room)
+                    records = self._take_from(partition, remaining)
                 except Exception as error:
-                    problem = problem or error
+                    error_to_raise = error_to_raise or error
                     continue
                 if records:
-                    taken.setdefault(partition, []).extend(records)
-                    room -= len(records)
+                    records_by_partition.setdefault(partition, []).extend(records)
+                    remaining -= len(records)
                     progress = True
-                    if not room:
+                    if not remaining:
                         break
-        if not taken:
-            if problem is not None:
-                raise problem
-            self._raise_problem()
-        return taken
+        if not records_by_partition:
+            if error_to_raise is not None:
+                raise error_to_raise
+            self._raise_partition_error()
+        return records_by_partition
 
     def _take_from(self, partition: TopicPartition, limit: int) -> list[ConsumerRecord]:
-        waiting = self._fetched[partition]
-        fetched = waiting[0]
+        queue = self._fetches[partition]
+        fetch = queue[0]
         state = self._subscription.assigned.get(partition)
-        if state is None or state.position != fetched.position:
+        if state is None or state.position != fetch.position:
             self.discard((partition,))
             return []
         if state.paused:
             return []
-        before = fetched.position
-        records = fetched.take(limit)
-        self._subscription.consumed(partition, before, fetched.position, fetched.leader_epoch)
-        if fetched.exhausted:
-            waiting.popleft()
-            del self._fetched[partition]
-            if waiting:
-                self._fetched[partition] = waiting  # at the end: others have their turn first
+        before = fetch.position
+        records = fetch.take(limit)
+        self._subscription.advance_position(partition, before, fetch.position, fetch.leader_epoch)
+        if fetch.exhausted:
+            queue.popleft()
+            del self._fetches[partition]
+            if queue:
+                self._fetches[partition] = queue  # moved to the end, behind the other partitions
         return records
 
-    def holds_unread(self, fetched: CompletedFetch) -> bool:
-        """Whether this answer is still to be read, and not of a paused partition."""
-        waiting = self._fetched.get(fetched.partition)
-        if not waiting or fetched not in waiting:
+    def is_readable(self, fetch: CompletedFetch) -> bool:
+        """Whether this response has unread records and its partition is not paused."""
+        queue = self._fetches.get(fetch.partition)
+        if not queue or fetch not in queue:
             return False
-        state = self._subscription.assigned.get(fetched.partition)
+        state = self._subscription.assigned.get(fetch.partition)
         return state is not None and not state.paused
 
     def discard(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what was fetched of these partitions, as after a seek."""
+        """Drop the records and errors of these partitions, as after a seek."""
         for partition in partitions:
-            self._fetched.pop(partition, None)
-            self.problems.pop(partition, None)
+            self._fetches.pop(partition, None)
+            self.errors.pop(partition, None)
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget everything else, as after a rebalance."""
-        self.discard([partition for partition in [*self._fetched, *self.problems] if partition not in partitions])
+        """Drop the records and errors of all other partitions, as after a rebalance."""
+        self.discard([partition for partition in [*self._fetches, *self.errors] if partition not in partitions])
 
-    def _raise_problem(self) -> None:
-        for partition, problem in list(self.problems.items()):
-            del self.problems[partition]
+    def _raise_partition_error(self) -> None:
+        for partition, error in list(self.errors.items()):
+            del self.errors[partition]
             if partition in self._subscription.assigned:
-                raise problem
+                raise error

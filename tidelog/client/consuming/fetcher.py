@@ -1,11 +1,12 @@
-"""Fetches for a consumer: one request in flight per broker, one answer ahead of what is being read.
+"""Fetches for a consumer: one request in flight per broker, one response ahead of the reader.
 
-Here: fetch requests and sessions, leaders, errors of partitions. Records wait in `FetchBuffer`, positions are
-`Subscription`'s. Invariants: per broker there are at most two answers, unread or on their way, so memory is bounded by
-twice `fetch_max_bytes` per broker, and besides that two answers of each partition that was paused before they were
-read; records are handed out only for the position at which they continue, so what was fetched before a seek or a
-rebalance is dropped. All of a broker's partitions are in every request: a quiet one never holds up a busy one, as it
-would if only the quiet ones were asked for and the broker waited for them.
+Here: fetch requests and sessions, leaders, errors of partitions. Records wait in `FetchBuffer`;
+`Subscription` holds the positions. Invariants: per broker at most two responses are unread or in
+flight, so memory is bounded by twice `fetch_max_bytes` per broker; two responses of each partition
+that was paused before they were read come on top. Records are handed out only when they continue at
+the position, so records fetched before a seek or a rebalance are dropped. Every request names all
+partitions of the broker: a request for the quiet partitions alone would wait at the broker and hold
+up the busy ones.
 """
 
 from __future__ import annotations
@@ -38,78 +39,83 @@ from tidelog.protocol.messages.fetch import (
 
 logger = logging.getLogger(__name__)
 
-_NEWEST_BY_NAME = 12
-_DIVERGENCE_FROM = 12
-_ANSWERS_PER_NODE = 2
+_LAST_VERSION_WITH_NAMES = 12
+_FIRST_VERSION_WITH_DIVERGENCE = 12
+_RESPONSES_PER_NODE = 2
 RESET_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
 
 class _NodeFetches:
-    """One broker: the session with it, and the answers not yet read to the end."""
+    """The fetch session with one broker, and its responses that are not read to the end."""
 
-    __slots__ = ("answers", "in_flight", "node_id", "retry_at_ms", "session")
+    __slots__ = ("in_flight", "node_id", "responses", "retry_at_ms", "session")
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.session = FetchSession()
         self.in_flight = False
-        self.answers: deque[list[CompletedFetch]] = deque()
+        self.responses: deque[list[CompletedFetch]] = deque()
         self.retry_at_ms = 0.0
 
 
 class Fetcher:
-    """One per consumer. `pump` sends what can be sent; `on_news` is called when data or an error came."""
+    """The fetcher of one consumer.
+
+    `send_fetches` sends due fetches; `on_update` follows data or an error.
+    """
 
     def __init__(
-        self, cluster: Cluster, config: ConsumerConfig, subscription: Subscription, on_news: Callable[[], None]
+        self, cluster: Cluster, config: ConsumerConfig, subscription: Subscription, on_update: Callable[[], None]
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._subscription = subscription
-        self._on_news = on_news
+        self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
         self._buffer = FetchBuffer(subscription)
         self._timer: asyncio.TimerHandle | None = None
-        self._rest_until_ms = 0.0
+        self._backoff_until_ms = 0.0
         self._closed = False
 
-    # -- asking
+    # -- requests
 
-    def pump(self) -> None:
-        """Send a fetch to every broker that a fetchable partition is read from and that owes nothing."""
+    def send_fetches(self) -> None:
+        """Send a fetch to every broker that has a fetchable partition and no fetch in flight."""
         if self._closed:
             return
         now_ms = self._loop.time() * 1000
-        if now_ms < self._rest_until_ms:
-            self._pump_later(self._rest_until_ms - now_ms)  # a timer may be early by the grain of the loop's clock
+        if now_ms < self._backoff_until_ms:
+            # A timer may fire early by the resolution of the loop's clock.
+            self._schedule_send(self._backoff_until_ms - now_ms)
         by_source: dict[int, list[TopicPartition]] = {}
-        for partition in self._subscription.fetchable(now_ms):
-            # What waited while its partition was paused does not count against its broker, but against the partition.
-            if partition not in self._buffer.problems and self._buffer.count(partition) < _ANSWERS_PER_NODE:
-                by_source.setdefault(self._source(partition, now_ms), []).append(partition)
+        for partition in self._subscription.fetchable_partitions(now_ms):
+            # Responses that wait for a paused partition count against the partition, not against
+            # the broker.
+            if partition not in self._buffer.errors and self._buffer.fetch_count(partition) < _RESPONSES_PER_NODE:
+                by_source.setdefault(self._node_to_fetch_from(partition, now_ms), []).append(partition)
         if by_source.pop(-1, None):
             self._cluster.request_refresh()
-            self._pump_later(self._config.retry_backoff_ms)
+            self._schedule_send(self._config.retry_backoff_ms)
         for node_id, partitions in by_source.items():
             node = self._nodes.get(node_id)
             if node is None:
                 node = self._nodes[node_id] = _NodeFetches(node_id)
-            self._drop_read(node)
-            if node.in_flight or len(node.answers) >= _ANSWERS_PER_NODE:
+            self._drop_finished_responses(node)
+            if node.in_flight or len(node.responses) >= _RESPONSES_PER_NODE:
                 continue
             if node.retry_at_ms > now_ms:
-                self._pump_later(node.retry_at_ms - now_ms)
+                self._schedule_send(node.retry_at_ms - now_ms)
                 continue
             connection = self._cluster.ready(node_id)
             if connection is None:
                 node.in_flight = True
-                self._cluster.attempt(node_id).add_done_callback(partial(self._connected, node))
+                self._cluster.start_connecting(node_id).add_done_callback(partial(self._handle_connection, node))
             else:
                 self._fetch(node, connection, partitions)
 
-    def _source(self, partition: TopicPartition, now_ms: float) -> int:
-        """The leader, or the replica that it named while that can be used (KIP-392); -1 where there is neither."""
+    def _node_to_fetch_from(self, partition: TopicPartition, now_ms: float) -> int:
+        """The preferred read replica while usable (KIP-392), else the leader; -1 without one."""
         state, metadata = self._subscription.assigned[partition], self._cluster.metadata
         replica = state.read_replica
         if replica >= 0:
@@ -118,54 +124,56 @@ class Fetcher:
             state.read_replica = -1
         return metadata.leader(partition)
 
-    def _leave_replica(self, node_id: int) -> None:
-        """A broker that cannot be fetched from: those who read from it as a replica turn to the leaders."""
+    def _clear_read_replica(self, node_id: int) -> None:
+        """After a failed fetch, let partitions that read from this replica return to leaders."""
         for state in self._subscription.assigned.values():
             if state.read_replica == node_id:
                 state.read_replica = -1
 
-    def _connected(self, node: _NodeFetches, attempt: asyncio.Task[Connection]) -> None:
+    def _handle_connection(self, node: _NodeFetches, task: asyncio.Task[Connection]) -> None:
         node.in_flight = False
-        if attempt.cancelled() or attempt.exception() is not None:
-            self._leave_replica(node.node_id)
-            self._pump_later(self._config.reconnect_backoff_ms)
+        if task.cancelled() or task.exception() is not None:
+            self._clear_read_replica(node.node_id)
+            self._schedule_send(self._config.reconnect_backoff_ms)
         else:
-            self.pump()
+            self.send_fetches()
 
-    def _pump_later(self, wait_ms: float) -> None:
-        at = self._loop.time() + wait_ms / 1000
-        if self._timer is not None and not self._timer.cancelled() and self._loop.time() < self._timer.when() <= at:
+    def _schedule_send(self, wait_ms: float) -> None:
+        due_s = self._loop.time() + wait_ms / 1000
+        if self._timer is not None and not self._timer.cancelled() and self._loop.time() < self._timer.when() <= due_s:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self.pump)
+        self._timer = self._loop.call_at(due_s, self.send_fetches)
 
     def _fetch(self, node: _NodeFetches, connection: Connection, partitions: list[TopicPartition]) -> None:
         metadata, config = self._cluster.metadata, self._config
         targets = {}
         for partition in partitions:
-            offset, epoch = self._buffer.end(partition)
+            offset, epoch = self._buffer.fetch_position(partition)
             targets[partition] = FetchTarget(
                 metadata.topic_id(partition.topic),
                 offset,
                 metadata.leader_epoch(partition),
-                # A follower may not have heard of an epoch in which nothing was written.
+                # A follower may not have an epoch in which nothing was written.
                 epoch if node.node_id == metadata.leader(partition) else -1,
                 config.max_partition_fetch_bytes,
             )
         try:
             version = connection.version_of(FetchRequest)
-            if version > _NEWEST_BY_NAME and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
-                version = connection.version_of(FetchRequest, _NEWEST_BY_NAME)
+            if version > _LAST_VERSION_WITH_NAMES and any(
+                target.topic_id == NO_TOPIC_ID for target in targets.values()
+            ):
+                version = connection.version_of(FetchRequest, _LAST_VERSION_WITH_NAMES)
             plan = node.session.plan(targets)
             request = self._request(plan, version)
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
-            answer = connection.send(request, FetchResponse, version, timeout_ms)
+            response_future = connection.send(request, FetchResponse, version, timeout_ms)
         except KafkaError as error:
-            self._failed(node, error)
+            self._handle_failure(node, error)
             return
         node.in_flight = True
-        answer.add_done_callback(partial(self._answered, node, targets, version))
+        response_future.add_done_callback(partial(self._handle_response, node, targets, version))
 
     def _request(self, plan: FetchPlan, version: int) -> FetchRequest:
         topics: dict[str, FetchTopic] = {}
@@ -176,15 +184,15 @@ class Fetcher:
                     partition=partition.partition,
                     current_leader_epoch=target.leader_epoch,
                     fetch_offset=target.offset,
-                    last_fetched_epoch=target.last_fetched_epoch if version >= _DIVERGENCE_FROM else -1,
+                    last_fetched_epoch=target.last_fetched_epoch if version >= _FIRST_VERSION_WITH_DIVERGENCE else -1,
                     partition_max_bytes=target.max_bytes,
                 )
             )
         forgotten: dict[tuple[str, bytes], ForgottenTopic] = {}
         for partition, topic_id in plan.to_forget:
             key = (partition.topic, topic_id)
-            gone = forgotten.setdefault(key, ForgottenTopic(topic=partition.topic, topic_id=topic_id))
-            gone.partitions.append(partition.partition)
+            topic_to_forget = forgotten.setdefault(key, ForgottenTopic(topic=partition.topic, topic_id=topic_id))
+            topic_to_forget.partitions.append(partition.partition)
         config = self._config
         return FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
@@ -198,79 +206,85 @@ class Fetcher:
             rack_id=config.client_rack,
         )
 
-    # -- hearing
+    # -- responses
 
-    def _answered(
+    def _handle_response(
         self,
         node: _NodeFetches,
         targets: dict[TopicPartition, FetchTarget],
         version: int,
-        answer: asyncio.Future[FetchResponse],
+        response_future: asyncio.Future[FetchResponse],
     ) -> None:
         node.in_flight = False
-        problem = None if answer.cancelled() else answer.exception()
-        if self._closed or answer.cancelled():
+        error = None if response_future.cancelled() else response_future.exception()
+        if self._closed or response_future.cancelled():
             return
-        if problem is not None:
-            self._failed(node, problem)
+        if error is not None:
+            self._handle_failure(node, error)
             return
-        response = answer.result()
+        response = response_future.result()
         code = ErrorCode.of(response.error_code)
         if version >= 7:
-            node.session.answered(code, response.session_id)
+            node.session.handle_response(code, response.session_id)
         if code is not ErrorCode.NONE:
-            self._failed(node, KafkaError(code, "the fetch was refused"))
+            self._handle_failure(node, KafkaError(code, "the fetch was refused"))
             return
         if response.throttle_time_ms > 0:
             node.retry_at_ms = self._loop.time() * 1000 + response.throttle_time_ms
         names = {target.topic_id: partition.topic for partition, target in targets.items()}
         completed = []
         for topic in response.responses:
-            name = names.get(topic.topic_id, "") if version > _NEWEST_BY_NAME else topic.topic
+            name = names.get(topic.topic_id, "") if version > _LAST_VERSION_WITH_NAMES else topic.topic
             for data in topic.partitions:
                 partition = TopicPartition(name, data.partition_index)
                 if partition in targets:
-                    fetched = self._take_in(node, partition, targets[partition].offset, data)
-                    if fetched is not None:
-                        completed.append(fetched)
+                    completed_fetch = self._accept_partition(node, partition, targets[partition].offset, data)
+                    if completed_fetch is not None:
+                        completed.append(completed_fetch)
         if completed:
-            node.answers.append(completed)
-        if completed or self._buffer.problems:
-            self._on_news()
-        self.pump()
+            node.responses.append(completed)
+        if completed or self._buffer.errors:
+            self._on_update()
+        self.send_fetches()
 
-    def _failed(self, node: _NodeFetches, problem: BaseException) -> None:
-        if not isinstance(problem, KafkaError):
-            raise problem
-        logger.debug("a fetch failed: %s", problem)
-        if problem.code is ErrorCode.UNSUPPORTED_VERSION:
+    def _handle_failure(self, node: _NodeFetches, error: BaseException) -> None:
+        if not isinstance(error, KafkaError):
+            raise error
+        logger.debug("a fetch failed: %s", error)
+        if error.code is ErrorCode.UNSUPPORTED_VERSION:
             for partition in self._subscription.assigned:
-                self._buffer.problems[partition] = problem
-            self._on_news()
+                self._buffer.errors[partition] = error
+            self._on_update()
             return
-        in_session = problem.code in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        if not in_session:
-            self._leave_replica(node.node_id)
-            node.session.failed()
+        is_session_error = error.code in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if not is_session_error:
+            self._clear_read_replica(node.node_id)
+            node.session.handle_failure()
             self._cluster.request_refresh()
             node.retry_at_ms = self._loop.time() * 1000 + self._config.retry_backoff_ms
-        self.pump()
+        self.send_fetches()
 
-    def _take_in(
+    def _accept_partition(
         self, node: _NodeFetches, partition: TopicPartition, offset: int, data: PartitionData
     ) -> CompletedFetch | None:
         state = self._subscription.assigned.get(partition)
-        if state is None or state.position < 0 or state.unvalidated or offset != self._buffer.end(partition)[0]:
-            return None  # asked for before a seek, a pause, a rebalance or a change of leader
+        if (
+            state is None
+            or state.position < 0
+            or state.awaiting_validation
+            or offset != self._buffer.fetch_position(partition)[0]
+        ):
+            return None  # requested before a seek, a pause, a rebalance or a leader change
         code = ErrorCode.of(data.error_code)
         if code is not ErrorCode.NONE:
-            self._partition_failed(node, partition, offset, code)
+            self._handle_partition_error(node, partition, offset, code)
             return None
         if data.diverging_epoch.epoch >= 0:
-            if self._buffer.holds(partition):
-                self._buffer.discard((partition,))  # fetched ahead: perhaps only that is gone, so ask from the position
+            if self._buffer.has_fetches(partition):
+                # Only the records fetched ahead may diverge: fetch again from the position.
+                self._buffer.discard((partition,))
             else:
-                self.diverged(partition, data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
+                self.handle_divergence(partition, data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
             return None
         if data.preferred_read_replica >= 0 and data.preferred_read_replica != node.node_id:
             state.read_replica = data.preferred_read_replica
@@ -280,110 +294,124 @@ class Fetcher:
         state.log_start_offset = data.log_start_offset
         if not data.records:
             return None
-        aborted = [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()]
+        aborted = [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()]
         config = self._config
         try:
-            fetched = CompletedFetch(
+            completed_fetch = CompletedFetch(
                 partition,
                 offset,
                 data.records,
                 aborted if config.isolation_level == "read_committed" else (),
                 high_watermark=data.high_watermark,
                 check_crcs=config.check_crcs,
-                key_convert=config.key_deserializer,
-                value_convert=config.value_deserializer,
+                key_deserializer=config.key_deserializer,
+                value_deserializer=config.value_deserializer,
             )
         except KafkaError as error:
-            self._buffer.problems[partition] = error
+            self._buffer.errors[partition] = error
             return None
-        if fetched.exhausted:
-            self._buffer.problems[partition] = KafkaError(
+        if completed_fetch.exhausted:
+            self._buffer.errors[partition] = KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"{partition}: the batch at {offset} is larger than max_partition_fetch_bytes",
             )
             return None
-        self._buffer.add(fetched)
-        return fetched
+        self._buffer.add(completed_fetch)
+        return completed_fetch
 
-    def diverged(self, partition: TopicPartition, epoch: int, end_offset: int) -> None:
-        """The leader has no such record before the position as the one that was read (see `Subscription.diverged`)."""
-        before = self._subscription.assigned[partition].position
-        problem = self._subscription.diverged(
+    def handle_divergence(self, partition: TopicPartition, epoch: int, end_offset: int) -> None:
+        """Act on a leader whose log differs before the position (see
+        `Subscription.handle_divergence`).
+        """
+        old_position = self._subscription.assigned[partition].position
+        error = self._subscription.handle_divergence(
             partition, epoch, end_offset, RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
         )
-        after = self._subscription.assigned[partition].position
-        if problem is not None:
-            self.fail(partition, problem)
-        elif after != before:
+        new_position = self._subscription.assigned[partition].position
+        if error is not None:
+            self.fail(partition, error)
+        elif new_position != old_position:
             self.discard((partition,))
-            where = f"back to {after}" if after >= 0 else f"reset to {self._config.auto_offset_reset}"
-            logger.warning("%s was truncated below %d by an unclean election: %s", partition, before, where)
-            self._on_news()
+            policy = self._config.auto_offset_reset
+            target = f"back to {new_position}" if new_position >= 0 else f"reset to {policy}"
+            logger.warning("%s was truncated below %d by an unclean election: %s", partition, old_position, target)
+            self._on_update()
 
-    def fail(self, partition: TopicPartition, problem: KafkaError) -> None:
-        """Have the next poll raise it; the partition is not fetched from until then."""
-        self._buffer.problems[partition] = problem
-        self._on_news()
+    def fail(self, partition: TopicPartition, error: KafkaError) -> None:
+        """Store an error for the next poll to raise.
 
-    def has_problem(self, partition: TopicPartition) -> bool:
-        return partition in self._buffer.problems
+        The partition is not fetched from until then.
+        """
+        self._buffer.errors[partition] = error
+        self._on_update()
 
-    def _partition_failed(self, node: _NodeFetches, partition: TopicPartition, offset: int, code: ErrorCode) -> None:
+    def has_error(self, partition: TopicPartition) -> bool:
+        return partition in self._buffer.errors
+
+    def _handle_partition_error(
+        self, node: _NodeFetches, partition: TopicPartition, offset: int, code: ErrorCode
+    ) -> None:
         self._subscription.assigned[partition].read_replica = -1
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if node.node_id != self._cluster.metadata.leader(partition):
-                # A follower that lags, or who led before: only the leader's word moves a position.
+                # The follower may lag or may be a former leader: only the leader's answer moves a
+                # position.
                 self._cluster.request_refresh()
-                self._rest(partition)  # the leader may name the same replica again
+                self._back_off(partition)  # the leader may name the same replica again
                 return
-            if self._buffer.holds(partition):
-                self._rest(partition)  # read first what is there; a later fetch says it again
+            if self._buffer.has_fetches(partition):
+                self._back_off(partition)  # buffered records come first; a later fetch reports the error again
                 return
             timestamp = RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
             if timestamp is None:
-                self._buffer.problems[partition] = KafkaError(
+                self._buffer.errors[partition] = KafkaError(
                     code, f"{partition} has no offset {offset}, auto_offset_reset=none"
                 )
             else:
                 logger.info("%s has no offset %d: reset to %s", partition, offset, self._config.auto_offset_reset)
-                self._subscription.ask_reset(partition, timestamp)
-                self._on_news()
+                self._subscription.request_reset(partition, timestamp)
+                self._on_update()
             return
         if not code.retriable and code is not ErrorCode.UNKNOWN_SERVER_ERROR:
-            self._buffer.problems[partition] = KafkaError(code, f"fetch of {partition}")
+            self._buffer.errors[partition] = KafkaError(code, f"fetch of {partition}")
             return
         if code.invalidates_metadata:
             self._cluster.request_refresh()
-        self._rest(partition)
+        self._back_off(partition)
 
-    def _rest(self, partition: TopicPartition) -> None:
+    def _back_off(self, partition: TopicPartition) -> None:
         wait_ms = self._config.retry_backoff_ms
-        self._rest_until_ms = self._loop.time() * 1000 + wait_ms
-        self._subscription.assigned[partition].retry_at_ms = self._rest_until_ms
-        self._pump_later(wait_ms)
+        self._backoff_until_ms = self._loop.time() * 1000 + wait_ms
+        self._subscription.assigned[partition].retry_at_ms = self._backoff_until_ms
+        self._schedule_send(wait_ms)
 
-    # -- handing out
+    # -- records
 
     def take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Up to `limit` records by partition, and positions move behind them. Raises as `FetchBuffer.take`."""
+        """Return up to `limit` records by partition and move the positions.
+
+        Raises as `FetchBuffer.take`.
+        """
         return self._buffer.take(limit)
 
-    def _drop_read(self, node: _NodeFetches) -> None:
-        while node.answers and not any(self._buffer.holds_unread(fetched) for fetched in node.answers[0]):
-            node.answers.popleft()
+    def _drop_finished_responses(self, node: _NodeFetches) -> None:
+        while node.responses and not any(
+            self._buffer.is_readable(completed_fetch) for completed_fetch in node.responses[0]
+        ):
+            node.responses.popleft()
 
     def discard(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what was fetched of these partitions, as after a seek."""
+        """Drop the records and errors of these partitions, as after a seek."""
         self._buffer.discard(partitions)
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget everything else, as after a rebalance."""
+        """Drop the records and errors of all other partitions, as after a rebalance."""
         self._buffer.keep_only(partitions)
 
-    # -- the end
+    # -- close
 
     def close(self) -> None:
-        """Tell the brokers that the sessions are over, without waiting for their answers."""
+        """Close the sessions at the brokers without waiting for their responses."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -393,13 +421,13 @@ class Fetcher:
                 try:
                     request = FetchRequest(session_id=node.session.session_id, session_epoch=CLOSE_SESSION)
                     version = connection.version_of(FetchRequest)
-                    connection.send(request, FetchResponse, version, 1000).add_done_callback(_ignore)
+                    connection.send(request, FetchResponse, version, 1000).add_done_callback(_retrieve_exception)
                 except KafkaError:
                     pass
         self._nodes.clear()
         self._buffer.keep_only(())
 
 
-def _ignore(answer: asyncio.Future[FetchResponse]) -> None:
-    if not answer.cancelled():
-        answer.exception()
+def _retrieve_exception(response_future: asyncio.Future[FetchResponse]) -> None:
+    if not response_future.cancelled():
+        response_future.exception()

@@ -1,4 +1,4 @@
-"""Records that an iteration has polled and not handed out yet: they count as not consumed. Pure."""
+"""Records that an iteration has polled and not handed out yet. They count as not consumed. Pure."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from tidelog.client.model import ConsumerRecord, OffsetAndMetadata, TopicPartiti
 
 
 class IterationBuffer:
-    """One consumer's. Iterators take from the left of `records`."""
+    """The iteration buffer of one consumer. Iterators take from the left of `records`."""
 
     __slots__ = ("records",)
 
     def __init__(self) -> None:
         self.records: deque[ConsumerRecord] = deque()
 
-    def fill(self, polled: Iterable[Iterable[ConsumerRecord]]) -> None:
-        for records in polled:
+    def fill(self, batches: Iterable[Iterable[ConsumerRecord]]) -> None:
+        for records in batches:
             self.records.extend(records)
 
-    def not_consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """By partition the offset of the first record not handed out, and the leader epoch of that record."""
-        first: dict[TopicPartition, OffsetAndMetadata] = {}
-        for record in self.records.copy():  # an iterator in another thread may take one meanwhile
+    def unconsumed_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """By partition: the offset and the leader epoch of the first record not handed out."""
+        positions: dict[TopicPartition, OffsetAndMetadata] = {}
+        for record in self.records.copy():  # an iterator in another thread may take a record meanwhile
             partition = TopicPartition(record.topic, record.partition)
-            if partition not in first:
-                first[partition] = OffsetAndMetadata(record.offset, "", record.leader_epoch)
-        return first
+            if partition not in positions:
+                positions[partition] = OffsetAndMetadata(record.offset, "", record.leader_epoch)
+        return positions

@@ -1,4 +1,7 @@
-"""The error of a consumer whose position the log no longer contains (Java's `LogTruncationException`). Pure."""
+"""The error for a position that the log no longer contains (Java's `LogTruncationException`).
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
 class LogTruncation(KafkaError):
-    """Records before the position were removed by an unclean election, and `auto_offset_reset` is none.
+    """An unclean election removed records before the position, and `auto_offset_reset` is none.
 
-    `divergent_offset` is the first offset at which the leader's log is known to differ, None when it cannot be told;
-    `seek` to it, or anywhere else, to go on. The code is OFFSET_OUT_OF_RANGE, as that of a position beyond the log.
+    `divergent_offset` is the first offset at which the leader's log is known to differ, None when
+    it is unknown. `seek` to it, or to another offset, to continue. The code is OFFSET_OUT_OF_RANGE,
+    as for a position beyond the log.
     """
 
     def __init__(

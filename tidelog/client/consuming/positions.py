@@ -1,6 +1,6 @@
-"""Where a consumer starts to read: the committed offset, else what `auto_offset_reset` says.
+"""Looks up start positions: the committed offset, or the offset that `auto_offset_reset` selects.
 
-Invariant: at most one look-up runs; its findings are used only for partitions that still want them.
+Invariant: at most one lookup runs. Its results apply only to partitions that still need them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tidelog.client.consuming.validation import PositionValidator
 from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.offsets import ask_leaders, list_offsets
+from tidelog.client.network.offsets import list_offsets, list_offsets_once
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
-class Positions:
-    """One consumer's look-ups. `on_news` is called when one ended."""
+class PositionLookup:
+    """The position lookups of one consumer. `on_update` is called at the end of a lookup."""
 
     def __init__(
         self,
@@ -29,46 +29,49 @@ class Positions:
         subscription: Subscription,
         coordinator: Coordinator | None,
         fetcher: Fetcher,
-        on_news: Callable[[], None],
+        on_update: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._subscription = subscription
         self._coordinator = coordinator
-        self._on_news = on_news
-        self.validator = PositionValidator(cluster, config, subscription, fetcher, on_news)
+        self._on_update = on_update
+        self.validator = PositionValidator(cluster, config, subscription, fetcher, on_update)
         self._loop = asyncio.get_running_loop()
-        self._search: asyncio.Task[None] | None = None
+        self._lookup_task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def search(self) -> None:
-        """Look for what is missing, and check what is in doubt, in the background.
+    def start_lookup(self) -> None:
+        """Look up missing positions and validate doubtful ones, in the background.
 
-        Raises the KafkaError of the last search, once.
+        Raises the KafkaError of the last lookup, once.
         """
         self.validator.check()
-        if self._search is not None:
-            if not self._search.done():
+        if self._lookup_task is not None:
+            if not self._lookup_task.done():
                 return
-            search, self._search = self._search, None
-            if not search.cancelled():
-                search.result()
+            task, self._lookup_task = self._lookup_task, None
+            if not task.cancelled():
+                task.result()
         if self._closed:
             return
         now_ms = self._loop.time() * 1000
-        if self._subscription.without_position() or self._subscription.to_reset(now_ms):
-            self._search = self._loop.create_task(self._look_up())
+        if self._subscription.partitions_without_position() or self._subscription.pending_resets(now_ms):
+            self._lookup_task = self._loop.create_task(self._run_lookup())
 
-    async def find(self, partition: TopicPartition) -> int:
-        """The position of an assigned partition. Raises ValueError, KafkaError; RuntimeError when closed meanwhile."""
+    async def wait_for_position(self, partition: TopicPartition) -> int:
+        """The position of an assigned partition.
+
+        Raises ValueError, KafkaError, and RuntimeError after `close`.
+        """
         try:
             async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
                 while (state := self._subscription.state(partition)).position < 0:
-                    self.search()
+                    self.start_lookup()
                     if self._closed:
                         raise RuntimeError("this consumer is closed")
-                    if self._search is not None:
-                        await asyncio.wait([self._search])
+                    if self._lookup_task is not None:
+                        await asyncio.wait([self._lookup_task])
                     else:
                         await asyncio.sleep(self._config.retry_backoff_ms / 1000)
         except TimeoutError:
@@ -90,15 +93,15 @@ class Positions:
     async def close(self) -> None:
         self._closed = True
         await self.validator.close()
-        if self._search is not None:
-            self._search.cancel()
-            await asyncio.wait([self._search])
+        if self._lookup_task is not None:
+            self._lookup_task.cancel()
+            await asyncio.wait([self._lookup_task])
 
-    async def _look_up(self) -> None:
+    async def _run_lookup(self) -> None:
         problem: KafkaError | None = None
         try:
-            await self._from_group(self._subscription.without_position())
-            resets = self._subscription.to_reset(self._loop.time() * 1000)
+            await self._use_committed_offsets(self._subscription.partitions_without_position())
+            resets = self._subscription.pending_resets(self._loop.time() * 1000)
             if resets:
                 problem = await self._reset(resets)
         except KafkaError as error:
@@ -107,35 +110,35 @@ class Positions:
                 raise
         finally:
             if problem is not None:
-                # Asked again by the next poll, but not in a tight loop.
+                # The next poll tries again. This wait prevents a busy loop.
                 if problem.code is ErrorCode.LEADER_NOT_AVAILABLE:
                     await self._cluster.wait_for_metadata(self._config.retry_backoff_ms)
                 else:
                     self._cluster.request_refresh()
                     await asyncio.sleep(self._config.retry_backoff_ms / 1000)
-            self._on_news()
+            self._on_update()
 
     async def _reset(self, resets: Mapping[TopicPartition, int]) -> KafkaError | None:
-        """Ask each leader once: a partition whose leader is gone or silent must not keep the others from being read."""
+        """Ask each leader once, so that an unavailable leader does not delay other partitions."""
         epochs = {partition: self._cluster.metadata.leader_epoch(partition) for partition in resets}
 
-        def take_over(found: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> None:
-            for partition, offset in found.items():
+        def apply_offsets(offsets: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> None:
+            for partition, offset in offsets.items():
                 if offset is not None and partition in resets:
                     self._subscription.finish_reset(
                         partition, resets[partition], offset.offset, offset.leader_epoch, epochs[partition]
                     )
-            self._on_news()
+            self._on_update()
 
-        return await ask_leaders(
-            self._cluster, resets, isolation_level=self._config.isolation_level, on_found=take_over
+        return await list_offsets_once(
+            self._cluster, resets, isolation_level=self._config.isolation_level, on_offsets=apply_offsets
         )
 
-    async def _from_group(self, missing: list[TopicPartition]) -> None:
+    async def _use_committed_offsets(self, partitions: list[TopicPartition]) -> None:
         committed: Mapping[TopicPartition, OffsetAndMetadata] = {}
-        if missing and self._coordinator is not None:
-            committed = await self._coordinator.committed(missing, self._config.default_api_timeout_ms)
-        for partition in missing:
+        if partitions and self._coordinator is not None:
+            committed = await self._coordinator.committed(partitions, self._config.default_api_timeout_ms)
+        for partition in partitions:
             state = self._subscription.assigned.get(partition)
             if state is None or state.position >= 0 or state.reset_to is not None:
                 continue
@@ -146,4 +149,4 @@ class Positions:
             if timestamp is None:
                 problem = f"{partition} has no committed offset, auto_offset_reset=none"
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
-            self._subscription.ask_reset(partition, timestamp)
+            self._subscription.request_reset(partition, timestamp)

@@ -1,9 +1,10 @@
-"""What a group's rebalance does to one consumer: commits, listeners, the change of assignment, in the right order.
+"""A consumer's side of a rebalance: commits, listeners and the new assignment, in the right order.
 
-Begins inside `poll`, so that partitions never change hands while the application works on what the last poll gave it
-(as Java's `ConsumerCoordinator`). Invariants: positions are committed and the listener has returned before a partition
-is given up, unless it was lost; what was lost is never committed; a step that began runs to its end, also when the
-poll that began it is cancelled or a listener raises, and the next poll waits for it.
+A step starts inside `poll`, so that the assignment never changes while the application processes
+the records of the last poll (as Java's `ConsumerCoordinator`). Invariants: before a partition is
+revoked, its position is committed and the listener has returned. The position of a lost partition
+is never committed. A started step runs to its end, also when the poll is cancelled or a listener
+raises, and the next poll waits for it.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 
-_GONE = {
+_COMMIT_ERROR_REASONS = {
     ErrorCode.ILLEGAL_GENERATION: "the group has dealt its partitions anew",
     ErrorCode.UNKNOWN_MEMBER_ID: "this consumer is no longer a member of its group",
     ErrorCode.REBALANCE_IN_PROGRESS: "the group is dealing its partitions anew",
     ErrorCode.FENCED_INSTANCE_ID: "another consumer uses the same group_instance_id",
 }
-_POLL_MORE_OFTEN = "nothing was committed; poll more often, or raise max_poll_interval_ms"
-_POLL_FIRST = "nothing was committed; poll, then commit again"
+_ADVICE_POLL_MORE_OFTEN = "nothing was committed; poll more often, or raise max_poll_interval_ms"
+_ADVICE_POLL_FIRST = "nothing was committed; poll, then commit again"
 
-_within: contextvars.ContextVar[object] = contextvars.ContextVar("tidelog_rebalance_step", default=None)
-"""The step inside which a listener runs."""
+_listener_step: contextvars.ContextVar[object] = contextvars.ContextVar("tidelog_rebalance_step", default=None)
+"""The step that called the running listener."""
 
 
 class Rebalancer:
-    """The group side of one consumer."""
+    """Runs the rebalance steps and the commits of one consumer."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Rebalancer:
         config: ConsumerConfig,
         subscription: Subscription,
         fetcher: Fetcher,
-        on_news: Callable[[], None],
+        on_update: Callable[[], None],
         positions: Callable[[], dict[TopicPartition, OffsetAndMetadata]],
     ) -> None:
         assert config.group_id is not None
@@ -60,128 +61,142 @@ class Rebalancer:
         self._positions = positions
         self._loop = asyncio.get_running_loop()
         self.coordinator = Coordinator(cluster, config.group_id)
-        self.membership = Membership(cluster, config, self.coordinator, on_news)
-        self._join: asyncio.Task[tuple[TopicPartition, ...] | None] | None = None
-        self._joined_changes = -1
-        self._step: asyncio.Task[None] | None = None
+        self.membership = Membership(cluster, config, self.coordinator, on_update)
+        self._join_task: asyncio.Task[tuple[TopicPartition, ...] | None] | None = None
+        self._joined_change_count = -1
+        self._step_task: asyncio.Task[None] | None = None
         self._listener_problem: Exception | None = None
         self._commits = CommitQueue(self.coordinator)
-        self._next_auto_commit = self._loop.time() + config.auto_commit_interval_ms / 1000
+        self._next_auto_commit_s = self._loop.time() + config.auto_commit_interval_ms / 1000
 
     # -- in every poll
 
     async def step(self) -> None:
-        """Do what is due; waits only for the user's listeners and for the commit before partitions are given up.
+        """Run the step that is due. Waits only for the user's listeners and for the commit before a
+        revocation.
 
-        Raises KafkaError, and what a listener raised.
+        Raises KafkaError and the exceptions of a listener.
         """
-        self.membership.polled()
-        if self._step is not None or (self._subscription.subscribed and self._due()):
-            await self._to_its_end(self._step_group)
+        self.membership.record_poll()
+        if self._step_task is not None or (self._subscription.subscribed and self._is_step_due()):
+            await self._run_to_completion(self._step_group)
         self._auto_commit()
 
-    def _due(self) -> bool:
+    def _is_step_due(self) -> bool:
         membership = self.membership
         return (
             membership.needs_join
-            or membership.lost
-            or membership.fatal is not None
+            or membership.is_lost
+            or membership.fatal_error is not None
             or self._listener_problem is not None
-            or self._joined_changes != self._subscription.changes
-            or (self._join is not None and self._join.done())
+            or self._joined_change_count != self._subscription.topic_change_count
+            or (self._join_task is not None and self._join_task.done())
         )
 
-    async def _to_its_end(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the step as a task of its own, or wait for the one under way: it goes on when the caller is cancelled."""
+    async def _run_to_completion(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run the step as a task, or wait for the running one.
+
+        Cancelling the caller does not cancel the task.
+        """
         self.refuse_inside_listener("poll()")
-        task = self._step
+        task = self._step_task
         if task is None:
-            task = self._step = self._loop.create_task(step())
+            task = self._step_task = self._loop.create_task(step())
             task.add_done_callback(_retrieve)
         await asyncio.wait([task])
-        if self._step is task:
-            self._step = None
+        if self._step_task is task:
+            self._step_task = None
             task.result()
 
     def refuse_inside_listener(self, call: str) -> None:
-        """A call that waits for the step which waits for the listener would wait for ever."""
-        if self._step is not None and _within.get() is self._step:
+        """Raise RuntimeError inside a listener: the call would wait for the step, which waits for
+        the listener.
+        """
+        if self._step_task is not None and _listener_step.get() is self._step_task:
             raise RuntimeError(f"{call} cannot be called in a rebalance listener")
 
     async def _step_group(self) -> None:
         membership, subscription = self.membership, self._subscription
-        if membership.fatal is not None:
-            problem = membership.fatal
-            if not membership.fenced:
-                membership.fatal = None
+        if membership.fatal_error is not None:
+            error = membership.fatal_error
+            if not membership.is_fenced:
+                membership.fatal_error = None
             await self._lose_all()
-            raise problem
-        if membership.lost:
+            raise error
+        if membership.is_lost:
             await self._lose_all()
-        if self._join is not None and self._join.done():
-            join, self._join = self._join, None
+        if self._join_task is not None and self._join_task.done():
+            join, self._join_task = self._join_task, None
             assigned = join.result()
             if assigned is not None and membership.is_member:
-                await self._take_on(assigned)
-        if self._join is None and (membership.needs_join or self._joined_changes != subscription.changes):
-            await self._prepare()
-            self._joined_changes = subscription.changes
+                await self._apply_assignment(assigned)
+        if self._join_task is None and (
+            membership.needs_join or self._joined_change_count != subscription.topic_change_count
+        ):
+            await self._revoke_before_join()
+            self._joined_change_count = subscription.topic_change_count
             owned = tuple(subscription.assigned)
-            self._join = self._loop.create_task(membership.join(tuple(subscription.topics), owned))
-            self._join.add_done_callback(_retrieve)
+            self._join_task = self._loop.create_task(membership.join(tuple(subscription.topics), owned))
+            self._join_task.add_done_callback(_retrieve)
         self._raise_listener_problem()
 
-    async def _prepare(self) -> None:
-        """Before joining: an eager member gives up all, a cooperative one what it no longer subscribes to."""
+    async def _revoke_before_join(self) -> None:
+        """Revoke partitions before joining: all of an eager member, the unsubscribed ones of a
+        cooperative member.
+        """
         assigned = list(self._subscription.assigned)
-        leaving = assigned
-        if self.membership.cooperative:
-            leaving = [each for each in assigned if each.topic not in self._subscription.topics]
+        to_revoke = assigned
+        if self.membership.is_cooperative:
+            to_revoke = [partition for partition in assigned if partition.topic not in self._subscription.topics]
         if self._config.auto_commit:
             await self._commit_quietly()
-        if leaving:
-            await self._notify("revoked", leaving)
-            self._set_assigned([each for each in assigned if each not in set(leaving)])
+        if to_revoke:
+            await self._notify("revoked", to_revoke)
+            self._set_assigned([partition for partition in assigned if partition not in set(to_revoke)])
 
-    async def _take_on(self, assigned: Collection[TopicPartition]) -> None:
-        wanted = [each for each in assigned if each.topic in self._subscription.topics]
-        before = set(self._subscription.assigned)
-        revoked = [each for each in before if each not in set(wanted)]
+    async def _apply_assignment(self, assigned: Collection[TopicPartition]) -> None:
+        new_assignment = [partition for partition in assigned if partition.topic in self._subscription.topics]
+        previous = set(self._subscription.assigned)
+        revoked = [partition for partition in previous if partition not in set(new_assignment)]
         if revoked:
-            # Cooperative only: they go to others in the next round, which this member starts by joining again.
+            # Cooperative only: the next round assigns these to others. This member starts that
+            # round by joining again.
             self.membership.needs_join = True
             if self._config.auto_commit:
                 await self._commit_quietly()
             await self._notify("revoked", revoked)
-        self._set_assigned(wanted)
-        await self._notify("assigned", [each for each in wanted if each not in before])
+        self._set_assigned(new_assignment)
+        await self._notify("assigned", [partition for partition in new_assignment if partition not in previous])
 
     async def _lose_all(self) -> None:
-        self.membership.lost = False
-        lost = list(self._subscription.assigned)
-        if lost:
-            logger.warning("group %r: lost %s", self.coordinator.group_id, ", ".join(map(str, lost)))
+        self.membership.is_lost = False
+        partitions = list(self._subscription.assigned)
+        if partitions:
+            logger.warning("group %r: lost %s", self.coordinator.group_id, ", ".join(map(str, partitions)))
             self._set_assigned(())
-            await self._notify("lost", lost)
+            await self._notify("lost", partitions)
 
     def _set_assigned(self, partitions: Collection[TopicPartition]) -> None:
         self._subscription.set_assigned(partitions)
         self._fetcher.keep_only(set(partitions))
 
-    async def _notify(self, what: str, partitions: Collection[TopicPartition]) -> None:
-        """Call the listener. What it raises is kept until the step is done: the group goes on without it."""
+    async def _notify(self, event: str, partitions: Collection[TopicPartition]) -> None:
+        """Call the listener.
+
+        Its exception is stored until the step is done, and the step continues.
+        """
         listener = self._subscription.listener
-        logger.info("group %r: %s %s", self.coordinator.group_id, what, ", ".join(map(str, partitions)) or "nothing")
+        logger.info("group %r: %s %s", self.coordinator.group_id, event, ", ".join(map(str, partitions)) or "nothing")
         if listener is None:
             return
         task = asyncio.current_task()
-        _within.set(task)
+        _listener_step.set(task)
         try:
             method: Callable[[Collection[TopicPartition]], Awaitable[None] | None]
-            method = getattr(listener, f"on_partitions_{what}")
-            outcome = method(partitions)
-            if outcome is not None:
-                await outcome
+            method = getattr(listener, f"on_partitions_{event}")
+            result = method(partitions)
+            if result is not None:
+                await result
         except asyncio.CancelledError as error:
             if task is not None and task.cancelling():
                 raise
@@ -190,7 +205,7 @@ class Rebalancer:
             self._listener_problem = self._listener_problem or problem
         except Exception as error:
             logger.error(
-                "group %r: the listener raised %r when partitions were %s", self.coordinator.group_id, error, what
+                "group %r: the listener raised %r when partitions were %s", self.coordinator.group_id, error, event
             )
             self._listener_problem = self._listener_problem or error
 
@@ -206,59 +221,66 @@ class Rebalancer:
         return self.membership.identity if self._subscription.subscribed else GroupIdentity()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
-        """Raises KafkaError; one that says why, when this consumer is no longer the one to commit."""
-        await self._finish(*self._begin(offsets, timeout_ms))
+        """Commit and wait.
+
+        Raises KafkaError, with the reason when this consumer may no longer commit.
+        """
+        await self._await_commit(*self._start_commit(offsets, timeout_ms))
 
     def commit_in_background(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
-        """Commits go out in the order in which they are asked for."""
-        begun = self._begin(offsets, self._config.default_api_timeout_ms)
-        return self._loop.create_task(self._finish(*begun))
+        """Start a commit. Commits are sent in the order of their calls."""
+        pending = self._start_commit(offsets, self._config.default_api_timeout_ms)
+        return self._loop.create_task(self._await_commit(*pending))
 
-    def _begin(
+    def _start_commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float
     ) -> tuple[asyncio.Future[None], GroupIdentity]:
         identity = self._identity
         if not offsets or (self._subscription.subscribed and identity.generation == UNKNOWN_GENERATION):
-            # Without a generation the broker would take it for one of a consumer that belongs to no group.
+            # Without a generation the broker would take this for the commit of a consumer outside
+            # of any group.
             refusal: asyncio.Future[None] = self._loop.create_future()
             if offsets:
-                code = ErrorCode.REBALANCE_IN_PROGRESS if self._join is not None else ErrorCode.UNKNOWN_MEMBER_ID
+                code = ErrorCode.REBALANCE_IN_PROGRESS if self._join_task is not None else ErrorCode.UNKNOWN_MEMBER_ID
                 refusal.set_exception(KafkaError(code))
             else:
                 refusal.set_result(None)
             return refusal, identity
         return self._commits.add(offsets, identity, timeout_ms), identity
 
-    async def _finish(self, outcome: asyncio.Future[None], identity: GroupIdentity) -> None:
-        # Cancelling the caller does not take back what may be on the wire.
-        await asyncio.wait([outcome])
+    async def _await_commit(self, future: asyncio.Future[None], identity: GroupIdentity) -> None:
+        # Cancelling the caller does not cancel the commit: its request may be sent already.
+        await asyncio.wait([future])
         try:
-            outcome.result()
+            future.result()
         except KafkaError as error:
             code = error.code
-            same = identity == self._identity
-            # Of an earlier membership it says nothing about the present one.
-            if self._subscription.subscribed and same and self.membership.is_member:
-                self.membership.refused(code)
-            if code is ErrorCode.ILLEGAL_GENERATION and not same and self._join is not None:
+            is_current = identity == self._identity
+            # The error of an earlier membership does not concern the present one.
+            if self._subscription.subscribed and is_current and self.membership.is_member:
+                self.membership.handle_group_error(code)
+            if code is ErrorCode.ILLEGAL_GENERATION and not is_current and self._join_task is not None:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
-            if code in _GONE:
-                advice = _POLL_FIRST if code is ErrorCode.REBALANCE_IN_PROGRESS else _POLL_MORE_OFTEN
-                raise KafkaError(code, f"{_GONE[code]}: {advice}") from None
+            if code in _COMMIT_ERROR_REASONS:
+                advice = _ADVICE_POLL_FIRST if code is ErrorCode.REBALANCE_IN_PROGRESS else _ADVICE_POLL_MORE_OFTEN
+                raise KafkaError(code, f"{_COMMIT_ERROR_REASONS[code]}: {advice}") from None
             raise
 
     def _auto_commit(self) -> None:
-        if not self._config.auto_commit or self._loop.time() < self._next_auto_commit:
+        if not self._config.auto_commit or self._loop.time() < self._next_auto_commit_s:
             return
-        if self._commits.busy or self._join is not None:
-            return  # one at a time, and none that a rebalance would refuse
-        self._next_auto_commit = self._loop.time() + self._config.auto_commit_interval_ms / 1000
+        if self._commits.is_busy or self._join_task is not None:
+            return  # one automatic commit at a time, and none that a rebalance would refuse
+        self._next_auto_commit_s = self._loop.time() + self._config.auto_commit_interval_ms / 1000
         offsets = self._positions()
         if offsets:
             self.commit_in_background(offsets).add_done_callback(_log_failure)
 
     async def _commit_quietly(self) -> None:
-        """Before giving up partitions. A failure means that others read some records again: no reason to stop."""
+        """Commit before a revocation.
+
+        After a failure other members read some records again, so it is only logged.
+        """
         try:
             await self.commit(self._positions(), self._config.request_timeout_ms)
         except KafkaError as error:
@@ -267,58 +289,60 @@ class Rebalancer:
     # -- the end
 
     async def unsubscribe(self) -> None:
-        """Leave the group as `leave` does, to its end also when the caller is cancelled."""
+        """Leave the group as `leave` does. Cancelling the caller does not cancel it."""
         self.refuse_inside_listener("unsubscribe()")
-        if self._step is not None:
-            await asyncio.wait([self._step])
-            self._step = None
-        await self._to_its_end(lambda: self.leave("the consumer unsubscribed"))
+        if self._step_task is not None:
+            await asyncio.wait([self._step_task])
+            self._step_task = None
+        await self._run_to_completion(lambda: self.leave("the consumer unsubscribed"))
 
     async def leave(self, reason: str, timeout_ms: float | None = None) -> None:
-        """Commit if that is automatic, tell the listener, leave the group, forget the assignment.
+        """Commit when auto commit is on, call the listener, leave the group, clear the assignment.
 
-        Brokers are waited for until `timeout_ms` is over, the listener to its end.
+        Waits at most `timeout_ms` for brokers, and without a limit for the listener.
         """
-        until = None if timeout_ms is None else self._loop.time() + timeout_ms / 1000
-        step, calls = self._step, self._subscription.calls
+        deadline = None if timeout_ms is None else self._loop.time() + timeout_ms / 1000
+        step, call_count = self._step_task, self._subscription.call_count
         if step is not None and step is not asyncio.current_task():
-            await wait_until(until, asyncio.wait([step]))
+            await wait_until(deadline, asyncio.wait([step]))
             if not step.done():
                 step.cancel()
                 await asyncio.wait([step])
-        join, self._join = self._join, None
+        join, self._join_task = self._join_task, None
         if join is not None:
             join.cancel()
             await asyncio.wait([join])
-        if self.membership.lost:
+        if self.membership.is_lost:
             await self._lose_all()
         subscribed = self._subscription.subscribed
-        if subscribed or self._subscription.by_user:
+        if subscribed or self._subscription.is_user_assigned:
             if self._config.auto_commit:
-                await wait_until(until, self._commit_quietly())
+                await wait_until(deadline, self._commit_quietly())
             assigned = list(self._subscription.assigned)
             if assigned and subscribed:
                 await self._notify("revoked", assigned)
-        await wait_until(until, self._commits.wait_until_empty())
-        if calls == self._subscription.calls:
+        await wait_until(deadline, self._commits.wait_until_empty())
+        if call_count == self._subscription.call_count:
             self._subscription.unsubscribe()
-        elif self._subscription.subscribed:  # again, by a caller who did not wait for the end of this
+        elif self._subscription.subscribed:  # a caller has subscribed again before this call ended
             self._subscription.set_assigned(())
         self._fetcher.keep_only(())
-        await self.membership.leave(reason, until)
+        await self.membership.leave(reason, deadline)
         self._raise_listener_problem()
 
     async def close(self) -> None:
-        """End what runs in the background, without waiting for the group."""
+        """Cancel the background tasks without waiting for the group."""
         self._commits.close()
-        for task in (self._step, self._join):
+        for task in (self._step_task, self._join_task):
             if task is not None:
                 task.cancel()
         await self.membership.stop()
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """The next poll raises it; without one, a failed join is no error of the program."""
+    """Mark the exception as retrieved: the next poll raises it, and without a next poll it is not a
+    program error.
+    """
     if not task.cancelled():
         task.exception()
 

@@ -1,9 +1,10 @@
-"""What a consumer reads and how far it is: subscribed topics, assigned partitions, positions, pauses, resets.
+"""The state of a consumer's reading: topics, assigned partitions, positions, pauses, resets.
 
-Pure state; who assigns (`membership`) and who fetches (`fetcher`) are told through it. Invariants: a partition is
-fetched only with a position and unpaused; a position changes only by consuming, by seeking, or by a reset that was
-asked for, so a late answer for an older position is recognised and dropped; a position that a new leader may not have
-is not fetched from until it was checked (KIP-320).
+Pure. `membership` assigns partitions and `fetcher` fetches them; both work on this state.
+Invariants: a partition is fetched only when it has a position and is not paused. A position changes
+only by consuming, by a seek, or by a requested reset; so a late response for an older position is
+recognised and dropped. A position that a new leader may not have is validated before it is fetched
+from (KIP-320).
 """
 
 from __future__ import annotations
@@ -19,25 +20,34 @@ Pattern = re.Pattern[str]
 
 
 class RebalanceListener:
-    """Hears of rebalances, inside `poll`: subclass and override. The methods may be plain or `async def`."""
+    """Callbacks for rebalances, called inside `poll`.
+
+    Subclass it; methods may be plain or `async def`.
+    """
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """Before the partitions go to others: the place to commit or to save positions."""
+        """Called before the partitions go to other members: the place to commit or to save
+        positions.
+        """
         return None
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """The partitions that are new: the place to seek."""
+        """Called with the new partitions: the place to seek."""
         return None
 
     def on_partitions_lost(self, lost: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """The partitions are others' already, so a commit would be refused. By default as if they were revoked."""
+        """Called when other members own the partitions already, so that a commit would be refused.
+
+        The default calls `on_partitions_revoked`.
+        """
         return self.on_partitions_revoked(lost)
 
 
 class PartitionState:
-    """One assigned partition. Offsets are -1 while unknown."""
+    """The state of one assigned partition. Unknown offsets are -1."""
 
     __slots__ = (
+        "awaiting_validation",
         "current_epoch",
         "high_watermark",
         "last_stable_offset",
@@ -50,79 +60,83 @@ class PartitionState:
         "reset_to",
         "retry_at_ms",
         "topic_id",
-        "unvalidated",
     )
 
     def __init__(self) -> None:
         self.position = -1
         """The next offset to hand out."""
         self.leader_epoch = -1
-        """The epoch of the last batch handed out, to be committed beside the position."""
+        """The epoch of the last batch handed out. It is committed with the position."""
         self.current_epoch = -1
-        """The leader epoch for which the position was found, or is to be checked."""
-        self.unvalidated = False
-        """Whether the leader of the current epoch has the records before the position is not known."""
+        """The leader epoch in which the position was looked up or must be validated."""
+        self.awaiting_validation = False
+        """The current leader has not confirmed yet that it has the records before the position."""
         self.read_replica = -1
-        """The replica that the leader named to read from instead of itself (KIP-392)."""
+        """The replica to read from instead of the leader, as named by the leader (KIP-392)."""
         self.read_replica_until_ms = 0.0
         self.reset_to: int | None = None
-        """A ListOffsets timestamp (-1 latest, -2 earliest) from which the position is to be found."""
+        """The ListOffsets timestamp (-1 latest, -2 earliest) of a pending reset."""
         self.paused = False
         self.high_watermark = -1
         self.last_stable_offset = -1
         self.log_start_offset = -1
         self.retry_at_ms = 0.0
-        """No fetch before this time."""
+        """The earliest time of the next fetch."""
         self.topic_id = NO_TOPIC_ID
-        """Of the topic in which the position lies."""
+        """The id of the topic to which the position belongs."""
 
 
 class Subscription:
-    """One consumer's. `subscribe` and `assign` exclude each other, as in Kafka."""
+    """The subscription of one consumer.
+
+    `subscribe` and `assign` exclude each other, as in Kafka.
+    """
 
     def __init__(self) -> None:
         self.topics: frozenset[str] = frozenset()
         self.pattern: Pattern | None = None
         self.listener: RebalanceListener | None = None
-        self.by_user = False
-        """The partitions were given by `assign`, not by a group."""
+        self.is_user_assigned = False
+        """The partitions come from `assign`, not from a group."""
         self._assigned: dict[TopicPartition, PartitionState] = {}
-        self.changes = 0
-        """Grows with every change of topics, to be compared by those who acted on an older state."""
-        self.calls = 0
+        self.topic_change_count = 0
+        """Grows with every change of the topics, so that a caller can detect a change."""
+        self.call_count = 0
         """Grows with every call of `subscribe` and `assign`."""
 
     # -- what to read
 
     def subscribe(self, topics: Iterable[str], pattern: Pattern | None, listener: RebalanceListener | None) -> None:
-        """Read these topics, or those that match, with a group that deals out the partitions."""
-        if self.by_user and self._assigned:
+        """Read these topics, or the topics that match. The group assigns the partitions."""
+        if self.is_user_assigned and self._assigned:
             raise ValueError("this consumer was given partitions by assign(); unsubscribe() first")
-        self.calls += 1
-        self.by_user = False
+        self.call_count += 1
+        self.is_user_assigned = False
         self.pattern = pattern
         self.listener = listener
         self.set_topics(topics)
 
     def set_topics(self, topics: Iterable[str]) -> bool:
-        """Replace the topics, as when the cluster has a new one that matches the pattern; True when they differ."""
-        new = frozenset(topics)
-        if new == self.topics:
+        """Replace the topics, for example when a new topic matches the pattern; True when they
+        differ.
+        """
+        new_topics = frozenset(topics)
+        if new_topics == self.topics:
             return False
-        self.topics = new
-        self.changes += 1
+        self.topics = new_topics
+        self.topic_change_count += 1
         return True
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions; those read before keep their positions."""
+        """Read exactly these partitions. Partitions assigned before keep their positions."""
         if self.subscribed:
             raise ValueError("this consumer subscribed to topics; unsubscribe() first")
-        self.calls += 1
-        self.by_user = True
+        self.call_count += 1
+        self.is_user_assigned = True
         self.set_assigned(partitions)
 
     def unsubscribe(self) -> None:
-        self.by_user = False
+        self.is_user_assigned = False
         self.pattern = self.listener = None
         self.set_topics(())
         self._assigned = {}
@@ -133,42 +147,43 @@ class Subscription:
 
     def set_assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Replace the assignment; a partition in both keeps its state."""
-        known = self._assigned
-        self._assigned = {partition: known.get(partition) or PartitionState() for partition in partitions}
+        previous = self._assigned
+        self._assigned = {partition: previous.get(partition) or PartitionState() for partition in partitions}
 
     @property
     def assigned(self) -> Mapping[TopicPartition, PartitionState]:
         return self._assigned
 
     def state(self, partition: TopicPartition) -> PartitionState:
-        """Raises ValueError for a partition this consumer was not assigned."""
-        found = self._assigned.get(partition)
-        if found is None:
+        """The state of an assigned partition. Raises ValueError for any other partition."""
+        state = self._assigned.get(partition)
+        if state is None:
             raise ValueError(f"{partition} is not assigned to this consumer")
-        return found
+        return state
 
-    # -- how far
+    # -- positions
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Go on at `offset`; raises ValueError for a negative one or a partition not assigned.
+        """Continue at `offset`. Raises ValueError for a negative offset or an unassigned partition.
 
-        With the leader epoch of the record before it, the leader is asked first whether it has that record.
+        With the leader epoch of the record before `offset`, the position is validated first: the
+        leader must have that record.
         """
         state = self.state(partition)
         if offset < 0:
             raise ValueError(f"cannot seek {partition} to {offset}: offsets are not negative")
         state.position = offset
         state.leader_epoch = leader_epoch
-        state.unvalidated = leader_epoch >= 0
+        state.awaiting_validation = leader_epoch >= 0
         state.reset_to = None
         state.retry_at_ms = 0.0
 
-    def ask_reset(self, partition: TopicPartition, timestamp: int) -> None:
-        """Forget the position and find it anew: -1 the end, -2 the beginning, else by time in ms."""
+    def request_reset(self, partition: TopicPartition, timestamp: int) -> None:
+        """Drop the position and look it up again: -1 end, -2 beginning, else a time in ms."""
         state = self.state(partition)
         state.position = -1
         state.leader_epoch = -1
-        state.unvalidated = False
+        state.awaiting_validation = False
         state.read_replica = -1
         state.reset_to = timestamp
         state.retry_at_ms = 0.0
@@ -176,18 +191,23 @@ class Subscription:
     def finish_reset(
         self, partition: TopicPartition, timestamp: int, offset: int, leader_epoch: int, current_epoch: int
     ) -> bool:
-        """The answer to a reset, of the leader of `current_epoch`; False, and nothing done, when no longer wanted."""
+        """Apply the reset offset from the leader of `current_epoch`; False when this reset is not
+        pending any more.
+        """
         state = self._assigned.get(partition)
         if state is None or state.reset_to != timestamp:
             return False
         self.seek(partition, offset, leader_epoch)
-        state.unvalidated = leader_epoch >= 0 and 0 <= current_epoch < state.current_epoch
+        state.awaiting_validation = leader_epoch >= 0 and 0 <= current_epoch < state.current_epoch
         state.current_epoch = max(state.current_epoch, current_epoch)
         return True
 
-    def note_leader_epochs(self, epoch_of: Callable[[TopicPartition], int]) -> list[TopicPartition]:
-        """Compare the leaders' epochs with those known so far; the partitions whose position is to be checked now."""
-        doubtful = []
+    def update_leader_epochs(self, epoch_of: Callable[[TopicPartition], int]) -> list[TopicPartition]:
+        """Store the leaders' epochs.
+
+        Returns the partitions whose position must be validated now.
+        """
+        to_validate = []
         for partition, state in self._assigned.items():
             epoch = epoch_of(partition)
             if epoch < 0 or epoch == state.current_epoch:
@@ -195,12 +215,15 @@ class Subscription:
             state.current_epoch = epoch
             state.read_replica = -1
             if state.position >= 0 and state.leader_epoch >= 0:
-                state.unvalidated = True
-                doubtful.append(partition)
-        return doubtful
+                state.awaiting_validation = True
+                to_validate.append(partition)
+        return to_validate
 
-    def note_topic_ids(self, id_of: Callable[[str], bytes]) -> list[TopicPartition]:
-        """Compare the topics' ids with those known so far; the partitions with a position in a topic that is gone."""
+    def update_topic_ids(self, id_of: Callable[[str], bytes]) -> list[TopicPartition]:
+        """Store the topics' ids.
+
+        Returns the partitions whose position belongs to a deleted topic.
+        """
         replaced = []
         for partition, state in self._assigned.items():
             topic_id = id_of(partition.topic)
@@ -211,33 +234,44 @@ class Subscription:
             state.topic_id = topic_id
         return replaced
 
-    def unvalidated(self) -> list[TopicPartition]:
-        return [partition for partition, state in self._assigned.items() if state.unvalidated and state.position >= 0]
+    def awaiting_validation(self) -> list[TopicPartition]:
+        return [
+            partition
+            for partition, state in self._assigned.items()
+            if state.awaiting_validation and state.position >= 0
+        ]
 
-    def diverged(
+    def handle_divergence(
         self, partition: TopicPartition, epoch: int, end_offset: int, reset_to: int | None
     ) -> LogTruncation | None:
-        """The leader's answer about the epoch of the position: the largest epoch it has that is not above, and where
-        that ends. A position beyond the end goes back to it, to where reading must begin anew; without a reset policy
-        (`reset_to` None) it stays, and the error is returned. -1 says that the leader knows no such epoch.
+        """Apply the leader's answer about the epoch of the position.
+
+        `epoch` is the leader's largest epoch at or below that of the position, and `end_offset` is
+        the end of `epoch`. -1 means that the leader has no such epoch. A position beyond the end
+        goes back to the end. Without a reset policy (`reset_to` None) it stays, and the error is
+        returned.
         """
         state = self.state(partition)
-        known = epoch >= 0 and end_offset >= 0
-        if known and end_offset >= state.position:
+        has_epoch = epoch >= 0 and end_offset >= 0
+        if has_epoch and end_offset >= state.position:
             state.leader_epoch = min(state.leader_epoch, epoch)
-            state.unvalidated = False
+            state.awaiting_validation = False
         elif reset_to is None:
-            state.unvalidated = True
-            divergent = OffsetAndMetadata(end_offset, "", epoch) if known else None
+            state.awaiting_validation = True
+            divergent = OffsetAndMetadata(end_offset, "", epoch) if has_epoch else None
             return LogTruncation(partition, OffsetAndMetadata(state.position, "", state.leader_epoch), divergent)
-        elif known:
-            state.position, state.leader_epoch, state.unvalidated = end_offset, epoch, False
+        elif has_epoch:
+            state.position, state.leader_epoch, state.awaiting_validation = end_offset, epoch, False
         else:
-            self.ask_reset(partition, reset_to)
+            self.request_reset(partition, reset_to)
         return None
 
-    def consumed(self, partition: TopicPartition, from_offset: int, next_offset: int, leader_epoch: int) -> bool:
-        """Records were handed out; False when the position had moved meanwhile: then they must not be."""
+    def advance_position(
+        self, partition: TopicPartition, from_offset: int, next_offset: int, leader_epoch: int
+    ) -> bool:
+        """Move the position behind records to hand out; False, and they must be dropped, when it
+        moved meanwhile.
+        """
         state = self._assigned.get(partition)
         if state is None or state.position != from_offset:
             return False
@@ -246,42 +280,47 @@ class Subscription:
         return True
 
     def rewind(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
-        """Records from `offset`, which has this leader epoch, were handed to an iterator that did not pass them on."""
+        """Move the position back to `offset` with its leader epoch: an iterator did not hand out
+        the rest.
+        """
         state = self._assigned.get(partition)
         if state is not None and state.position > offset:
             state.position = offset
             state.leader_epoch = leader_epoch
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a commit of everything consumed commits."""
+        """The offsets to commit for everything consumed."""
         return {
             partition: OffsetAndMetadata(state.position, "", state.leader_epoch)
             for partition, state in self._assigned.items()
             if state.position >= 0
         }
 
-    # -- what needs doing
+    # -- partitions to work on
 
-    def without_position(self) -> list[TopicPartition]:
-        """Partitions whose position is neither known nor being looked for."""
+    def partitions_without_position(self) -> list[TopicPartition]:
+        """Partitions without a position and without a pending reset."""
         return [
             partition for partition, state in self._assigned.items() if state.position < 0 and state.reset_to is None
         ]
 
-    def to_reset(self, now_ms: float) -> dict[TopicPartition, int]:
-        """Partitions with a reset outstanding, and to what."""
+    def pending_resets(self, now_ms: float) -> dict[TopicPartition, int]:
+        """Partitions with a pending reset that is due, with its ListOffsets timestamp."""
         return {
             partition: state.reset_to
             for partition, state in self._assigned.items()
             if state.reset_to is not None and state.retry_at_ms <= now_ms
         }
 
-    def fetchable(self, now_ms: float) -> list[TopicPartition]:
-        """Partitions that may be fetched, in the order of assignment."""
+    def fetchable_partitions(self, now_ms: float) -> list[TopicPartition]:
+        """Partitions that may be fetched, in assignment order."""
         return [
             partition
             for partition, state in self._assigned.items()
-            if state.position >= 0 and not state.paused and not state.unvalidated and state.retry_at_ms <= now_ms
+            if state.position >= 0
+            and not state.paused
+            and not state.awaiting_validation
+            and state.retry_at_ms <= now_ms
         ]
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
@@ -296,7 +335,9 @@ class Subscription:
         return {partition for partition, state in self._assigned.items() if state.paused}
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Records between the position and the end last heard of; None while either is unknown."""
+        """Records between the position and the last known high watermark; None while either is
+        unknown.
+        """
         state = self.state(partition)
         if state.position < 0 or state.high_watermark < 0:
             return None

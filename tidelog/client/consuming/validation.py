@@ -1,9 +1,9 @@
-"""Whether a consumer's positions still lie in the leaders' logs: OffsetForLeaderEpoch after a leader change (KIP-320).
+"""Validates a consumer's positions with OffsetForLeaderEpoch after a leader change (KIP-320).
 
-After an unclean election the new leader's log may end, or continue differently, below a position; a consumer that
-simply went on would pass over records. Here: which positions are checked, and when. What a divergence means for the
-position is `Subscription.diverged`. Invariant: a position that is to be checked is not fetched from until the leader of
-the newest known epoch has answered.
+After an unclean election the new leader's log may end, or continue differently, below a position; a
+consumer that continued there would miss records. Here: which positions are validated, and when.
+`Subscription.handle_divergence` applies a divergence to the position. Invariant: a position that
+must be validated is not fetched from until the leader of the newest known epoch has answered.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tidelog.protocol.messages.offset_for_leader_epoch import (
 
 logger = logging.getLogger(__name__)
 
-_OLDEST_FOR_CONSUMERS = 3
-"""Before this version only brokers may ask."""
+_FIRST_VERSION_FOR_CONSUMERS = 3
+"""Older versions are for brokers only."""
 
 
 class PositionValidator:
-    """One consumer's. `on_news` is called when positions were checked."""
+    """The validator of one consumer. `on_update` is called after a validation."""
 
     def __init__(
         self,
@@ -41,35 +41,38 @@ class PositionValidator:
         config: ConsumerConfig,
         subscription: Subscription,
         fetcher: Fetcher,
-        on_news: Callable[[], None],
+        on_update: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._subscription = subscription
         self._fetcher = fetcher
-        self._on_news = on_news
+        self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._ahead_since: dict[TopicPartition, float] = {}
-        self._noted: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
-        """The metadata and the assignment of which the leader epochs were noted last; both are replaced as a whole."""
+        self._newer_epoch_since_s: dict[TopicPartition, float] = {}
+        self._seen_state: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
+        """The metadata and the assignment of the last check.
+
+        Both are replaced as a whole when they change.
+        """
         self._closed = False
 
     def check(self) -> None:
-        """Note the leaders' epochs, and ask about the positions that they put in doubt, in the background."""
+        """Store the leaders' epochs, and validate the affected positions in the background."""
         if self._closed:
             return
-        noted = (self._cluster.metadata, self._subscription.assigned)
-        if noted[0] is not self._noted[0] or noted[1] is not self._noted[1]:  # every poll comes here
-            self._noted = noted
-            self._fetcher.discard(self._subscription.note_leader_epochs(noted[0].leader_epoch))
-            for partition in self._subscription.note_topic_ids(noted[0].topic_id):
-                # Another topic of the same name has nothing of what was read, and all of it is still to be read.
+        state = (self._cluster.metadata, self._subscription.assigned)
+        if state[0] is not self._seen_state[0] or state[1] is not self._seen_state[1]:  # every poll calls this method
+            self._seen_state = state
+            self._fetcher.discard(self._subscription.update_leader_epochs(state[0].leader_epoch))
+            for partition in self._subscription.update_topic_ids(state[0].topic_id):
+                # The new topic of this name holds other records, and all of them are unread.
                 logger.warning("the topic of %s was deleted and created anew", partition)
                 self._fetcher.discard((partition,))
-                self._fetcher.diverged(partition, 0, 0)
-        if self._task is None and self._to_ask():
-            self._task = self._loop.create_task(self._ask_until_answered())
+                self._fetcher.handle_divergence(partition, 0, 0)
+        if self._task is None and self._partitions_to_validate():
+            self._task = self._loop.create_task(self._validate_all())
 
     async def close(self) -> None:
         self._closed = True
@@ -77,50 +80,55 @@ class PositionValidator:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def _to_ask(self) -> list[TopicPartition]:
-        # One whose truncation has still to be raised waits for the application.
-        return [each for each in self._subscription.unvalidated() if not self._fetcher.has_problem(each)]
+    def _partitions_to_validate(self) -> list[TopicPartition]:
+        # A partition with an error to raise waits for the application's next poll.
+        return [
+            partition
+            for partition in self._subscription.awaiting_validation()
+            if not self._fetcher.has_error(partition)
+        ]
 
-    async def _ask_until_answered(self) -> None:
+    async def _validate_all(self) -> None:
         failures = 0
         try:
-            while partitions := self._to_ask():
+            while partitions := self._partitions_to_validate():
                 by_leader: dict[int, list[TopicPartition]] = {}
                 for partition in partitions:
                     if not self._metadata_is_behind(partition):
                         by_leader.setdefault(self._cluster.metadata.leader(partition), []).append(partition)
                 by_leader.pop(-1, None)
-                calls = [self._ask(leader, some) for leader, some in by_leader.items()]
-                answered = sum(await asyncio.gather(*calls))
-                self._fetcher.pump()
-                if answered < len(partitions):
+                requests = [self._validate_with(leader, group) for leader, group in by_leader.items()]
+                settled_count = sum(await asyncio.gather(*requests))
+                self._fetcher.send_fetches()
+                if settled_count < len(partitions):
                     failures += 1
                     self._cluster.request_refresh()
                     await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)
         finally:
             self._task = None
-            self._on_news()
+            self._on_update()
 
     def _metadata_is_behind(self, partition: TopicPartition) -> bool:
-        """The position is of a newer epoch than the leader that is known: that one may know nothing of it.
+        """Whether the position has a newer epoch than the leader in the metadata, which may not
+        have that epoch.
 
-        Not for ever: the epochs of a topic that was created anew begin at 0.
+        The wait is bounded: the epochs of a recreated topic begin at 0.
         """
         if self._subscription.assigned[partition].leader_epoch <= self._cluster.metadata.leader_epoch(partition):
-            self._ahead_since.pop(partition, None)
+            self._newer_epoch_since_s.pop(partition, None)
             return False
-        since = self._ahead_since.setdefault(partition, self._loop.time())
-        return self._loop.time() - since < self._config.default_api_timeout_ms / 1000
+        since_s = self._newer_epoch_since_s.setdefault(partition, self._loop.time())
+        return self._loop.time() - since_s < self._config.default_api_timeout_ms / 1000
 
-    async def _ask(self, leader: int, partitions: list[TopicPartition]) -> int:
-        """Ask one leader; how many of the positions are settled."""
-        asked: dict[TopicPartition, tuple[int, int, int]] = {}
+    async def _validate_with(self, leader: int, partitions: list[TopicPartition]) -> int:
+        """Validate positions with one leader. Returns the number of settled positions."""
+        positions: dict[TopicPartition, tuple[int, int, int]] = {}
         topics: dict[str, OffsetForLeaderTopic] = {}
         for partition in partitions:
             state = self._subscription.assigned.get(partition)
             if state is None:
                 continue
-            asked[partition] = (state.position, state.leader_epoch, state.current_epoch)
+            positions[partition] = (state.position, state.leader_epoch, state.current_epoch)
             topic = topics.setdefault(partition.topic, OffsetForLeaderTopic(topic=partition.topic))
             topic.partitions.append(
                 OffsetForLeaderPartition(
@@ -132,39 +140,46 @@ class PositionValidator:
         request = OffsetForLeaderEpochRequest(topics=list(topics.values()))
         try:
             connection = await self._cluster.connection(leader)
-            if not connection.supports(OffsetForLeaderEpochRequest, _OLDEST_FOR_CONSUMERS):
-                return sum(self._settle(partition, *asked[partition], None) for partition in asked)
+            if not connection.supports(OffsetForLeaderEpochRequest, _FIRST_VERSION_FOR_CONSUMERS):
+                return sum(self._settle(partition, *positions[partition], None) for partition in positions)
             response = await self._cluster.call(leader, request, OffsetForLeaderEpochResponse)
         except KafkaError as error:
             logger.debug("positions could not be checked: %s", error)
             return 0
-        settled = 0
-        for answer in response.topics:
-            for each in answer.partitions:
-                partition = TopicPartition(answer.topic, each.partition)
-                code = ErrorCode.of(each.error_code)
-                if partition not in asked:
+        settled_count = 0
+        for topic_result in response.topics:
+            for result in topic_result.partitions:
+                partition = TopicPartition(topic_result.topic, result.partition)
+                code = ErrorCode.of(result.error_code)
+                if partition not in positions:
                     continue
                 if code is ErrorCode.NONE:
-                    settled += self._settle(partition, *asked[partition], (each.leader_epoch, each.end_offset))
+                    settled_count += self._settle(
+                        partition, *positions[partition], (result.leader_epoch, result.end_offset)
+                    )
                 elif code.retriable or code is ErrorCode.UNKNOWN_SERVER_ERROR:
                     logger.debug("the position of %s could not be checked: %s", partition, code.name)
                 else:
                     self._fetcher.fail(partition, KafkaError(code, f"the position of {partition}"))
-                    settled += 1
-        return settled
+                    settled_count += 1
+        return settled_count
 
     def _settle(
-        self, partition: TopicPartition, position: int, leader_epoch: int, current: int, end: tuple[int, int] | None
+        self,
+        partition: TopicPartition,
+        position: int,
+        leader_epoch: int,
+        current_epoch: int,
+        end: tuple[int, int] | None,
     ) -> bool:
-        """Take an answer over; False when the position or the leader has changed since it was asked for."""
+        """Apply a result; False when the position or the leader has changed since the request."""
         state = self._subscription.assigned.get(partition)
-        if state is None or not state.unvalidated:
+        if state is None or not state.awaiting_validation:
             return True
-        if (state.position, state.leader_epoch, state.current_epoch) != (position, leader_epoch, current):
+        if (state.position, state.leader_epoch, state.current_epoch) != (position, leader_epoch, current_epoch):
             return False
         if end is None:
-            state.unvalidated = False
+            state.awaiting_validation = False
         else:
-            self._fetcher.diverged(partition, *end)
+            self._fetcher.handle_divergence(partition, *end)
         return True

@@ -1,1 +1,1 @@
-"""What a member of a consumer group says to the coordinator, and hears from it."""
+"""A consumer group member's requests to the group coordinator, and their responses."""

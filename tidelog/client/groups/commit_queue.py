@@ -1,8 +1,9 @@
-"""Commits of one consumer: sent one at a time, in the order of the calls.
+"""The commits of one consumer: sent one at a time, in the order of the calls.
 
-Invariant: an older offset is never sent after a newer one of the same partition. A commit that waits for its turn, or
-to be tried again, leaves out the partitions which a later call covers; its outcome for them is that of the later call.
-A commit that was called is sent even when its caller no longer waits: it may be on the wire already.
+Invariant: an older offset is never sent after a newer offset of the same partition. A queued
+commit, or one that waits for a retry, leaves out the partitions that a later call covers; for them
+it gets the result of the later call. A commit is sent even when its caller no longer waits, because
+its request may be in flight already.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
 class _Commit:
-    """One call. `unsettled` counts itself and the later commits on which its outcome depends."""
+    """One commit call.
 
-    __slots__ = ("deadline", "dependents", "future", "identity", "offsets", "problem", "replaced_by", "unsettled")
+    `unsettled` counts this commit and the later commits on which its result depends.
+    """
+
+    __slots__ = ("deadline", "dependents", "error", "future", "identity", "offsets", "replaced_by", "unsettled")
 
     def __init__(
         self, offsets: dict[TopicPartition, OffsetAndMetadata], identity: GroupIdentity, deadline: float
@@ -31,27 +35,30 @@ class _Commit:
         self.replaced_by: set[_Commit] = set()
         self.dependents: list[_Commit] = []
         self.unsettled = 1
-        self.problem: Exception | None = None
+        self.error: Exception | None = None
 
-    def settle(self, problem: Exception | None) -> None:
-        """It has ended, or a commit that replaced a part of it. The first problem is the outcome."""
-        pending = [(self, problem)]
+    def settle(self, error: Exception | None) -> None:
+        """Note the end of this commit, or of a commit that replaced a part of it.
+
+        The first error is the result.
+        """
+        pending = [(self, error)]
         while pending:
-            commit, problem = pending.pop()
-            commit.problem = commit.problem or problem
+            commit, error = pending.pop()
+            commit.error = commit.error or error
             commit.unsettled -= 1
             if not commit.future.done():
-                if commit.problem is not None:
-                    commit.future.set_exception(commit.problem)
+                if commit.error is not None:
+                    commit.future.set_exception(commit.error)
                 elif not commit.unsettled:
                     commit.future.set_result(None)
             if not commit.unsettled:
-                pending.extend((dependent, commit.problem) for dependent in commit.dependents)
+                pending.extend((dependent, commit.error) for dependent in commit.dependents)
                 commit.dependents = []
 
 
 class CommitQueue:
-    """The queue in front of one group's coordinator."""
+    """The commit queue of one group's coordinator."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -59,61 +66,61 @@ class CommitQueue:
         self._waiting: deque[_Commit] = deque()
         self._newest: dict[TopicPartition, _Commit] = {}
         self._worker: asyncio.Task[None] | None = None
-        self._closed = False
+        self._is_closed = False
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self._worker is not None
 
     def add(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: GroupIdentity, timeout_ms: float
     ) -> asyncio.Future[None]:
-        """Queue a commit now. The future ends with None or the exceptions of `Coordinator.commit`."""
+        """Queue a commit now. The future gets None or an exception of `Coordinator.commit`."""
         commit = _Commit(dict(offsets), identity, self._loop.time() + timeout_ms / 1000)
-        commit.future.add_done_callback(_retrieve)
-        if self._closed:
-            commit.settle(_closed())
+        commit.future.add_done_callback(_retrieve_exception)
+        if self._is_closed:
+            commit.settle(_closed_error())
             return commit.future
         for partition in commit.offsets:
             self._newest[partition] = commit
         self._waiting.append(commit)
         if self._worker is None:
-            self._worker = self._loop.create_task(self._work())
-            self._worker.add_done_callback(_retrieve)
+            self._worker = self._loop.create_task(self._send_commits())
+            self._worker.add_done_callback(_retrieve_exception)
         return commit.future
 
     async def wait_until_empty(self) -> None:
-        """Every commit that was called by now has ended; its error stays with its own future."""
+        """Wait for the end of every commit queued so far. Their errors go to their own futures."""
         waiting = [commit.future for commit in self._newest.values()]
         if self._worker is not None and waiting:
             await asyncio.wait(waiting)
 
     def close(self) -> None:
-        """Send nothing more. What is not settled fails with NETWORK_EXCEPTION."""
-        self._closed = True
+        """Stop sending. Unsettled commits fail with NETWORK_EXCEPTION."""
+        self._is_closed = True
         if self._worker is not None:
             self._worker.cancel()
 
-    async def _work(self) -> None:
+    async def _send_commits(self) -> None:
         current: _Commit | None = None
         try:
             while self._waiting:
                 current = commit = self._waiting.popleft()
-                commit.settle(await self._outcome(commit))
+                commit.settle(await self._try_commit(commit))
                 current = None
                 for partition in commit.offsets:
                     if self._newest.get(partition) is commit:
                         del self._newest[partition]
         finally:
             self._worker = None
-            for left in [*([] if current is None else [current]), *self._waiting]:
-                left.settle(_closed())
+            for commit in [*([] if current is None else [current]), *self._waiting]:
+                commit.settle(_closed_error())
             self._waiting.clear()
             self._newest.clear()
 
-    async def _outcome(self, commit: _Commit) -> Exception | None:
+    async def _try_commit(self, commit: _Commit) -> Exception | None:
         async def attempt() -> None:
-            offsets = self._still_to_send(commit)
+            offsets = self._offsets_to_send(commit)
             if offsets:
                 await self._coordinator.commit_once(offsets, commit.identity)
 
@@ -123,8 +130,8 @@ class CommitQueue:
             return error
         return None
 
-    def _still_to_send(self, commit: _Commit) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Its offsets without those which a later commit replaces."""
+    def _offsets_to_send(self, commit: _Commit) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets of a commit without the partitions that a later commit covers."""
         for partition in list(commit.offsets):
             newest = self._newest[partition]
             if newest is not commit:
@@ -136,11 +143,13 @@ class CommitQueue:
         return commit.offsets
 
 
-def _closed() -> KafkaError:
+def _closed_error() -> KafkaError:
     return KafkaError(ErrorCode.NETWORK_EXCEPTION, "the consumer was closed before the commit was answered")
 
 
-def _retrieve(outcome: asyncio.Future[None]) -> None:
-    """A caller that no longer waits hears of no failure; that is no error of the program."""
+def _retrieve_exception(outcome: asyncio.Future[None]) -> None:
+    """Mark the exception as retrieved: a failure after the caller stopped waiting is not a program
+    error.
+    """
     if not outcome.cancelled():
         outcome.exception()

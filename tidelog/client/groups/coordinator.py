@@ -1,7 +1,8 @@
-"""A group's coordinator: found, asked, found again when it moved; offsets committed and fetched through it.
+"""The client of one group's coordinator: lookup, requests, and offset commits and fetches.
 
-Here: FindCoordinator, OffsetCommit, OffsetFetch and what their errors mean. Not here: joining (`membership`).
-Invariant: an answer that says "not me", or no answer at all, makes the next request look for the coordinator anew.
+Here: FindCoordinator, OffsetCommit, OffsetFetch and the meaning of their errors. Not here: joining
+(`membership`). Invariant: after NOT_COORDINATOR, or without a response, the next request looks the
+coordinator up again.
 """
 
 from __future__ import annotations
@@ -35,14 +36,19 @@ from tidelog.protocol.messages.offset_fetch import (
 
 Response = TypeVar("Response", bound=Message)
 
-_NEWEST_BY_NAME = 9
-"""Version 10 of both offset APIs speaks of topics by id only, which an offset of a deleted topic no longer has."""
-_MOVED = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
-_UNHEARD = frozenset((ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT))
+_LAST_VERSION_WITH_NAMES = 9
+"""From version 10 on both offset APIs use topic ids only, and the offset of a deleted topic no
+longer has an id.
+"""
+_MOVED_ERRORS = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
+_UNANSWERED_ERRORS = frozenset((ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT))
 
 
 class GroupIdentity(NamedTuple):
-    """Who commits. The default is nobody: a consumer that assigned itself its partitions."""
+    """The member that commits.
+
+    The default is for a consumer outside of the group, with assigned partitions.
+    """
 
     generation: int = -1
     member_id: str = ""
@@ -56,24 +62,24 @@ class Coordinator:
         self._cluster = cluster
         self.group_id = group_id
         self._node_id: int | None = None
-        self._finding: asyncio.Lock = asyncio.Lock()
+        self._find_lock: asyncio.Lock = asyncio.Lock()
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self._node_id is not None
 
     def forget(self) -> None:
-        """Look for it anew before the next request."""
+        """Look the coordinator up again before the next request."""
         self._node_id = None
 
-    def heard(self, code: ErrorCode) -> None:
-        """Take note of an error in an answer."""
-        if code in _MOVED or code in _UNHEARD:
+    def handle_error(self, code: ErrorCode) -> None:
+        """Forget the coordinator after an error that says it moved or did not answer."""
+        if code in _MOVED_ERRORS or code in _UNANSWERED_ERRORS:
             self.forget()
 
     async def find(self) -> int:
-        """Its node id. Raises KafkaError."""
-        async with self._finding:
+        """The coordinator's node id. Raises KafkaError."""
+        async with self._find_lock:
             if self._node_id is None:
                 self._node_id = await self._cluster.find_coordinator(self.group_id)
             return self._node_id
@@ -83,34 +89,38 @@ class Coordinator:
         request: Message,
         response: type[Response],
         timeout_ms: float | None = None,
-        newest: int = 32767,
+        max_version: int = 32767,
         purpose: str = COORDINATOR,
     ) -> Response:
-        """Ask it once. Raises KafkaError; when nothing was heard the coordinator is forgotten."""
+        """Send one request and wait. Raises KafkaError.
+
+        Without a response the coordinator is forgotten.
+        """
         node_id = await self.find()
         try:
             return await self._cluster.call(
-                node_id, request, response, purpose=purpose, timeout_ms=timeout_ms, newest=newest
+                node_id, request, response, purpose=purpose, timeout_ms=timeout_ms, max_version=max_version
             )
         except KafkaError as error:
-            self.heard(error.code)
+            self.handle_error(error.code)
             raise
 
     # -- offsets
 
     async def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], who: GroupIdentity, timeout_ms: float
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: GroupIdentity, timeout_ms: float
     ) -> None:
-        """Commit, trying again while that can help.
+        """Commit, with retries of retriable errors.
 
-        Raises KafkaError: ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, REBALANCE_IN_PROGRESS when `who`
-        is no longer a member or the group is dealing anew; REQUEST_TIMED_OUT.
+        Raises KafkaError: ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID,
+        REBALANCE_IN_PROGRESS when `identity` is no longer a member or the group rebalances;
+        REQUEST_TIMED_OUT.
         """
         if offsets:
-            await self.retry(timeout_ms, lambda: self.commit_once(offsets, who))
+            await self.retry(timeout_ms, lambda: self.commit_once(offsets, identity))
 
-    async def commit_once(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], who: GroupIdentity) -> None:
-        """One OffsetCommit. Raises the KafkaError of the first partition that was refused."""
+    async def commit_once(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: GroupIdentity) -> None:
+        """Send one OffsetCommit. Raises the KafkaError of the first refused partition."""
         topics: dict[str, OffsetCommitRequestTopic] = {}
         for (topic, number), offset in offsets.items():
             entry = topics.setdefault(topic, OffsetCommitRequestTopic(name=topic))
@@ -124,88 +134,96 @@ class Coordinator:
             )
         request = OffsetCommitRequest(
             group_id=self.group_id,
-            generation_id_or_member_epoch=who.generation,
-            member_id=who.member_id,
-            group_instance_id=who.instance_id,
+            generation_id_or_member_epoch=identity.generation,
+            member_id=identity.member_id,
+            group_instance_id=identity.instance_id,
             topics=list(topics.values()),
         )
-        answer = await self.call(request, OffsetCommitResponse, newest=_NEWEST_BY_NAME)
-        left_out = set(offsets)
-        for answered in answer.topics:
-            for each in answered.partitions:
-                partition = TopicPartition(answered.name, each.partition_index)
-                self._raise(ErrorCode.of(each.error_code), f"commit of {partition}")
-                left_out.discard(partition)
-        if left_out:
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the commit of {min(left_out)}")
+        answer = await self.call(request, OffsetCommitResponse, max_version=_LAST_VERSION_WITH_NAMES)
+        unanswered = set(offsets)
+        for topic_result in answer.topics:
+            for result in topic_result.partitions:
+                partition = TopicPartition(topic_result.name, result.partition_index)
+                self._raise_on_error(ErrorCode.of(result.error_code), f"commit of {partition}")
+                unanswered.discard(partition)
+        if unanswered:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the commit of {min(unanswered)}")
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None, timeout_ms: float, *, require_stable: bool = True
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets of these partitions, or of all (None); partitions without one are left out."""
-        asked = None if partitions is None else list(dict.fromkeys(partitions))
-        wanted = None if asked is None else by_topic(asked)
-        found: dict[TopicPartition, OffsetAndMetadata] = {}
+        """The committed offsets of these partitions, or of all (None).
+
+        Omits partitions without one.
+        """
+        requested = None if partitions is None else list(dict.fromkeys(partitions))
+        topics = None if requested is None else by_topic(requested)
+        offsets: dict[TopicPartition, OffsetAndMetadata] = {}
 
         async def attempt() -> None:
             node_id = await self.find()
             connection = await self._connection(node_id)
-            version = connection.version_of(OffsetFetchRequest, _NEWEST_BY_NAME)
-            request = self._offset_fetch(wanted, version, require_stable)
-            answer = await self.call(request, OffsetFetchResponse, newest=_NEWEST_BY_NAME)
+            version = connection.version_of(OffsetFetchRequest, _LAST_VERSION_WITH_NAMES)
+            request = self._offset_fetch_request(topics, version, require_stable)
+            answer = await self.call(request, OffsetFetchResponse, max_version=_LAST_VERSION_WITH_NAMES)
             if version >= 8:
                 group = answer.groups[0] if answer.groups else OffsetFetchResponseGroup()
-                self._raise(ErrorCode.of(group.error_code), f"offsets of group {self.group_id!r}")
-                rows = [(each.name, row) for each in group.topics for row in each.partitions]
+                self._raise_on_error(ErrorCode.of(group.error_code), f"offsets of group {self.group_id!r}")
+                rows = [(new.name, row) for new in group.topics for row in new.partitions]
             else:
-                self._raise(ErrorCode.of(answer.error_code), f"offsets of group {self.group_id!r}")
-                rows = [(old.name, _as_new(row)) for old in answer.topics for row in old.partitions]
-            found.clear()
-            left_out = set(asked or ())
+                self._raise_on_error(ErrorCode.of(answer.error_code), f"offsets of group {self.group_id!r}")
+                rows = [(old.name, _to_version_8(row)) for old in answer.topics for row in old.partitions]
+            offsets.clear()
+            unanswered = set(requested or ())
             for topic, row in rows:
                 partition = TopicPartition(topic, row.partition_index)
-                self._raise(ErrorCode.of(row.error_code), f"offset of {partition}")
-                left_out.discard(partition)
+                self._raise_on_error(ErrorCode.of(row.error_code), f"offset of {partition}")
+                unanswered.discard(partition)
                 if row.committed_offset >= 0:
                     metadata = row.metadata or ""
-                    found[partition] = OffsetAndMetadata(row.committed_offset, metadata, row.committed_leader_epoch)
-            if left_out:
-                # Not the same as "nothing is committed": that would reset the position.
-                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the offset of {min(left_out)}")
+                    offsets[partition] = OffsetAndMetadata(row.committed_offset, metadata, row.committed_leader_epoch)
+            if unanswered:
+                # A missing row does not mean "nothing is committed", which would reset the
+                # position.
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the offset of {min(unanswered)}")
 
         await self.retry(timeout_ms, attempt)
-        return found
+        return offsets
 
-    def _offset_fetch(
-        self, wanted: Mapping[str, list[int]] | None, version: int, require_stable: bool
+    def _offset_fetch_request(
+        self, topics: Mapping[str, list[int]] | None, version: int, require_stable: bool
     ) -> OffsetFetchRequest:
         stable = require_stable and version >= 7
+        items = None if topics is None else topics.items()
         if version >= 8:
-            topics = None
-            if wanted is not None:
-                topics = [OffsetFetchRequestTopics(name=name, partition_indexes=each) for name, each in wanted.items()]
+            new_topics = None
+            if items is not None:
+                new_topics = [OffsetFetchRequestTopics(name=name, partition_indexes=numbers) for name, numbers in items]
             return OffsetFetchRequest(
-                groups=[OffsetFetchRequestGroup(group_id=self.group_id, topics=topics)], require_stable=stable
+                groups=[OffsetFetchRequestGroup(group_id=self.group_id, topics=new_topics)], require_stable=stable
             )
         old_topics = None
-        if wanted is not None:
-            old_topics = [OffsetFetchRequestTopic(name=name, partition_indexes=each) for name, each in wanted.items()]
+        if items is not None:
+            old_topics = [OffsetFetchRequestTopic(name=name, partition_indexes=numbers) for name, numbers in items]
         return OffsetFetchRequest(group_id=self.group_id, topics=old_topics, require_stable=stable)
 
     async def _connection(self, node_id: int) -> Connection:
         try:
             return await self._cluster.connection(node_id, COORDINATOR)
         except KafkaError as error:
-            self.heard(error.code)
+            self.handle_error(error.code)
             raise
 
-    def _raise(self, code: ErrorCode, what: str) -> None:
+    def _raise_on_error(self, code: ErrorCode, message: str) -> None:
         if code is not ErrorCode.NONE:
-            self.heard(code)
-            raise KafkaError(code, what)
+            self.handle_error(code)
+            raise KafkaError(code, message)
 
     async def retry(self, timeout_ms: float, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Attempt until it succeeds, fails for good, or time is up. Raises KafkaError."""
+        """Run `attempt` until it succeeds, fails for good, or the timeout is over.
+
+        Raises KafkaError.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         failures = 0
@@ -221,21 +239,24 @@ class Coordinator:
             except KafkaError as error:
                 failures += 1
                 wait_s = self._cluster.retry_backoff.wait_ms(failures) / 1000
-                final = not _may_pass(error)
-                if final or loop.time() + wait_s >= deadline:
+                is_final = not _is_worth_retry(error)
+                if is_final or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
 
 
-def _may_pass(error: KafkaError) -> bool:
-    """Whether trying again can help. A member whose epoch is stale learns the new one from its group (KIP-848)."""
+def _is_worth_retry(error: KafkaError) -> bool:
+    """Whether a retry can help.
+
+    A member with a stale epoch gets the new one from its group (KIP-848).
+    """
     if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return False
     return error.retriable or error.code is ErrorCode.STALE_MEMBER_EPOCH
 
 
-def _as_new(row: OffsetFetchResponsePartition) -> OffsetFetchResponsePartitions:
-    """A row of versions 1 to 7 as one of version 8."""
+def _to_version_8(row: OffsetFetchResponsePartition) -> OffsetFetchResponsePartitions:
+    """Convert a row of versions 1 to 7 to version 8."""
     return OffsetFetchResponsePartitions(
         partition_index=row.partition_index,
         committed_offset=row.committed_offset,

@@ -1,9 +1,11 @@
-"""A member of a classic consumer group: joins, deals out partitions when it leads, heartbeats, leaves.
+"""A member of a classic consumer group: joins, assigns partitions as the leader, heartbeats,
+leaves.
 
-Here: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and what their errors mean. Not here: what an assignment does to the
-consumer, and the user's listeners (`rebalance`). Invariants: heartbeats are sent from the first assignment until the
-member leaves or is told that it is none, whatever the application does; but when the application has not polled for
-`max_poll_interval_ms` the member leaves by itself, so that a stuck one does not keep its partitions.
+Here: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and the meaning of their errors. Not here: the
+effect of an assignment on the consumer, and the user's listeners (`rebalance`). Invariants:
+heartbeats continue from the first assignment until the member leaves or loses its membership,
+whatever the application does. When the application has not polled for `max_poll_interval_ms`, the
+member leaves, so that a stuck application does not keep its partitions.
 """
 
 from __future__ import annotations
@@ -35,98 +37,109 @@ from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequ
 
 logger = logging.getLogger(__name__)
 
-_JOIN_GRACE_MS = 5_000
-_METADATA_WAIT_MS = 5_000.0
-_NOT_A_MEMBER = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
+_JOIN_TIMEOUT_MARGIN_MS = 5_000
+_METADATA_TIMEOUT_MS = 5_000.0
+_LOST_MEMBERSHIP_ERRORS = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
 
 
-async def wait_until(until: float | None, work: Awaitable[object]) -> None:
-    """Wait for the work, which is cancelled at that time of the loop; None: however long it takes."""
+async def wait_until(deadline: float | None, work: Awaitable[object]) -> None:
+    """Wait for the work and cancel it at `deadline` (loop time); None waits without a limit."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout_at(until):
+        async with asyncio.timeout_at(deadline):
             await work
 
 
 class Membership:
-    """One consumer's. `needs_join` says that it must join (again); `lost` that its partitions are others' already."""
+    """The membership of one consumer.
+
+    `needs_join`: it must join (again). `is_lost`: other members own its partitions already.
+    """
 
     def __init__(
-        self, cluster: Cluster, config: ConsumerConfig, coordinator: Coordinator, on_news: Callable[[], None]
+        self, cluster: Cluster, config: ConsumerConfig, coordinator: Coordinator, on_update: Callable[[], None]
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._coordinator = coordinator
-        self._on_news = on_news
+        self._on_update = on_update
         self._loop = asyncio.get_running_loop()
         self._assignors = [assignor for name in config.strategies if (assignor := assignor_named(name)) is not None]
-        self.cooperative = all(assignor.cooperative for assignor in self._assignors)
-        """Only when all strategies are: one that is not has every member give up everything first."""
+        self.is_cooperative = all(assignor.cooperative for assignor in self._assignors)
+        """True only when all strategies are: an eager strategy makes every member revoke all
+        partitions first.
+        """
         self._member_id = ""
         self._generation = UNKNOWN_GENERATION
         self._last_assignment: tuple[TopicPartition, ...] = ()
         self._last_generation = UNKNOWN_GENERATION
-        self._watched: dict[str, int] | None = None
-        self._heartbeats: asyncio.Task[None] | None = None
-        self._joining = False
-        self._last_poll = self._loop.time()
+        self._watched_counts: dict[str, int] | None = None
+        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._is_joining = False
+        self._last_poll_s = self._loop.time()
         self.needs_join = True
-        self.lost = False
-        self.fatal: KafkaError | None = None
-        """Raised by the next poll; by every poll when this member may never come back (`fenced`)."""
+        self.is_lost = False
+        self.fatal_error: KafkaError | None = None
+        """The next poll raises this.
+
+        Every poll raises it when this member may never join again (`is_fenced`).
+        """
         self._leave_task: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> GroupIdentity:
-        """As commits carry it."""
+        """The identity in commits."""
         return GroupIdentity(self._generation, self._member_id, self._config.group_instance_id)
 
     @property
     def is_member(self) -> bool:
-        """The group gave it a generation, and no answer since took it back."""
+        """The member has a generation that no later error has revoked."""
         return self._generation != UNKNOWN_GENERATION
 
     @property
-    def joining(self) -> bool:
-        return self._joining
+    def is_joining(self) -> bool:
+        return self._is_joining
 
     @property
-    def fenced(self) -> bool:
-        """Another process has its group_instance_id. Joining again would fence that one, and so on in turns."""
-        return self.fatal is not None and self.fatal.code is ErrorCode.FENCED_INSTANCE_ID
+    def is_fenced(self) -> bool:
+        """Another process has its group_instance_id.
 
-    def polled(self) -> None:
-        """The application is alive."""
-        self._last_poll = self._loop.time()
+        Joining again would fence that process, and so on.
+        """
+        return self.fatal_error is not None and self.fatal_error.code is ErrorCode.FENCED_INSTANCE_ID
+
+    def record_poll(self) -> None:
+        """Note a poll: the application is alive."""
+        self._last_poll_s = self._loop.time()
 
     # -- joining
 
     async def join(self, topics: Sequence[str], owned: Sequence[TopicPartition]) -> tuple[TopicPartition, ...] | None:
-        """Join and wait for the assignment, as often as it takes.
+        """Join and wait for the assignment, with retries.
 
-        None when membership was lost underway while partitions were owned: give those up, then join again. Raises the
-        KafkaError of a refusal that trying again cannot cure.
+        Returns None when the membership was lost meanwhile and partitions were owned: the caller
+        gives them up and joins again. Raises KafkaError for errors that are not retriable.
         """
         failures = 0
-        self._joining = True
+        self._is_joining = True
         try:
             while True:
                 try:
                     assigned = await self._join_once(topics, owned)
                     self.needs_join = False
                     self._start_heartbeats()
-                    self._joining = False
-                    self.metadata_changed()  # what changed after the partitions were counted
+                    self._is_joining = False
+                    self.handle_metadata()  # covers changes after the partition counts were taken
                     return assigned
                 except KafkaError as error:
                     code = error.code
                     logger.debug("joining %r: %s", self._coordinator.group_id, error)
-                    if code in _NOT_A_MEMBER:
+                    if code in _LOST_MEMBERSHIP_ERRORS:
                         self._forget_membership(code)
                         if owned:
-                            self.lost = True
+                            self.is_lost = True
                             return None
                     elif code not in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
-                        self._coordinator.heard(code)
+                        self._coordinator.handle_error(code)
                         if code is ErrorCode.FENCED_INSTANCE_ID:
                             self._fail(code)
                         if not error.retriable:
@@ -134,8 +147,8 @@ class Membership:
                         failures += 1
                         await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)
         finally:
-            self._joining = False
-            self._on_news()
+            self._is_joining = False
+            self._on_update()
 
     async def _join_once(self, topics: Sequence[str], owned: Sequence[TopicPartition]) -> tuple[TopicPartition, ...]:
         config = self._config
@@ -151,19 +164,19 @@ class Membership:
                 for assignor in self._assignors
             ],
         )
-        patience_ms = max(config.request_timeout_ms, config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._coordinator.call(request, JoinGroupResponse, patience_ms, purpose=JOINING)
+        timeout_ms = max(config.request_timeout_ms, config.max_poll_interval_ms + _JOIN_TIMEOUT_MARGIN_MS)
+        answer = await self._coordinator.call(request, JoinGroupResponse, timeout_ms, purpose=JOINING)
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
         if code is not ErrorCode.NONE:
             raise KafkaError(code, f"joining group {self._coordinator.group_id!r} was refused")
         self._member_id, self._generation = answer.member_id, answer.generation_id
-        self._watched = None
+        self._watched_counts = None
         assignments: dict[str, bytes] = {}
         if answer.leader == answer.member_id:
-            assignments = await self._deal(answer)
-        assigned = await self._sync(answer.protocol_name, assignments)
+            assignments = await self._assign_as_leader(answer)
+        assigned = await self._sync_group(answer.protocol_name, assignments)
         self._last_assignment, self._last_generation = assigned, self._generation
         return assigned
 
@@ -174,8 +187,10 @@ class Membership:
             MemberSubscription(tuple(sorted(topics)), tuple(owned), self._last_generation, rack, user_data)
         )
 
-    async def _deal(self, answer: JoinGroupResponse) -> dict[str, bytes]:
-        """The leader's part: every member's assignment, from everybody's subscriptions and the topics' partitions."""
+    async def _assign_as_leader(self, answer: JoinGroupResponse) -> dict[str, bytes]:
+        """As the leader, compute every member's assignment from all subscriptions and the topics'
+        partitions.
+        """
         members: dict[str, MemberSubscription] = {}
         for member in answer.members:
             try:
@@ -183,31 +198,36 @@ class Membership:
             except MalformedMessage as error:
                 raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"{member.member_id}: {error}") from None
         topics = {topic for subscription in members.values() for topic in subscription.topics}
-        self._watched = await self._partition_counts(sorted(topics))
+        self._watched_counts = await self._partition_counts(sorted(topics))
         if answer.skip_assignment:
             return {}
         assignor = assignor_named(answer.protocol_name or "")
         if assignor is None:
             raise KafkaError(ErrorCode.UNSUPPORTED_ASSIGNOR, f"the group chose {answer.protocol_name!r}")
-        counts = {topic: count for topic, count in self._watched.items() if count}
+        counts = {topic: count for topic, count in self._watched_counts.items() if count}
         assignment = assignor.assign(counts, members)
         return {member: encode_assignment(partitions) for member, partitions in assignment.items()}
 
     async def _partition_counts(self, topics: list[str]) -> dict[str, int]:
-        """0 for a topic that does not exist: it is looked for, but the group does not wait for it long."""
-        deadline = self._loop.time() + _METADATA_WAIT_MS / 1000
+        """Partition counts by topic, 0 for a topic that does not exist.
+
+        The wait for missing topics is short.
+        """
+        deadline = self._loop.time() + _METADATA_TIMEOUT_MS / 1000
         self._cluster.track(topics)
         while not self._cluster.metadata.topics.keys() >= set(topics):
-            left_ms = (deadline - self._loop.time()) * 1000
-            if left_ms <= 0 or not await self._cluster.wait_for_metadata(left_ms):
+            remaining_ms = (deadline - self._loop.time()) * 1000
+            if remaining_ms <= 0 or not await self._cluster.wait_for_metadata(remaining_ms):
                 break
-        return self._counts_now(topics)
+        return self._current_counts(topics)
 
-    def _counts_now(self, topics: Sequence[str]) -> dict[str, int]:
-        known = self._cluster.metadata.topics
-        return {topic: len(known[topic].partitions) if topic in known else 0 for topic in topics}
+    def _current_counts(self, topics: Sequence[str]) -> dict[str, int]:
+        metadata = self._cluster.metadata.topics
+        return {topic: len(metadata[topic].partitions) if topic in metadata else 0 for topic in topics}
 
-    async def _sync(self, protocol_name: str | None, assignments: Mapping[str, bytes]) -> tuple[TopicPartition, ...]:
+    async def _sync_group(
+        self, protocol_name: str | None, assignments: Mapping[str, bytes]
+    ) -> tuple[TopicPartition, ...]:
         request = SyncGroupRequest(
             group_id=self._coordinator.group_id,
             generation_id=self._generation,
@@ -220,50 +240,54 @@ class Membership:
                 for member, assignment in assignments.items()
             ],
         )
-        patience_ms = max(self._config.request_timeout_ms, self._config.max_poll_interval_ms + _JOIN_GRACE_MS)
-        answer = await self._coordinator.call(request, SyncGroupResponse, patience_ms, purpose=JOINING)
+        timeout_ms = max(self._config.request_timeout_ms, self._config.max_poll_interval_ms + _JOIN_TIMEOUT_MARGIN_MS)
+        answer = await self._coordinator.call(request, SyncGroupResponse, timeout_ms, purpose=JOINING)
         code = ErrorCode.of(answer.error_code)
         if code is not ErrorCode.NONE:
             raise KafkaError(code, f"the assignment of group {self._coordinator.group_id!r} was refused")
         return decode_assignment(answer.assignment)
 
-    def metadata_changed(self) -> None:
-        """The leader has the group dealt anew when a topic came, went or got partitions."""
-        if self._watched is not None and not self._joining and self._counts_now(list(self._watched)) != self._watched:
-            self._watched = None
-            self.ask_join()
+    def handle_metadata(self) -> None:
+        """As the leader, start a rebalance when a topic appeared, disappeared or got partitions."""
+        if (
+            self._watched_counts is not None
+            and not self._is_joining
+            and self._current_counts(list(self._watched_counts)) != self._watched_counts
+        ):
+            self._watched_counts = None
+            self.request_join()
 
     @property
     def watched_topics(self) -> Sequence[str]:
-        """Topics of the whole group while this member leads it."""
-        return list(self._watched or ())
+        """The topics of the whole group while this member is the leader."""
+        return list(self._watched_counts or ())
 
-    def ask_join(self) -> None:
-        """Join anew at the next poll."""
+    def request_join(self) -> None:
+        """Join again at the next poll."""
         self.needs_join = True
-        self._on_news()
+        self._on_update()
 
-    # -- staying
+    # -- errors and heartbeats
 
-    def refused(self, code: ErrorCode) -> None:
-        """An answer to a commit or a heartbeat said that this is no member (any more), or that the group deals anew."""
-        self._coordinator.heard(code)
-        if self._joining:
-            return  # which is about to hear it first hand
+    def handle_group_error(self, code: ErrorCode) -> None:
+        """Act on an error of a commit or a heartbeat: a lost membership or a rebalance."""
+        self._coordinator.handle_error(code)
+        if self._is_joining:
+            return  # the join gets the same error itself
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
-            self.ask_join()
-        elif code in _NOT_A_MEMBER:
+            self.request_join()
+        elif code in _LOST_MEMBERSHIP_ERRORS:
             self._forget_membership(code)
-            self.lost = True
-            self.ask_join()
+            self.is_lost = True
+            self.request_join()
         elif code in (ErrorCode.FENCED_INSTANCE_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED):
             self._fail(code)
 
     def _fail(self, code: ErrorCode) -> None:
-        self.fatal = KafkaError(code, f"group {self._coordinator.group_id!r}")
+        self.fatal_error = KafkaError(code, f"group {self._coordinator.group_id!r}")
         self._generation = UNKNOWN_GENERATION
-        self.lost = True
-        self.ask_join()
+        self.is_lost = True
+        self.request_join()
 
     def _forget_membership(self, code: ErrorCode) -> None:
         self._generation = UNKNOWN_GENERATION
@@ -271,27 +295,28 @@ class Membership:
             self._member_id = ""
 
     def _start_heartbeats(self) -> None:
-        if self._heartbeats is None or self._heartbeats.done():
-            self._heartbeats = self._loop.create_task(self._keep_alive())
+        if self._heartbeat_task is None or self._heartbeat_task.done():
+            self._heartbeat_task = self._loop.create_task(self._heartbeat_loop())
 
-    async def _keep_alive(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         config = self._config
         while True:
             await asyncio.sleep(config.heartbeat_interval_ms / 1000)
-            if self._joining:
+            if self._is_joining:
                 continue
-            if self._loop.time() - self._last_poll > config.max_poll_interval_ms / 1000:
+            if self._loop.time() - self._last_poll_s > config.max_poll_interval_ms / 1000:
                 logger.warning(
                     "no poll for max_poll_interval_ms=%d: leaving group %r until the next one",
                     config.max_poll_interval_ms,
                     self._coordinator.group_id,
                 )
-                # A poll may join anew at any moment: it must find the partitions lost, and no heartbeats running.
-                leaving = self._send_leave(self._member_id, "max.poll.interval.ms passed without a poll")
-                self._leave_task = self._loop.create_task(leaving)
+                # A poll may join again at any moment: by then `is_lost` must be set and heartbeats
+                # must have stopped.
+                leave_request = self._send_leave(self._member_id, "max.poll.interval.ms passed without a poll")
+                self._leave_task = self._loop.create_task(leave_request)
                 self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
-                self.lost = True
-                self.ask_join()
+                self.is_lost = True
+                self.request_join()
                 return
             if self._generation == UNKNOWN_GENERATION:
                 return
@@ -312,32 +337,33 @@ class Membership:
         except KafkaError as error:
             logger.debug("a heartbeat failed: %s", error)
             return
-        if code is not ErrorCode.NONE and generation == self._generation and not self._joining:
-            self.refused(code)
+        if code is not ErrorCode.NONE and generation == self._generation and not self._is_joining:
+            self.handle_group_error(code)
 
     # -- leaving
 
-    async def leave(self, reason: str, until: float | None = None) -> None:
-        """Stop heartbeats, and tell the group unless this is a static member, who may come back.
+    async def leave(self, reason: str, deadline: float | None = None) -> None:
+        """Stop heartbeats and send LeaveGroup. A static member sends none, because it may come
+        back.
 
-        Its answer is waited for `until` that time of the loop.
+        Waits for the response up to `deadline` (loop time).
         """
         await self.stop()
-        leaving = self._send_leave(self._member_id, reason)
+        leave_request = self._send_leave(self._member_id, reason)
         self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
-        self.needs_join, self.lost, self.fatal = True, False, None
-        await wait_until(until, leaving)
+        self.needs_join, self.is_lost, self.fatal_error = True, False, None
+        await wait_until(deadline, leave_request)
 
     async def stop(self) -> None:
-        """End what runs in the background; the group is not told."""
-        for task in (self._heartbeats, self._leave_task):
+        """Cancel the background tasks without leaving the group."""
+        for task in (self._heartbeat_task, self._leave_task):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        self._heartbeats = self._leave_task = None
+        self._heartbeat_task = self._leave_task = None
 
     async def _send_leave(self, member_id: str, reason: str) -> None:
-        if not member_id or self._config.group_instance_id is not None or not self._coordinator.known:
+        if not member_id or self._config.group_instance_id is not None or not self._coordinator.is_known:
             return
         try:
             connection = await self._cluster.connection(await self._coordinator.find(), COORDINATOR)

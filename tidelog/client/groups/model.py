@@ -1,6 +1,7 @@
-"""The values that tell of consumer groups: who is in one, what it reads, how far it is behind.
+"""Values that describe consumer groups: members, assignments, lag.
 
-Plain immutable dataclasses in Kafka's words, beside those of `model`; nothing here talks to anybody.
+Plain immutable dataclasses in Kafka's terms, beside those of `model`. Nothing here does network
+I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ DEAD = "Dead"
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group as its coordinator lists it. `state` and `type` are empty from brokers too old to say."""
+    """A group as its coordinator lists it.
+
+    `state` and `type` are empty when an old broker does not send them.
+    """
 
     group_id: str
     protocol_type: str
@@ -26,8 +30,9 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member of a group; of consumers also what it reads. `topics` are known while the group is stable,
-    `assignment` may be of the generation before.
+    """One member of a group. Consumers also have `topics` and `assignment`.
+
+    `topics` are known while the group is stable. `assignment` may be of the previous generation.
     """
 
     member_id: str
@@ -40,7 +45,10 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group: `protocol` is its assignor, known while it is stable; `coordinator` the broker that answered."""
+    """A group.
+
+    `protocol` is its assignor, known while it is stable; `coordinator` is the broker that answered.
+    """
 
     group_id: str
     state: str
@@ -52,11 +60,12 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group is behind in one partition. `committed` is None where it has committed nothing there,
-    `log_end_offset` where the partition has no leader to say it.
+    """The lag of a group in one partition.
 
-    `lag` counts offsets up to the end of the log, None where either is missing. `unread_since_ms` is when the first
-    record it has not read was written, None where there is none or nobody asked.
+    `committed` is None without a committed offset. `log_end_offset` is None without a leader. `lag`
+    counts offsets up to the end of the log, None when either is missing. `unread_since_ms` is the
+    timestamp of the first unread record, None without an unread record or when it was not
+    requested.
     """
 
     committed: int | None

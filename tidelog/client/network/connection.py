@@ -1,9 +1,9 @@
-"""One connection to one broker: frames in and out, answers matched to requests, versions agreed, timeouts kept.
+"""One connection to one broker: frames, correlation of responses, negotiated versions, timeouts.
 
-Here: bytes, correlation ids, ApiVersions, the request timeout. Not here: which broker to ask and when to try again
-(`cluster`). Invariants: answers come in the order of the requests, and one that does not ends the connection; no frame
-larger than `max_frame_bytes` is read and no more than `MAX_IN_FLIGHT` requests are unanswered; after `close` every
-request has an answer or an error.
+Here: bytes, correlation ids, ApiVersions, the request timeout. Not here: the choice of the broker
+and retries (`cluster`). Invariants: responses arrive in the order of the requests, and a response
+out of order ends the connection. No frame larger than `max_frame_bytes` is read. At most
+`MAX_IN_FLIGHT` requests are unanswered. After `close` every request has a response or an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
 Response = TypeVar("Response", bound=Message)
 
 MAX_IN_FLIGHT = 128
-_INBOX_BYTES = 64 * 1024
+_RECEIVE_BUFFER_BYTES = 64 * 1024
 _CORRELATION_MASK = 0x7FFFFFFF
 _API_VERSIONS = 18
 _WRITE_BUFFER_BYTES = 1024 * 1024
@@ -33,12 +33,15 @@ def request_header_version(request: type[Message], version: int) -> int:
 
 
 def response_header_version(response: type[Message], version: int) -> int:
-    """1 from the first flexible version on, else 0; always 0 for ApiVersions, whose reader may not know better."""
+    """1 from the first flexible version on, else 0.
+
+    Always 0 for ApiVersions: its reader may not know the version of the response yet.
+    """
     return 1 if version >= response.FLEXIBLE_FROM and response.API_KEY != _API_VERSIONS else 0
 
 
-class _Pending:
-    """One request that waits for its answer."""
+class _PendingRequest:
+    """One request that waits for its response."""
 
     __slots__ = ("correlation_id", "deadline", "future", "response", "version")
 
@@ -58,7 +61,7 @@ class _Pending:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by `connect`, which returns it ready: connected, and with the versions agreed."""
+    """A connection, made by `connect`: connected, with negotiated versions."""
 
     def __init__(self, address: str, client_id: str, max_frame_bytes: int) -> None:
         self.address = address
@@ -71,20 +74,20 @@ class Connection(asyncio.BufferedProtocol):
         self._client_id = client_id
         self._max_frame_bytes = max_frame_bytes
         self._versions: dict[int, tuple[int, int]] = {}
-        self._chosen: dict[tuple[int, int], int] = {}
+        self._common_versions: dict[tuple[int, int], int] = {}
         self._transport: asyncio.Transport | None = None
-        self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._pending: deque[_Pending] = deque()
+        self._closed_future: asyncio.Future[None] = self._loop.create_future()
+        self._pending: deque[_PendingRequest] = deque()
         self._correlation_id = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._inbox = memoryview(bytearray(_INBOX_BYTES))
+        self._receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self._start = 0
         self._end = 0
         self._large: bytearray | None = None
         self._large_view = memoryview(b"")
         self._large_filled = 0
 
-    # -- asyncio's side
+    # -- callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -92,8 +95,8 @@ class Connection(asyncio.BufferedProtocol):
         self.last_used = self._loop.time()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._lost.done():
-            self._lost.set_result(None)
+        if not self._closed_future.done():
+            self._closed_future.set_result(None)
         self._fail(
             ErrorCode.NETWORK_EXCEPTION, f"{self.address} closed the connection" + (f": {error}" if error else "")
         )
@@ -109,11 +112,11 @@ class Connection(asyncio.BufferedProtocol):
             return self._large_view[self._large_filled :]
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._end == _INBOX_BYTES:
+        elif self._end == _RECEIVE_BUFFER_BYTES:
             unread = self._end - self._start
-            self._inbox[:unread] = bytes(self._inbox[self._start : self._end])
+            self._receive_buffer[:unread] = bytes(self._receive_buffer[self._start : self._end])
             self._start, self._end = 0, unread
-        return self._inbox[self._end :]
+        return self._receive_buffer[self._end :]
 
     def buffer_updated(self, count: int) -> None:
         if self._large is not None:
@@ -121,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._large_filled == len(self._large):
                 frame, self._large = self._large, None
                 self._large_view = memoryview(b"")
-                self._answer(memoryview(frame))
+                self._handle_frame(memoryview(frame))
             return
         self._end += count
         self._split_frames()
@@ -133,29 +136,29 @@ class Connection(asyncio.BufferedProtocol):
 
     def _split_frames(self) -> None:
         while self._end - self._start >= 4 and not self.closed:
-            size = int.from_bytes(self._inbox[self._start : self._start + 4], "big", signed=True)
+            size = int.from_bytes(self._receive_buffer[self._start : self._start + 4], "big", signed=True)
             if not 0 <= size <= self._max_frame_bytes:
                 self._fail(
                     ErrorCode.NETWORK_EXCEPTION,
                     f"{self.address} announced {size} bytes, allowed are {self._max_frame_bytes}: not a Kafka broker?",
                 )
                 return
-            first = self._start + 4
-            if self._end - first >= size:
-                self._start = first + size
-                self._answer(bytes(self._inbox[first : first + size]))
-            elif size + 4 > _INBOX_BYTES:
-                # Read straight into a buffer of its own, of which record batches may stay views.
+            frame_start = self._start + 4
+            if self._end - frame_start >= size:
+                self._start = frame_start + size
+                self._handle_frame(bytes(self._receive_buffer[frame_start : frame_start + size]))
+            elif size + 4 > _RECEIVE_BUFFER_BYTES:
+                # Read into a separate buffer: record batches may remain views of it.
                 self._large = bytearray(size)
                 self._large_view = memoryview(self._large)
-                self._large_filled = self._end - first
-                self._large_view[: self._large_filled] = self._inbox[first : self._end]
+                self._large_filled = self._end - frame_start
+                self._large_view[: self._large_filled] = self._receive_buffer[frame_start : self._end]
                 self._start = self._end = 0
                 return
             else:
                 return
 
-    def _answer(self, frame: bytes | memoryview) -> None:
+    def _handle_frame(self, frame: bytes | memoryview) -> None:
         pending = self._pending.popleft() if self._pending else None
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if pending is None or len(frame) < 4 or pending.correlation_id != correlation_id:
@@ -172,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} sent an answer that cannot be read")
 
     @staticmethod
-    def _decode(pending: _Pending, frame: bytes | memoryview) -> Message:
+    def _decode(pending: _PendingRequest, frame: bytes | memoryview) -> Message:
         version = pending.version
         position = 4
         if response_header_version(pending.response, version):
@@ -194,26 +197,28 @@ class Connection(asyncio.BufferedProtocol):
     def in_flight(self) -> int:
         return len(self._pending)
 
-    def version_of(self, request: type[Message], newest: int = 32767) -> int:
-        """The highest version both sides have, at most `newest`. Raises KafkaError(UNSUPPORTED_VERSION)."""
+    def version_of(self, request: type[Message], max_version: int = 32767) -> int:
+        """The highest common version, at most `max_version`.
+
+        Raises KafkaError(UNSUPPORTED_VERSION).
+        """
         key = request.API_KEY
         assert key is not None
-        chosen = self._chosen.get((key, newest))
-        if chosen is None:
+        version = self._common_versions.get((key, max_version))
+        if version is None:
             lowest, highest = self._versions.get(key, (0, -1))
-            chosen = min(highest, request.VERSIONS.stop - 1, newest)
-            if chosen < max(lowest, request.VERSIONS.start):
+            version = min(highest, request.VERSIONS.stop - 1, max_version)
+            if version < max(lowest, request.VERSIONS.start):
                 name = request.__name__.removesuffix("Request")
-                theirs = f"versions {lowest} to {highest}" if highest >= 0 else "no version"
-                ours = f"{request.VERSIONS.start} to {min(request.VERSIONS.stop - 1, newest)}"
-                raise KafkaError(
-                    ErrorCode.UNSUPPORTED_VERSION, f"{self.address} has {theirs} of {name}, this client {ours}"
-                )
-            self._chosen[key, newest] = chosen
-        return chosen
+                broker_versions = f"versions {lowest} to {highest}" if highest >= 0 else "no version"
+                client_versions = f"{request.VERSIONS.start} to {min(request.VERSIONS.stop - 1, max_version)}"
+                text = f"{self.address} has {broker_versions} of {name}, this client {client_versions}"
+                raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
+            self._common_versions[key, max_version] = version
+        return version
 
     def supports(self, request: type[Message], version: int) -> bool:
-        """Whether the broker takes this version or a later one."""
+        """Whether the broker supports this version or a later one."""
         return request.API_KEY in self._versions and self._versions[request.API_KEY][1] >= version
 
     def send(
@@ -223,80 +228,89 @@ class Connection(asyncio.BufferedProtocol):
         version: int,
         timeout_ms: float,
     ) -> asyncio.Future[Response]:
-        """Write the request now; the future has the answer, or KafkaError NETWORK_EXCEPTION or REQUEST_TIMED_OUT."""
+        """Write the request now.
+
+        The future gets the response, or KafkaError NETWORK_EXCEPTION or REQUEST_TIMED_OUT.
+        """
         if len(self._pending) >= MAX_IN_FLIGHT:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} owes {MAX_IN_FLIGHT} answers already")
         future: asyncio.Future[Response] = self._loop.create_future()
         self._write(request, version)
         deadline = self.last_used + timeout_ms / 1000
-        self._pending.append(_Pending(self._correlation_id, response, version, future, deadline))  # type: ignore[arg-type]
+        self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline))  # type: ignore[arg-type]
         if self._timer is None or deadline < self._timer.when():
-            self._arm(deadline)
+            self._start_timer(deadline)
         return future
 
-    def send_unanswered(self, request: Message, version: int) -> None:
-        """Write a request that has no answer (Produce with acks=0)."""
+    def send_without_response(self, request: Message, version: int) -> None:
+        """Write a request that has no response (Produce with acks=0)."""
         self._write(request, version)
 
     async def call(
-        self, request: Message, response: type[Response], timeout_ms: float, newest: int = 32767
+        self, request: Message, response: type[Response], timeout_ms: float, max_version: int = 32767
     ) -> Response:
-        """Ask and wait, in the highest common version."""
-        return await self.send(request, response, self.version_of(type(request), newest), timeout_ms)
+        """Send in the highest common version and wait for the response."""
+        return await self.send(request, response, self.version_of(type(request), max_version), timeout_ms)
 
     def _write(self, request: Message, version: int) -> None:
         if self.closed or self._transport is None:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} is not connected")
-        kind = type(request)
+        request_type = type(request)
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
         header = RequestHeader(
-            request_api_key=kind.API_KEY or 0,
+            request_api_key=request_type.API_KEY or 0,
             request_api_version=version,
             correlation_id=self._correlation_id,
             client_id=self._client_id,
         )
         frame = bytearray(4)
-        header.write(frame, request_header_version(kind, version))
+        header.write(frame, request_header_version(request_type, version))
         request.write(frame, version)
         frame[:4] = (len(frame) - 4).to_bytes(4, "big")
         self.last_used = self._loop.time()
         self._transport.write(frame)
 
-    # -- timeouts and the end
+    # -- timeouts and close
 
-    def _arm(self, deadline: float) -> None:
+    def _start_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(deadline, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
         self._timer = None
-        now = self._loop.time()
-        late = [pending for pending in self._pending if pending.deadline <= now]
-        for pending in late:
+        now_s = self._loop.time()
+        expired = [pending for pending in self._pending if pending.deadline <= now_s]
+        for pending in expired:
             if not pending.future.done():
                 name = pending.response.__name__.removesuffix("Response")
                 pending.future.set_exception(
                     KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.address} did not answer {name} in time")
                 )
-        if late:
-            # Later answers wait behind this one, and it may never come.
+        if expired:
+            # Later responses wait behind this one, which may never arrive.
             self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} was given up: it did not answer in time")
         elif self._pending:
-            self._arm(min(pending.deadline for pending in self._pending))
+            self._start_timer(min(pending.deadline for pending in self._pending))
 
     def close(self) -> None:
-        """Close once what was written has left; requests without an answer fail with NETWORK_EXCEPTION now."""
+        """Close after written bytes have left.
+
+        Unanswered requests fail with NETWORK_EXCEPTION now.
+        """
         self._fail(ErrorCode.NETWORK_EXCEPTION, "the client closed the connection", abort=False)
 
-    async def let_go(self, timeout_s: float) -> None:
-        """After `close`: wait until what was written has left; a broker that does not read is cut off after a while."""
+    async def wait_closed(self, timeout_s: float) -> None:
+        """After `close`, wait until written bytes have left.
+
+        After the timeout the connection is aborted.
+        """
         if self._transport is None:
             return
         try:
-            await asyncio.wait([self._lost], timeout=timeout_s)
+            await asyncio.wait([self._closed_future], timeout=timeout_s)
         finally:
-            if not self._lost.done():
+            if not self._closed_future.done():
                 self._transport.abort()
                 await asyncio.sleep(0)
 
@@ -320,29 +334,39 @@ class Connection(asyncio.BufferedProtocol):
         if self.on_close is not None:
             self.on_close(self)
 
-    # -- agreeing on versions
+    # -- version negotiation
 
     async def negotiate(self, software_version: str, timeout_ms: float) -> None:
-        """Ask for the broker's versions; an older broker refuses the newest form and is asked again in its own."""
+        """Fetch the broker's versions.
+
+        An older broker refuses the newest request version; a retry uses its own.
+        """
         version = ApiVersionsRequest.VERSIONS.stop - 1
         while True:
             request = ApiVersionsRequest(client_software_name="tidelog", client_software_version=software_version)
-            answer = await self.send(request, ApiVersionsResponse, version, timeout_ms)
-            code = ErrorCode.of(answer.error_code)
+            api_versions = await self.send(request, ApiVersionsResponse, version, timeout_ms)
+            code = ErrorCode.of(api_versions.error_code)
             if code is ErrorCode.UNSUPPORTED_VERSION and version > 0:
-                offered = [each.max_version for each in answer.api_keys if each.api_key == _API_VERSIONS]
-                version = min(version - 1, offered[0]) if offered and offered[0] >= 0 else 0
+                broker_max_versions = [api.max_version for api in api_versions.api_keys if api.api_key == _API_VERSIONS]
+                version = (
+                    min(version - 1, broker_max_versions[0])
+                    if broker_max_versions and broker_max_versions[0] >= 0
+                    else 0
+                )
                 continue
             if code is not ErrorCode.NONE:
                 raise KafkaError(code, f"{self.address} refused to name its versions")
-            self._versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+            self._versions = {api.api_key: (api.min_version, api.max_version) for api in api_versions.api_keys}
             return
 
 
 async def connect(
     host: str, port: int, *, client_id: str, max_frame_bytes: int, software_version: str, timeout_ms: float
 ) -> Connection:
-    """A connection that is ready for requests. Raises KafkaError(NETWORK_EXCEPTION) within the timeout."""
+    """Open a connection that is ready for requests.
+
+    Raises KafkaError(NETWORK_EXCEPTION) within the timeout.
+    """
     loop = asyncio.get_running_loop()
     address = f"{host}:{port}"
     connection: Connection | None = None
@@ -354,15 +378,15 @@ async def connect(
             await connection.negotiate(software_version, timeout_ms)
         return connection
     except TimeoutError:
-        problem = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{address} did not answer within {timeout_ms:.0f} ms")
-    except (OSError, ValueError, OverflowError) as error:
-        # No OSError: a host or a port that cannot exist.
-        reason = getattr(error, "strerror", None) or error
-        problem = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {reason}")
+        error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{address} did not answer within {timeout_ms:.0f} ms")
+    except (OSError, ValueError, OverflowError) as cause:
+        # ValueError and OverflowError: a host or a port that cannot exist.
+        reason = getattr(cause, "strerror", None) or cause
+        error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {reason}")
     except BaseException:
         if connection is not None:
             connection.close()
         raise
     if connection is not None:
         connection.close()
-    raise problem
+    raise error

@@ -1,8 +1,8 @@
-"""The cluster as the last Metadata answers described it: brokers, topics, who leads what.
+"""The cluster as described by the last Metadata responses: brokers, topics, leaders.
 
-Pure values; `cluster` asks and keeps them fresh. Invariant: per partition the leader of the highest leader epoch heard
-of is kept, so that the answer of a broker that lags behind does not send requests back to an old leader (KIP-320), and
-so is a partition that such a broker does not know of yet.
+Pure values; `cluster` refreshes them. Invariant: each partition keeps the leader of the highest
+known leader epoch, so that the response of a lagging broker does not send requests back to an old
+leader (KIP-320). A partition that such a broker does not have yet is kept too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_TOPIC_ID = bytes(16)
 
 
 class PartitionMetadata(NamedTuple):
-    """One partition; `leader` is -1 while there is none."""
+    """One partition. `leader` is -1 without a leader."""
 
     partition: int
     error: ErrorCode
@@ -30,29 +30,29 @@ class PartitionMetadata(NamedTuple):
 
 
 class TopicMetadata:
-    """One topic. `partitions` are in order of their number."""
+    """One topic. `partitions` are ordered by number."""
 
-    __slots__ = ("available", "error", "internal", "name", "partitions", "topic_id")
+    __slots__ = ("available_partitions", "error", "is_internal", "name", "partitions", "topic_id")
 
     def __init__(
         self,
         name: str,
         topic_id: bytes,
         error: ErrorCode,
-        internal: bool,
+        is_internal: bool,
         partitions: tuple[PartitionMetadata, ...],
     ) -> None:
         self.name = name
         self.topic_id = topic_id
         self.error = error
-        self.internal = internal
+        self.is_internal = is_internal
         self.partitions = partitions
-        with_leader = tuple(each.partition for each in partitions if each.leader >= 0)
-        self.available = with_leader or tuple(each.partition for each in partitions)
-        """Partitions that have a leader; all of them when none has."""
+        led_partitions = tuple(entry.partition for entry in partitions if entry.leader >= 0)
+        self.available_partitions = led_partitions or tuple(entry.partition for entry in partitions)
+        """Partitions with a leader, or all partitions when none has a leader."""
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return self.error is ErrorCode.NONE and bool(self.partitions)
 
     def __eq__(self, other: object) -> bool:
@@ -64,7 +64,7 @@ class TopicMetadata:
 
 
 class ClusterMetadata(NamedTuple):
-    """Replaced as a whole by every answer."""
+    """The metadata of a cluster. Every response replaces it as a whole."""
 
     cluster_id: str | None
     controller_id: int
@@ -72,7 +72,7 @@ class ClusterMetadata(NamedTuple):
     topics: Mapping[str, TopicMetadata]
 
     def leader(self, partition: TopicPartition) -> int:
-        """The leader's node id, -1 while none is known."""
+        """The leader's node id, -1 without a known leader."""
         topic = self.topics.get(partition.topic)
         if topic is None or not 0 <= partition.partition < len(topic.partitions):
             return -1
@@ -85,12 +85,12 @@ class ClusterMetadata(NamedTuple):
         return topic.partitions[partition.partition].leader_epoch
 
     def is_online(self, partition: TopicPartition, node_id: int) -> bool:
-        """Whether this broker is known and holds a replica that can be read from."""
+        """Whether this broker is in the cluster and has an online replica of the partition."""
         topic = self.topics.get(partition.topic)
         if node_id not in self.nodes or topic is None or not 0 <= partition.partition < len(topic.partitions):
             return False
-        found = topic.partitions[partition.partition]
-        return node_id in found.replicas and node_id not in found.offline_replicas
+        entry = topic.partitions[partition.partition]
+        return node_id in entry.replicas and node_id not in entry.offline_replicas
 
     def topic_id(self, name: str) -> bytes:
         topic = self.topics.get(name)
@@ -100,48 +100,61 @@ class ClusterMetadata(NamedTuple):
 EMPTY = ClusterMetadata(None, -1, {}, {})
 
 
-def merged(old: ClusterMetadata, response: MetadataResponse, wanted: Iterable[str] | None) -> ClusterMetadata:
-    """The metadata after an answer that covers the topics `wanted` (None: all there are); others are dropped."""
-    nodes = {each.node_id: Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers}
-    answered = {topic.name: topic for topic in response.topics if topic.name is not None}
+def merge_metadata(
+    previous: ClusterMetadata, response: MetadataResponse, requested_topics: Iterable[str] | None
+) -> ClusterMetadata:
+    """Merge a response that covers the topics `requested_topics` (None: all topics).
+
+    Other topics are dropped.
+    """
+    nodes = {broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers}
+    by_name = {topic.name: topic for topic in response.topics if topic.name is not None}
     topics: dict[str, TopicMetadata] = {}
-    for name in answered if wanted is None else wanted:
-        found = answered.get(name)
-        before = old.topics.get(name)
-        if found is not None:
-            now = _topic(found, before)
-            # The same object while nothing changed: holders compare by identity.
-            topics[name] = before if before is not None and before == now else now
-        elif before is not None:
-            topics[name] = before
+    for name in by_name if requested_topics is None else requested_topics:
+        topic = by_name.get(name)
+        previous_topic = previous.topics.get(name)
+        if topic is not None:
+            current_topic = _merge_topic(topic, previous_topic)
+            # An unchanged topic keeps its object: callers compare by identity.
+            topics[name] = (
+                previous_topic if previous_topic is not None and previous_topic == current_topic else current_topic
+            )
+        elif previous_topic is not None:
+            topics[name] = previous_topic
     return ClusterMetadata(response.cluster_id, response.controller_id, nodes, topics)
 
 
-def _topic(found: MetadataResponseTopic, before: TopicMetadata | None) -> TopicMetadata:
-    name = found.name or ""
-    error = ErrorCode.of(found.error_code)
-    if error.retriable and before is not None and before.partitions and not found.partitions:
-        # The broker cannot say just now; what was known keeps those going that still can be served.
-        return TopicMetadata(name, before.topic_id, error, before.internal, before.partitions)
-    same_topic = before is not None and before.topic_id == found.topic_id
-    known = {each.partition: each for each in before.partitions} if same_topic and before is not None else {}
-    partitions = []
-    if error is ErrorCode.NONE and found.topic_id != NO_TOPIC_ID:
-        # A topic never has fewer partitions than before: a broker that lags behind does not know of the others yet.
-        answered = {each.partition_index for each in found.partitions}
-        partitions = [each for number, each in known.items() if number not in answered]
-    for each in sorted(found.partitions, key=lambda partition: partition.partition_index):
-        fresh = PartitionMetadata(
-            each.partition_index,
-            ErrorCode.of(each.error_code),
-            each.leader_id,
-            each.leader_epoch,
-            tuple(each.replica_nodes),
-            tuple(each.isr_nodes),
-            tuple(each.offline_replicas),
+def _merge_topic(topic: MetadataResponseTopic, previous_topic: TopicMetadata | None) -> TopicMetadata:
+    name = topic.name or ""
+    error = ErrorCode.of(topic.error_code)
+    if error.retriable and previous_topic is not None and previous_topic.partitions and not topic.partitions:
+        # The broker has no partitions at the moment; partitions known before may still be usable.
+        return TopicMetadata(
+            name, previous_topic.topic_id, error, previous_topic.is_internal, previous_topic.partitions
         )
-        old = known.get(each.partition_index)
-        stale = old is not None and 0 <= fresh.leader_epoch < old.leader_epoch
-        partitions.append(old if stale and old is not None else fresh)
+    is_same_topic = previous_topic is not None and previous_topic.topic_id == topic.topic_id
+    by_number = (
+        {entry.partition: entry for entry in previous_topic.partitions}
+        if is_same_topic and previous_topic is not None
+        else {}
+    )
+    partitions = []
+    if error is ErrorCode.NONE and topic.topic_id != NO_TOPIC_ID:
+        # A topic never loses partitions: a lagging broker does not have the missing ones yet.
+        numbers = {entry.partition_index for entry in topic.partitions}
+        partitions = [entry for number, entry in by_number.items() if number not in numbers]
+    for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index):
+        current = PartitionMetadata(
+            partition.partition_index,
+            ErrorCode.of(partition.error_code),
+            partition.leader_id,
+            partition.leader_epoch,
+            tuple(partition.replica_nodes),
+            tuple(partition.isr_nodes),
+            tuple(partition.offline_replicas),
+        )
+        previous = by_number.get(partition.partition_index)
+        is_stale = previous is not None and 0 <= current.leader_epoch < previous.leader_epoch
+        partitions.append(previous if is_stale and previous is not None else current)
     partitions.sort()
-    return TopicMetadata(name, found.topic_id, error, found.is_internal, tuple(partitions))
+    return TopicMetadata(name, topic.topic_id, error, topic.is_internal, tuple(partitions))

@@ -1,6 +1,6 @@
-"""Offsets by time, and the ends of partitions: ListOffsets asked of the leaders, until all have answered.
+"""Offsets by time, and log start and end offsets: ListOffsets to the leaders, with retries.
 
-Used by consumer, admin and the raw reader. Nothing is kept here.
+Used by consumer, admin and the raw reader. Stateless.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidelog.protocol.messages.list_offsets import (
 )
 
 ISOLATION = {"read_uncommitted": 0, "read_committed": 1}
-_CONSUMER = -1
+_CONSUMER_REPLICA_ID = -1
 
 
 async def list_offsets(
@@ -29,92 +29,100 @@ async def list_offsets(
     isolation_level: str = "read_uncommitted",
     timeout_ms: float,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """For each partition the first offset at or after a timestamp in ms, or -1 the end, -2 the beginning, -3 the latest
-    timestamp; None where no record is that late. Raises KafkaError, REQUEST_TIMED_OUT at the latest.
+    """For each partition, the first offset at or after a timestamp in ms; None when no record is
+    that late.
+
+    Timestamp -1 means the end, -2 the beginning, -3 the record with the latest timestamp. Raises
+    KafkaError, at the latest REQUEST_TIMED_OUT after `timeout_ms`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
-    found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-    attempts = 0
+    offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+    failures = 0
     while True:
-        missing = {partition: timestamp for partition, timestamp in timestamps.items() if partition not in found}
+        missing = {partition: timestamp for partition, timestamp in timestamps.items() if partition not in offsets}
         if not missing:
-            return found
-        problem = await ask_leaders(cluster, missing, isolation_level=isolation_level, on_found=found.update)
-        if len(found) == len(timestamps):
-            return found
-        attempts += 1
-        wait_ms = cluster.retry_backoff.wait_ms(attempts)
-        left_ms = (deadline - loop.time()) * 1000
-        if left_ms <= wait_ms:
+            return offsets
+        last_error = await list_offsets_once(
+            cluster, missing, isolation_level=isolation_level, on_offsets=offsets.update
+        )
+        if len(offsets) == len(timestamps):
+            return offsets
+        failures += 1
+        wait_ms = cluster.retry_backoff.wait_ms(failures)
+        remaining_ms = (deadline - loop.time()) * 1000
+        if remaining_ms <= wait_ms:
             names = ", ".join(str(partition) for partition in list(missing)[:3])
             raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT, f"offsets of {names} not found in {timeout_ms:.0f} ms: {problem}"
+                ErrorCode.REQUEST_TIMED_OUT, f"offsets of {names} not found in {timeout_ms:.0f} ms: {last_error}"
             )
-        await cluster.wait_for_metadata(left_ms)
-        if attempts > 1:
+        await cluster.wait_for_metadata(remaining_ms)
+        if failures > 1:
             await asyncio.sleep(wait_ms / 1000)
 
 
-async def ask_leaders(
+async def list_offsets_once(
     cluster: Cluster,
     timestamps: Mapping[TopicPartition, int],
     *,
     isolation_level: str,
-    on_found: Callable[[dict[TopicPartition, OffsetAndTimestamp | None]], None],
+    on_offsets: Callable[[dict[TopicPartition, OffsetAndTimestamp | None]], None],
 ) -> KafkaError | None:
-    """Ask each leader once, all at the same time. `on_found` gets what one knows as soon as it has answered.
+    """Send one request to each leader, in parallel. `on_offsets` gets the offsets of each response
+    as it arrives.
 
-    Returns the last error after which asking again can help. Raises KafkaError of the others.
+    Returns the last retriable error. Raises KafkaError for other errors.
     """
     cluster.track({partition.topic for partition in timestamps})
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, timestamp in timestamps.items():
         by_leader.setdefault(cluster.metadata.leader(partition), {})[partition] = timestamp
-    unled = by_leader.pop(-1, {})
-    problem: KafkaError | None = None
+    leaderless = by_leader.pop(-1, {})
+    last_error: KafkaError | None = None
 
-    async def ask(leader: int, wanted: dict[TopicPartition, int]) -> None:
-        nonlocal problem
+    async def request(leader: int, timestamps: dict[TopicPartition, int]) -> None:
+        nonlocal last_error
         try:
-            found, refusal = await _ask_leader(cluster, leader, wanted, isolation_level)
+            offsets, retriable_error = await _request_from_leader(cluster, leader, timestamps, isolation_level)
         except KafkaError as error:
             if not error.retriable:
                 raise
-            problem = error
+            last_error = error
         else:
-            problem = refusal or problem
-            on_found(found)
+            last_error = retriable_error or last_error
+            on_offsets(offsets)
 
-    outcomes = await asyncio.gather(*(ask(*each) for each in by_leader.items()), return_exceptions=True)
-    for outcome in outcomes:
-        if outcome is not None:
-            raise outcome
-    _refuse_what_is_not_there(cluster, unled)
-    if unled:
-        problem = problem or KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(next(iter(unled))))
-    return problem
+    calls = [request(leader, part) for leader, part in by_leader.items()]
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        if error is not None:
+            raise error
+    _raise_for_missing_partitions(cluster, leaderless)
+    if leaderless:
+        last_error = last_error or KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(next(iter(leaderless))))
+    return last_error
 
 
-def _refuse_what_is_not_there(cluster: Cluster, unled: Mapping[TopicPartition, int]) -> None:
-    """A partition number beyond the topic's will not appear by waiting."""
-    for topic, number in unled:
-        known = cluster.metadata.topics.get(topic)
-        if known is None:
+def _raise_for_missing_partitions(cluster: Cluster, leaderless: Mapping[TopicPartition, int]) -> None:
+    """Raise for unusable topics and for partition numbers beyond the topic's: waiting does not
+    help.
+    """
+    for topic, number in leaderless:
+        metadata = cluster.metadata.topics.get(topic)
+        if metadata is None:
             continue
-        if known.error is not ErrorCode.NONE and not known.error.retriable:
-            raise KafkaError(known.error, f"topic {topic!r}")
-        if known.usable and number >= len(known.partitions):
-            count = len(known.partitions)
+        if metadata.error is not ErrorCode.NONE and not metadata.error.retriable:
+            raise KafkaError(metadata.error, f"topic {topic!r}")
+        if metadata.is_usable and number >= len(metadata.partitions):
+            count = len(metadata.partitions)
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic} has {count} partitions, not one numbered {number}"
             )
 
 
-async def _ask_leader(
+async def _request_from_leader(
     cluster: Cluster, leader: int, timestamps: Mapping[TopicPartition, int], isolation_level: str
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], KafkaError | None]:
-    """What one leader knew, and the last retriable error among its answers."""
+    """The offsets from one leader, and the last retriable error in its response."""
     topics: dict[str, ListOffsetsTopic] = {}
     for partition, timestamp in timestamps.items():
         topic = topics.setdefault(partition.topic, ListOffsetsTopic(name=partition.topic))
@@ -126,23 +134,23 @@ async def _ask_leader(
             )
         )
     request = ListOffsetsRequest(
-        replica_id=_CONSUMER,
+        replica_id=_CONSUMER_REPLICA_ID,
         isolation_level=ISOLATION[isolation_level],
         topics=list(topics.values()),
         timeout_ms=cluster.config.request_timeout_ms,
     )
     response = await cluster.call(leader, request, ListOffsetsResponse)
-    found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-    problem: KafkaError | None = None
-    for answer in response.topics:
-        for each in answer.partitions:
-            partition = TopicPartition(answer.name, each.partition_index)
-            code = ErrorCode.of(each.error_code)
+    offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+    last_error: KafkaError | None = None
+    for topic_result in response.topics:
+        for result in topic_result.partitions:
+            partition = TopicPartition(topic_result.name, result.partition_index)
+            code = ErrorCode.of(result.error_code)
             if code is ErrorCode.NONE:
-                known = each.offset >= 0
-                found[partition] = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch) if known else None
+                offset = OffsetAndTimestamp(result.offset, result.timestamp, result.leader_epoch)
+                offsets[partition] = offset if result.offset >= 0 else None
             elif code.retriable:
-                problem = KafkaError(code, str(partition))
+                last_error = KafkaError(code, str(partition))
             else:
                 raise KafkaError(code, f"offsets of {partition}")
-    return found, problem
+    return offsets, last_error

@@ -1,15 +1,18 @@
-"""Whole record batches of one partition between two offsets, as bytes: for readers that decode by themselves.
+"""Reads whole record batches of one partition between two offsets, as bytes, for callers that
+decode them.
 
     async for chunk in fetch_raw(cluster, TopicPartition("flights", 0), 0, 50_000):
         for columns in decode_columns(chunk.data, ..., first_offset=chunk.first_offset, end_offset=50_000, ...): ...
 
-`data` holds one or more whole batches back to back as they came (compressed, control batches included), the first of
-them the one that holds `first_offset`, none that starts at or after the end. The reader skips records before
-`first_offset` and from the end on, and for read_committed the batches that `records.iter_data_batches` leaves out with
-`aborted`. One request is on its way while the last answer is being read. `sync.RawReader` is the blocking twin.
+`data` holds one or more whole batches as stored (compressed, control batches included). The first
+batch holds `first_offset`; no batch starts at or after the end. The caller skips records before
+`first_offset` and from the end on. For read_committed it also skips the batches that
+`records.iter_data_batches` leaves out with `aborted`. One request is in flight while the caller
+reads the last response. `sync.RawReader` is the blocking twin.
 
-Headers say where to go on, so every batch of an answer is checked before its header is believed: a damaged one is asked
-for again, elsewhere where the leader has moved, and ends the read when nothing else comes. It is never passed over.
+Invariant: every batch is checked before its header decides where the read continues. A damaged
+batch is fetched again, from the new leader when the leader has moved. It is never skipped: the read
+ends with an error when no intact batch arrives.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, ch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
-_NEWEST_BY_NAME = 12
-_WITHOUT_SESSION = -1
+_LAST_VERSION_WITH_NAMES = 12
+_SESSIONLESS_EPOCH = -1
 DEFAULT_CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class RawBatches(NamedTuple):
-    """One chunk. Reading goes on at `next_offset`."""
+    """One chunk of batches. Reading continues at `next_offset`."""
 
     data: memoryview
     first_offset: int
@@ -41,7 +44,7 @@ class RawBatches(NamedTuple):
     last_stable_offset: int
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...]
-    """(producer id, first offset) of transactions that were aborted, for read_committed."""
+    """(producer id, first offset) of aborted transactions, for read_committed."""
 
 
 async def fetch_raw(
@@ -56,32 +59,36 @@ async def fetch_raw(
     stall_timeout_ms: float = 60_000,
     check_crcs: bool = True,
 ) -> AsyncIterator[RawBatches]:
-    """The batches that hold [start_offset, end_offset), in order, in chunks of about `chunk_bytes` (at least a batch).
+    """Yield the batches that hold [start_offset, end_offset), in order.
 
-    Leaders that move are followed. Raises KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the
-    offset, REQUEST_TIMED_OUT when nothing comes for `stall_timeout_ms`, errors that trying again does not cure.
+    A chunk has about `chunk_bytes`, at least one batch. The read follows leader changes. Raises
+    KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset,
+    REQUEST_TIMED_OUT when no records arrive for `stall_timeout_ms`, and errors that are not
+    retriable.
     """
     await cluster.topic(partition.topic, stall_timeout_ms)
     isolation = ISOLATION[isolation_level]
     reader = _Reader(cluster, partition, chunk_bytes, isolation, max_wait_ms, stall_timeout_ms, check_crcs)
-    upcoming: asyncio.Task[RawBatches] | None = None
+    next_task: asyncio.Task[RawBatches] | None = None
     offset = start_offset
     try:
         while offset < end_offset:
-            task = upcoming or asyncio.create_task(reader.next(offset, end_offset))
-            upcoming = None
+            task = next_task or asyncio.create_task(reader.next(offset, end_offset))
+            next_task = None
             chunk = await task
             offset = chunk.next_offset
             if offset < end_offset:
-                upcoming = asyncio.create_task(reader.next(offset, end_offset))
+                next_task = asyncio.create_task(reader.next(offset, end_offset))
             yield chunk
     finally:
-        if upcoming is not None:
-            upcoming.cancel()
-            await asyncio.wait([upcoming])
+        if next_task is not None:
+            next_task.cancel()
+            await asyncio.wait([next_task])
 
 
 class _Reader:
+    """Fetches the chunks of one partition."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -101,32 +108,32 @@ class _Reader:
         self._check_crcs = check_crcs
 
     async def next(self, offset: int, end_offset: int) -> RawBatches:
-        """The chunk at `offset`, waited for."""
+        """Wait for the chunk at `offset`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._stall_timeout_ms / 1000
         failures = 0
-        problem = "no records came"
+        reason = "no records came"
         while loop.time() < deadline:
             try:
-                data = await self._ask(offset)
+                data = await self._fetch(offset)
                 chunk = _chunk(self._partition, data, offset, end_offset, self._check_crcs)
                 if chunk is not None:
                     return chunk
                 failures = 0
-                held_back = self._isolation and data.last_stable_offset <= offset < data.high_watermark
-                problem = "an open transaction held the records back" if held_back else "no records came"
+                is_held_back = self._isolation and data.last_stable_offset <= offset < data.high_watermark
+                reason = "an open transaction held the records back" if is_held_back else "no records came"
             except KafkaError as error:
                 if not error.retriable:
                     raise
-                problem = str(error)
+                reason = str(error)
                 failures += 1
                 self._cluster.request_refresh()
                 await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)
         raise KafkaError(
-            ErrorCode.REQUEST_TIMED_OUT, f"{self._partition} at {offset}: {problem} for {self._stall_timeout_ms:.0f} ms"
+            ErrorCode.REQUEST_TIMED_OUT, f"{self._partition} at {offset}: {reason} for {self._stall_timeout_ms:.0f} ms"
         )
 
-    async def _ask(self, offset: int) -> PartitionData:
+    async def _fetch(self, offset: int) -> PartitionData:
         cluster, (topic, number) = self._cluster, self._partition
         leader = cluster.metadata.leader(self._partition)
         if leader < 0:
@@ -137,7 +144,7 @@ class _Reader:
             min_bytes=1,
             max_bytes=self._chunk_bytes,
             isolation_level=self._isolation,
-            session_epoch=_WITHOUT_SESSION,
+            session_epoch=_SESSIONLESS_EPOCH,
             topics=[
                 FetchTopic(
                     topic=topic,
@@ -154,10 +161,10 @@ class _Reader:
             ],
         )
         connection = await cluster.connection(leader)
-        newest = _NEWEST_BY_NAME if topic_id == NO_TOPIC_ID else 32767
+        max_version = _LAST_VERSION_WITH_NAMES if topic_id == NO_TOPIC_ID else 32767
         timeout_ms = cluster.config.request_timeout_ms + self._max_wait_ms
-        response = await connection.call(request, FetchResponse, timeout_ms, newest)
-        codes = [response.error_code, *(each.error_code for each in _partitions(response))]
+        response = await connection.call(request, FetchResponse, timeout_ms, max_version)
+        codes = [response.error_code, *(partition.error_code for partition in _partitions(response))]
         for code in codes:
             if code:
                 raise KafkaError(ErrorCode.of(code), f"fetch of {self._partition} at {offset}")
@@ -165,38 +172,40 @@ class _Reader:
 
 
 def _partitions(response: FetchResponse) -> list[PartitionData]:
-    return [each for topic in response.responses for each in topic.partitions]
+    return [partition for topic in response.responses for partition in topic.partitions]
 
 
 def _chunk(
     partition: TopicPartition, data: PartitionData, offset: int, end_offset: int, check_crcs: bool
 ) -> RawBatches | None:
-    """The whole batches of the answer that start before the end; None when there is none (yet).
+    """The whole batches of the response that start before the end; None without any batch.
 
-    Raises CORRUPT_MESSAGE for a batch whose CRC is wrong, or whose offsets, which it covers in part only, cannot be.
+    Raises CORRUPT_MESSAGE for a batch with a wrong CRC or with impossible offsets, which the CRC
+    covers only in part.
     """
     buffer = memoryview(data.records or b"")
-    first = last = next_offset = previous_end = -1
-    earlier = False
+    start = stop = next_offset = previous_end = -1
+    has_earlier_batch = False
     for position, header in iter_headers(buffer):
         if check_crcs:
             _check(partition, buffer, position, header, previous_end, data.high_watermark)
             previous_end = header.next_offset
         if header.next_offset <= offset:
-            earlier = True
+            has_earlier_batch = True
             continue
         if header.base_offset >= end_offset:
             next_offset = max(next_offset, end_offset)
             break
-        if first < 0:
-            if check_crcs and earlier and header.base_offset > offset:
-                # No CRC covers base offsets: the batch before may be the one that holds this offset.
+        if start < 0:
+            if check_crcs and has_earlier_batch and header.base_offset > offset:
+                # No CRC covers base offsets: the previous batch may be the one that holds this
+                # offset.
                 raise CorruptRecord(f"{partition}: a batch of earlier offsets came where {offset} was asked for")
-            first = position
-        last = position + header.size_bytes
+            start = position
+        stop = position + header.size_bytes
         next_offset = header.next_offset
     if next_offset < 0:
-        if earlier:
+        if has_earlier_batch:
             raise CorruptRecord(f"{partition}: only earlier offsets came where {offset} was asked for")
         if len(buffer):
             raise KafkaError(
@@ -205,8 +214,8 @@ def _chunk(
                 "than a chunk, or its length is damaged",
             )
         return None
-    aborted = tuple((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
-    records = buffer[first:last] if first >= 0 else buffer[:0]
+    aborted = tuple((entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ())
+    records = buffer[start:stop] if start >= 0 else buffer[:0]
     return RawBatches(
         records, offset, next_offset, data.high_watermark, data.last_stable_offset, data.log_start_offset, aborted
     )
@@ -220,7 +229,7 @@ def _check(
     previous_end: int,
     high_watermark: int,
 ) -> None:
-    """Raises CORRUPT_MESSAGE."""
+    """Raises CORRUPT_MESSAGE for a wrong CRC or impossible offsets."""
     if not check_crc(buffer, position, header):
         raise CorruptRecord(f"{partition}: wrong CRC of the batch at offset {header.base_offset}")
     if not max(previous_end, 0) <= header.base_offset < min(header.next_offset, high_watermark):

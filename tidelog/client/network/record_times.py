@@ -1,7 +1,8 @@
-"""When the records at given offsets were written: the first batch at each is fetched and looked into.
+"""Timestamps of the records at given offsets: fetches the first batch at each offset and decodes
+it.
 
-Used to tell a group's lag in seconds, which Kafka has no request for. Nothing is kept here. Invariant: every round ends
-with an answer for at least one partition of each leader, or with its error, so that rounds end.
+Used for a group's lag in seconds; Kafka has no request for it. Stateless. Invariant: every round
+settles at least one partition of each leader, or ends with that leader's error, so the rounds end.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tidelog.protocol.batches.records import decode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
-_NEWEST_BY_NAME = 12
-_WITHOUT_SESSION = -1
-# A batch that is larger comes whole too, if it is the first of an answer; so it will be, in a later round.
+_LAST_VERSION_WITH_NAMES = 12
+_SESSIONLESS_EPOCH = -1
 _PARTITION_BYTES = 64 * 1024
+"""A larger batch arrives whole when it is the first of a response, which it is in a later round."""
 _REQUEST_BYTES = 2 * 1024 * 1024
 _PARTITIONS_PER_REQUEST = 200
 
@@ -29,55 +30,58 @@ Times = dict[TopicPartition, int | None]
 
 
 async def first_record_times(cluster: Cluster, offsets: Mapping[TopicPartition, int], timeout_ms: float) -> Times:
-    """For each partition the timestamp in ms of the first record at or after the offset, None where there is none.
+    """For each partition, the timestamp in ms of the first record at or after the offset, or None.
 
-    Where the log starts later, of its first record. Raises KafkaError, REQUEST_TIMED_OUT at the latest.
+    When the log starts later, it is the timestamp of the first record in the log. Raises
+    KafkaError, at the latest REQUEST_TIMED_OUT after `timeout_ms`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     cluster.track({partition.topic for partition in offsets})
     search = _Search(cluster, dict(offsets))
     failures = 0
-    while search.wanted:
-        problem = await search.ask()
-        if search.gone:
-            await search.begin_at_log_starts((deadline - loop.time()) * 1000)
-        failures = 0 if problem is None else failures + 1
+    while search.offsets:
+        last_error = await search.request_once()
+        if search.deleted:
+            await search.move_to_log_starts((deadline - loop.time()) * 1000)
+        failures = 0 if last_error is None else failures + 1
         wait_s = cluster.retry_backoff.wait_ms(failures) / 1000 if failures else 0.0
-        if search.wanted and loop.time() + wait_s >= deadline:
-            text = f"the times of {len(search.wanted)} partitions not found in {timeout_ms:.0f} ms: {problem}"
+        if search.offsets and loop.time() + wait_s >= deadline:
+            text = f"the times of {len(search.offsets)} partitions not found in {timeout_ms:.0f} ms: {last_error}"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
         if failures:
             cluster.request_refresh()
             await asyncio.sleep(wait_s)
-    return search.found
+    return search.times
 
 
 class _Search:
-    def __init__(self, cluster: Cluster, wanted: dict[TopicPartition, int]) -> None:
+    def __init__(self, cluster: Cluster, offsets: dict[TopicPartition, int]) -> None:
         self._cluster = cluster
-        self.wanted = wanted
-        self.found: Times = {}
-        self.gone: list[TopicPartition] = []
+        self.offsets = offsets
+        self.times: Times = {}
+        self.deleted: list[TopicPartition] = []
 
-    async def ask(self) -> KafkaError | None:
-        """One request to each leader; the last of the errors that may pass."""
+    async def request_once(self) -> KafkaError | None:
+        """Send one request to each leader. Returns the last retriable error."""
         by_leader: dict[int, list[TopicPartition]] = {}
-        for partition in self.wanted:
+        for partition in self.offsets:
             by_leader.setdefault(self._cluster.metadata.leader(partition), []).append(partition)
-        problem: KafkaError | None = None
-        unled = by_leader.pop(-1, None)
-        if unled:
-            problem = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(unled[0]))
-        calls = [self._ask_leader(leader, part[:_PARTITIONS_PER_REQUEST]) for leader, part in by_leader.items()]
-        for outcome in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(outcome, KafkaError) and outcome.retriable:
-                problem = outcome
-            elif isinstance(outcome, BaseException):
-                raise outcome
-        return problem
+        last_error: KafkaError | None = None
+        leaderless = by_leader.pop(-1, None)
+        if leaderless:
+            last_error = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(leaderless[0]))
+        calls = [
+            self._request_from_leader(leader, part[:_PARTITIONS_PER_REQUEST]) for leader, part in by_leader.items()
+        ]
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, KafkaError) and result.retriable:
+                last_error = result
+            elif isinstance(result, BaseException):
+                raise result
+        return last_error
 
-    async def _ask_leader(self, leader: int, partitions: list[TopicPartition]) -> KafkaError | None:
+    async def _request_from_leader(self, leader: int, partitions: list[TopicPartition]) -> KafkaError | None:
         metadata = self._cluster.metadata
         topics: dict[str, FetchTopic] = {}
         for partition in partitions:
@@ -87,7 +91,7 @@ class _Search:
                 FetchPartition(
                     partition=partition.partition,
                     current_leader_epoch=metadata.leader_epoch(partition),
-                    fetch_offset=self.wanted[partition],
+                    fetch_offset=self.offsets[partition],
                     partition_max_bytes=_PARTITION_BYTES,
                 )
             )
@@ -95,33 +99,33 @@ class _Search:
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=_REQUEST_BYTES,
-            session_epoch=_WITHOUT_SESSION,
+            session_epoch=_SESSIONLESS_EPOCH,
             topics=list(topics.values()),
         )
         by_name = any(topic.topic_id == NO_TOPIC_ID for topic in topics.values())
-        newest = _NEWEST_BY_NAME if by_name else 32767
-        response = await self._cluster.call(leader, request, FetchResponse, newest=newest)
+        max_version = _LAST_VERSION_WITH_NAMES if by_name else 32767
+        response = await self._cluster.call(leader, request, FetchResponse, max_version=max_version)
         if response.error_code:
             raise KafkaError(ErrorCode.of(response.error_code), "fetch of single records")
         names = {topic.topic_id: topic.topic for topic in topics.values()}
-        problem: KafkaError | None = None
-        for told in response.responses:
-            for data in told.partitions:
-                partition = TopicPartition(told.topic or names[told.topic_id], data.partition_index)
-                problem = self._take(partition, data) or problem
-        return problem
+        last_error: KafkaError | None = None
+        for topic_result in response.responses:
+            for data in topic_result.partitions:
+                partition = TopicPartition(topic_result.topic or names[topic_result.topic_id], data.partition_index)
+                last_error = self._process(partition, data) or last_error
+        return last_error
 
-    def _take(self, partition: TopicPartition, data: PartitionData) -> KafkaError | None:
+    def _process(self, partition: TopicPartition, data: PartitionData) -> KafkaError | None:
         code = ErrorCode.of(data.error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            self.gone.append(partition)
+            self.deleted.append(partition)
             return None
         if code is not ErrorCode.NONE:
             error = KafkaError(code, str(partition))
             if error.retriable:
                 return error
             raise error
-        offset = self.wanted[partition]
+        offset = self.offsets[partition]
         buffer = memoryview(data.records or b"")
         for position, header in iter_headers(buffer):
             if header.next_offset <= offset:
@@ -129,27 +133,30 @@ class _Search:
             if not header.is_control:
                 for record in decode_batch(buffer, position, header):
                     if record.offset >= offset:
-                        self._answer(partition, record.timestamp)
+                        self._set_time(partition, record.timestamp)
                         return None
-            # Nothing is left of it at or behind the offset, or it is a transaction's end: look behind it.
-            self.wanted[partition] = header.next_offset
-        if self.wanted[partition] >= data.high_watermark:
-            self._answer(partition, None)
+            # The batch has no record at or after the offset, or it ends a transaction: continue
+            # after it.
+            self.offsets[partition] = header.next_offset
+        if self.offsets[partition] >= data.high_watermark:
+            self._set_time(partition, None)
         return None
 
-    def _answer(self, partition: TopicPartition, timestamp_ms: int | None) -> None:
-        self.found[partition] = timestamp_ms
-        del self.wanted[partition]
+    def _set_time(self, partition: TopicPartition, timestamp_ms: int | None) -> None:
+        self.times[partition] = timestamp_ms
+        del self.offsets[partition]
 
-    async def begin_at_log_starts(self, timeout_ms: float) -> None:
-        """Retention was faster than whoever reads: go on where the log begins now, unless that is before."""
-        gone, self.gone = self.gone, []
+    async def move_to_log_starts(self, timeout_ms: float) -> None:
+        """Retention deleted these offsets: continue at the log start, unless the offset lies beyond
+        the log's end.
+        """
+        deleted, self.deleted = self.deleted, []
         starts = await list_offsets(
-            self._cluster, dict.fromkeys(gone, EARLIEST_TIMESTAMP), timeout_ms=max(timeout_ms, 0)
+            self._cluster, dict.fromkeys(deleted, EARLIEST_TIMESTAMP), timeout_ms=max(timeout_ms, 0)
         )
-        for partition in gone:
+        for partition in deleted:
             start = starts[partition]
-            if start is None or start.offset <= self.wanted[partition]:
-                self._answer(partition, None)  # beyond the end of the log
+            if start is None or start.offset <= self.offsets[partition]:
+                self._set_time(partition, None)  # beyond the end of the log
             else:
-                self.wanted[partition] = start.offset
+                self.offsets[partition] = start.offset

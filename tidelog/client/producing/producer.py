@@ -197,7 +197,7 @@ class Producer:
             elif self._custom is not None:
                 partition = self._ask_custom(self._custom, route, key, value)
             else:
-                partition = route.spread.choose(route.topic.available)
+                partition = route.spread.choose(route.topic.available_partitions)
                 route.spread.sent((0 if value is None else len(value)) + (0 if key is None else len(key)) + 16)
         accumulator = self._accumulator
         loop = asyncio.get_running_loop()

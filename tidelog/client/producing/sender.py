@@ -148,7 +148,7 @@ class Sender:
             return
         connection = self._cluster.ready(node_id)
         if connection is None:
-            self._cluster.attempt(node_id).add_done_callback(self._wake_after)
+            self._cluster.start_connecting(node_id).add_done_callback(self._wake_after)
             return
         if not connection.writable:
             self._wake_at(now_ms + 1)
@@ -177,7 +177,7 @@ class Sender:
             by_id = version > _NEWEST_BY_NAME
             request = self._request(batches, ids)
             if self._acks == 0:
-                connection.send_unanswered(request, version)
+                connection.send_without_response(request, version)
             else:
                 answer = connection.send(request, ProduceResponse, version, self._config.request_timeout_ms)
                 answer.add_done_callback(partial(self._answered, connection.node_id, batches, ids if by_id else None))

@@ -128,7 +128,7 @@ class Consumer(Twin):
         """The next record, however long it takes; the iteration ends when another thread closes the consumer."""
         if not self._records:
             self._refill()
-        self._consumer.alive()
+        self._consumer.application_alive()
         try:
             return self._records.popleft()
         except IndexError:
