@@ -104,11 +104,11 @@ class BrokerSide:
             ),
             loop=loop,
             rng=ports.rng,
-            on_unheard=self._directory_failure_unheard,
+            on_report_timeout=self._on_directory_report_timeout,
             cordoned=self._cordoned,
             on_registered=self._registered,
         )
-        settings.subscribe([CORDONED], self.lifecycle.poke)
+        settings.subscribe([CORDONED], self.lifecycle.request_heartbeat)
         self._assignments = DirectoryAssignments(
             broker_id=config.node_id, broker_epoch=self._broker_epoch, call=channel.call, loop=loop, rng=ports.rng
         )
@@ -258,7 +258,7 @@ class BrokerSide:
 
     def on_leader(self) -> None:
         """Another controller is active: it should hear of this broker before it looks for it."""
-        self.lifecycle.poke()
+        self.lifecycle.request_heartbeat()
 
     def _registration(self, previous_epoch: int) -> BrokerRegistrationRequest:
         directory_ids = self.directories.known_ids
@@ -271,7 +271,7 @@ class BrokerSide:
             previous_epoch,
         )
 
-    def _directory_failure_unheard(self, directory_id: bytes) -> None:
+    def _on_directory_report_timeout(self, directory_id: bytes) -> None:
         """The controller goes on naming replicas that are gone: this broker must go, so that it names others."""
         why = f"no controller could be told in time that log directory {uuid_to_text(directory_id)} has failed"
         logger.critical(why)
@@ -281,9 +281,9 @@ class BrokerSide:
 
     def _on_link(self, leader_id: int, is_up: bool) -> None:
         if is_up:
-            self.lost_brokers.found(leader_id)
+            self.lost_brokers.on_connection_made(leader_id)
         else:
-            self.lost_brokers.lost(leader_id)
+            self.lost_brokers.on_connection_lost(leader_id)
 
     async def _probe(self, broker_id: int) -> PortState:
         listener = broker_endpoint(self._metadata.image, broker_id, self._inter_broker_listener)

@@ -155,7 +155,7 @@ class MetadataSide:
         if self.controller is not None and leader_id not in (-1, self._node_id) and self._registering is None:
             self._registering = self._loop.create_task(self._register(), name="register controller")
         if self._channel is not None:
-            self._channel.leader_changed()
+            self._channel.on_leader_changed()
         self._notice_leader(leader_id, epoch)
 
     async def _register(self) -> None:

@@ -12,7 +12,7 @@ from tidelog.broker.apis import served
 from tidelog.broker.apis.cluster import broker_heartbeat, describe_cluster, envelope
 from tidelog.broker.apis.cluster_roles import controller
 from tidelog.broker.apis.topics import create_partitions
-from tidelog.broker.cluster.heartbeats import Heartbeats
+from tidelog.broker.cluster.heartbeats import HeartbeatConnections
 from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.api import CONTROLLER_SERVED, SERVED
 from tidelog.protocol.codec.schema import Message
@@ -79,7 +79,7 @@ def services_of(asked: Asked | None, image: MetadataImage | None = None) -> Any:
         cluster_id="cluster",
         image=lambda: image,
         config=SimpleNamespace(controller_listener_names=frozenset({"CONTROLLER"})),
-        heartbeats=Heartbeats(lambda *broker: asked.broker_connection_lost(*broker) if asked else None),
+        heartbeats=HeartbeatConnections(lambda *broker: asked.broker_connection_lost(*broker) if asked else None),
     )
 
 

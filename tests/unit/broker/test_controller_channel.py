@@ -96,15 +96,15 @@ async def test_a_connection_is_used_again() -> None:
 
 async def test_the_connections_are_bounded_and_the_rest_wait_their_turn() -> None:
     controller = Controller()
-    more = controller_channel.FORWARDED_AT_ONCE_MAX + 5
+    more = controller_channel.FORWARDED_REQUESTS_MAX + 5
     requests = [asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1")) for _ in range(more)]
-    await until(lambda: len(controller.lanes) == controller_channel.FORWARDED_AT_ONCE_MAX)
+    await until(lambda: len(controller.lanes) == controller_channel.FORWARDED_REQUESTS_MAX)
     with pytest.raises(KafkaError) as caught:
         await controller.channel.forward(b"request", "127.0.0.1", 20)
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
     controller.gate.set()
     assert await asyncio.gather(*requests) == [b"answer"] * more
-    assert controller.most_at_once == controller_channel.FORWARDED_AT_ONCE_MAX
+    assert controller.most_at_once == controller_channel.FORWARDED_REQUESTS_MAX
 
 
 async def test_a_request_to_a_controller_that_hangs_goes_to_the_next_one() -> None:
@@ -114,13 +114,13 @@ async def test_a_request_to_a_controller_that_hangs_goes_to_the_next_one() -> No
     request = asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1", timeout_ms=600_000))
     await until(lambda: controller.asked == [frozen])
     controller.leader = None
-    controller.channel.leader_changed()
+    controller.channel.on_leader_changed()
     await asyncio.sleep(0)
     assert controller.lanes, "nobody else is there to be asked"
     controller.leader = Endpoint("controller", 9094)
     controller.gate.set()
     controller.silent.clear()
-    controller.channel.leader_changed()
+    controller.channel.on_leader_changed()
     async with asyncio.timeout(PATIENCE_S):
         assert await request == b"answer"
     assert not controller.lanes
@@ -130,7 +130,7 @@ async def test_a_controller_that_still_leads_is_waited_for() -> None:
     controller = Controller()
     request = asyncio.ensure_future(controller.channel.forward(b"request", "127.0.0.1"))
     await until(lambda: len(controller.lanes) == 1)
-    controller.channel.leader_changed()
+    controller.channel.on_leader_changed()
     await asyncio.sleep(0.01)
     controller.gate.set()
     assert await request == b"answer"

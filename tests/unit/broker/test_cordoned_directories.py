@@ -102,9 +102,9 @@ async def test_a_controller_that_knows_no_cordons_is_told_of_none(
         return await attempt(request, version, **how)
 
     monkeypatch.setattr(lifecycle._channel, "attempt", watched)
-    lifecycle.poke()
+    lifecycle.request_heartbeat()
     await until(lambda: told)
     assert told[-1] == ([], 2)
     lifecycle._cordoned = lambda: None
-    lifecycle.poke()
+    lifecycle.request_heartbeat()
     await until(lambda: told[-1] == (None, 1))

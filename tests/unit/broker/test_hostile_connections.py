@@ -245,7 +245,7 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
         "broker.network.server": {"TRICKLE_BYTES_PER_S": "64 B"},
         "broker.apis.dispatch": {"COLD_TASKS_MAX": "4096"},
         "broker.cluster.topic_creation": {"CREATIONS_MAX": "100"},
-        "broker.cluster.controller_channel": {"FORWARDED_AT_ONCE_MAX": "32"},
+        "broker.cluster.controller_channel": {"FORWARDED_REQUESTS_MAX": "32"},
         "broker.apis.records.fetch": {"RESPONSE_BYTES_MAX": "2 MiB"},
         "broker.replicas.fetching.fetch_sessions": {"PARKED_MAX": "250,000", "PARTITIONS_MAX": "250,000"},
         "broker.replicas.fetching.follower_sessions": {

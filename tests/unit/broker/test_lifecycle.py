@@ -159,7 +159,7 @@ async def test_heartbeats_outlive_a_controller_that_is_away() -> None:
     await asyncio.sleep(0.1)
     heard = len(controller.heard)
     controller.is_there = True
-    lifecycle.poke()
+    lifecycle.request_heartbeat()
     await until(lambda: len(controller.heard) > heard)
     await lifecycle.close()
 

@@ -34,7 +34,7 @@ def ask(services, *names):
 
 
 async def test_an_answer_that_would_name_a_lost_leader_waits(services):
-    services.lost_brokers.lost(1)
+    services.lost_brokers.on_connection_lost(1)
     held = [ask(services, "t"), ask(services)]
     assert all(isinstance(answer, Deferred) and answer.response is None for answer in held)
     assert isinstance(ask(services, "another"), MetadataResponse)
@@ -45,16 +45,16 @@ async def test_an_answer_that_would_name_a_lost_leader_waits(services):
 
 async def test_it_does_not_wait_for_long(services, monkeypatch):
     monkeypatch.setattr(lost_brokers, "HOLD_MS_MAX", 10)
-    services.lost_brokers.lost(1)
+    services.lost_brokers.on_connection_lost(1)
     held = ask(services, "t")
     await until(lambda: held.response is not None)
     assert held.response.topics[0].partitions[0].leader_id == 1
 
 
 async def test_a_leader_that_answers_again_is_named_again(services):
-    services.lost_brokers.lost(1)
+    services.lost_brokers.on_connection_lost(1)
     held = ask(services, "t")
-    services.lost_brokers.found(1)
+    services.lost_brokers.on_connection_made(1)
     assert held.response is not None
     assert not services.lost_brokers
 
@@ -80,12 +80,12 @@ async def test_a_broker_fenced_a_moment_ago_is_still_listed(services, monkeypatc
 
 async def test_a_fenced_broker_that_hangs_is_not_listed(services):
     """Nor is one that only we can reach. A client that asked it would be told that it leads."""
-    services.lost_brokers.found(1)
+    services.lost_brokers.on_connection_made(1)
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
     await services.controller.broker_heartbeat(_fence(services))
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
     assert [one.node_id for one in ask(services).brokers] == []
-    services.lost_brokers.lost(1)
+    services.lost_brokers.on_connection_lost(1)
     response = metadata.handle(services, context(12), MetadataRequest(topics=[]))
     assert isinstance(response, MetadataResponse)
     assert [one.node_id for one in response.brokers] == [1], "its link broke, if only later than the news came"
@@ -103,10 +103,10 @@ def _fence(services):
 async def test_only_so_many_wait(monkeypatch):
     monkeypatch.setattr(lost_brokers, "WAITING_MAX", 1)
     brokers = LostBrokers()
-    brokers.lost(1)
+    brokers.on_connection_lost(1)
     called: list[int] = []
     for number in range(3):
-        brokers.when_settled(partial(called.append, number))
+        brokers.when_resolved(partial(called.append, number))
     assert called == [1, 2]
     brokers.close()
     assert called == [1, 2, 0]
@@ -133,7 +133,7 @@ async def test_a_leader_that_refuses_is_not_named_though_its_link_seems_to_stand
     """A dying process closes its connections one by one: a client may hear of it before this node does."""
     port = Port(services)
     port.state = PortState.REFUSES
-    services.lost_brokers.found(1)
+    services.lost_brokers.on_connection_made(1)
     held = [ask(services, "t"), ask(services, "t")]
     await until(lambda: services.lost_brokers)
     assert port.tried == 1
@@ -146,7 +146,7 @@ async def test_a_leader_that_refuses_is_not_named_though_its_link_seems_to_stand
 
 async def test_a_leader_that_accepts_is_named_and_not_tried_again_at_once(services):
     port = Port(services)
-    services.lost_brokers.found(1)
+    services.lost_brokers.on_connection_made(1)
     held = ask(services, "t")
     await until(lambda: held.response is not None)
     assert held.response.topics[0].partitions[0].leader_id == 1
@@ -158,7 +158,7 @@ async def test_what_became_of_a_leader_while_it_was_tried_is_told_at_once(servic
     port = Port(services)
     port.state = PortState.REFUSES
     port.gate.clear()
-    services.lost_brokers.found(1)
+    services.lost_brokers.on_connection_made(1)
     held = ask(services, "t")
     await asyncio.sleep(0)
     assert services.controller is not None
@@ -172,7 +172,7 @@ async def test_what_became_of_a_leader_while_it_was_tried_is_told_at_once(servic
 async def test_a_leader_that_does_not_answer_is_named_after_a_moment(services):
     port = Port(services)
     port.state = PortState.UNKNOWN
-    services.lost_brokers.found(1)
+    services.lost_brokers.on_connection_made(1)
     held = ask(services, "t")
     await until(lambda: held.response is not None)
     assert held.response.topics[0].partitions[0].leader_id == 1
@@ -181,7 +181,7 @@ async def test_a_leader_that_does_not_answer_is_named_after_a_moment(services):
 async def test_without_a_link_nothing_is_tried(services):
     port = Port(services)
     assert isinstance(ask(services, "t"), MetadataResponse)
-    services.lost_brokers.found(1)
+    services.lost_brokers.on_connection_made(1)
     assert isinstance(ask(services), MetadataResponse), "all topics: no client that looks for one leader"
     assert isinstance(ask(services, "another"), MetadataResponse)
     assert port.tried == 0

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.broker.cluster.topic_creation import GROUP_TOPIC, TopicCreation
+from tidelog.broker.cluster.topic_creation import GROUP_TOPIC, TopicCreator
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.decisions.state import NewTopic
@@ -38,7 +38,7 @@ async def test_its_numbers_are_the_brokers_own(name: str, partitions: int, repli
         },
     )
     controller = Controller()
-    await TopicCreation(config, cast(Any, controller)).ensure(name)
+    await TopicCreator(config, cast(Any, controller)).ensure(name)
     (asked,) = controller.asked
     assert (asked.name, asked.partition_count, asked.replication_factor) == (name, partitions, replicas)
 
@@ -51,7 +51,7 @@ async def test_another_broker_may_create_it_at_the_same_moment(caplog: pytest.Lo
             codes = {"twice": ErrorCode.TOPIC_ALREADY_EXISTS, "bad": ErrorCode.INVALID_REPLICATION_FACTOR}
             return {topic.name: KafkaError(codes[topic.name]) for topic in topics}
 
-    creation = TopicCreation(NodeConfig.load(None, {}), cast(Any, Refusing()))
+    creation = TopicCreator(NodeConfig.load(None, {}), cast(Any, Refusing()))
     await creation.ensure("twice")
     assert caplog.records == []
     with pytest.raises(KafkaError):

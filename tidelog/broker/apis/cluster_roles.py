@@ -34,7 +34,7 @@ class QuorumRequests(Protocol):
     def update_voter(self, request: Any, version: int) -> Awaitable[Any]: ...
 
 
-class ControllerCommands(Protocol):
+class ControllerRequests(Protocol):
     """`replication.controller.controller.Controller`, as far as others ask it."""
 
     is_active: bool
@@ -77,9 +77,9 @@ def check_time(timeout_ms: int) -> None:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT)
 
 
-def controller(services: Services) -> ControllerCommands:
+def controller(services: Services) -> ControllerRequests:
     """The active controller. Raises NOT_CONTROLLER if it is another node's."""
-    found = cast("ControllerCommands | None", services.controller)
-    if found is None or not found.is_active:
+    node_controller = cast("ControllerRequests | None", services.controller)
+    if node_controller is None or not node_controller.is_active:
         raise KafkaError(ErrorCode.NOT_CONTROLLER)
-    return found
+    return node_controller

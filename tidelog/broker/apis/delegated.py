@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from tidelog.broker.apis.cluster_roles import ControllerCommands, QuorumRequests, controller, quorum
+from tidelog.broker.apis.cluster_roles import ControllerRequests, QuorumRequests, controller, quorum
 from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
@@ -87,8 +87,8 @@ def _quorum(
 
 
 def _controller(
-    request: type[Message], response: type[Message], ask: Callable[[ControllerCommands, Any, int], Awaitable[Any]]
-) -> DelegatedApi[ControllerCommands]:
+    request: type[Message], response: type[Message], ask: Callable[[ControllerRequests, Any, int], Awaitable[Any]]
+) -> DelegatedApi[ControllerRequests]:
     return DelegatedApi(request, refusing(response), controller, ask)
 
 

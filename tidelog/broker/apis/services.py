@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from tidelog.broker.cluster.heartbeats import Heartbeats
+from tidelog.broker.cluster.heartbeats import HeartbeatConnections
 from tidelog.broker.cluster.lost_brokers import LostBrokers
-from tidelog.broker.cluster.producer_ids import ProducerIds
-from tidelog.broker.cluster.topic_creation import TopicCreation
+from tidelog.broker.cluster.producer_ids import ProducerIdManager
+from tidelog.broker.cluster.topic_creation import TopicCreator
 from tidelog.broker.network.counters import RequestCounters
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -62,14 +62,14 @@ class Services:
     inspections: Inspections = field(default=cast(Any, None))
     turns: FairScheduler = field(default_factory=lambda: FairScheduler(asyncio.get_running_loop().call_soon))
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
-    producer_ids: ProducerIds = field(init=False)
-    topic_creation: TopicCreation = field(init=False)
-    heartbeats: Heartbeats = field(init=False)
+    producer_ids: ProducerIdManager = field(init=False)
+    topic_creation: TopicCreator = field(init=False)
+    heartbeats: HeartbeatConnections = field(init=False)
 
     def __post_init__(self) -> None:
-        self.producer_ids = ProducerIds(self._allocate_producer_ids)
-        self.topic_creation = TopicCreation(self.config, self.controller_channel)
-        self.heartbeats = Heartbeats(self._broker_connection_lost)
+        self.producer_ids = ProducerIdManager(self._allocate_producer_ids)
+        self.topic_creation = TopicCreator(self.config, self.controller_channel)
+        self.heartbeats = HeartbeatConnections(self._broker_connection_lost)
 
     def quorum_leader_id(self) -> int:
         """Whom this node's quorum follows now, -1 nobody."""

@@ -1,5 +1,5 @@
-"""A broker as a member of its cluster.
+"""A broker as a member of its cluster: registration, heartbeats, forwarding, views of the metadata.
 
-Registration, heartbeats, requests forwarded to the active controller, the cluster as clients see it.
-The controller itself is in `replication/controller/`; partitions are in `broker/replicas/`.
+It forwards requests to the active controller, and shows clients the cluster's metadata. The
+controller itself is in `replication/controller/`; partitions are in `broker/replicas/`.
 """

@@ -1,4 +1,6 @@
-"""The metadata image as clients of one listener see it: which brokers they reach, who the controller is. Pure."""
+"""The view of the metadata image for clients of one listener: reachable brokers and the controller.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Final
 from tidelog.protocol.uuids import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.metadata.image import BrokerImage, EndpointImage, MetadataImage, PartitionImage
 
-# What Kafka says of a topic that is not there.
+# Kafka's error messages for an unknown topic.
 NO_SUCH_TOPIC: Final = "This server does not host this topic-partition."
 NO_SUCH_TOPIC_ID: Final = "This server does not host this topic ID."
 
@@ -16,7 +18,7 @@ NO_SUCH_TOPIC_ID: Final = "This server does not host this topic ID."
 def reachable_brokers(
     image: MetadataImage, listener_name: str, *, include_fenced: bool = False, fenced: Collection[int] = ()
 ) -> list[tuple[BrokerImage, EndpointImage]]:
-    """Brokers that have this listener, in order of id; those in `fenced` even if they are."""
+    """Unfenced brokers that have this listener, in order of id, and the fenced brokers in `fenced`."""
     return [
         (broker, broker.endpoints[listener_name])
         for _, broker in sorted(image.brokers.items())
@@ -25,33 +27,37 @@ def reachable_brokers(
 
 
 def broker_endpoint(image: MetadataImage, node_id: int, listener_name: str) -> EndpointImage | None:
-    """Where to reach a broker that is not fenced; None if it is, or lacks the listener."""
+    """The endpoint of an unfenced broker; None if it is fenced or lacks the listener."""
     broker = image.brokers.get(node_id)
     return None if broker is None or broker.fenced else broker.endpoints.get(listener_name)
 
 
 def offline_replicas(image: MetadataImage, partition: PartitionImage, listener_name: str) -> list[int]:
-    """Those whose broker is fenced, unknown or without this listener, or whose directory is gone."""
-    found = []
+    """The replicas with a lost log directory, or with a broker that is fenced,
+    unknown or without this listener.
+    """
+    offline_ids = []
     for replica, directory in zip(partition.replicas, partition.directories):
         broker = image.brokers.get(replica)
-        if broker is None or broker.fenced or listener_name not in broker.endpoints or _is_gone(broker, directory):
-            found.append(replica)
-    return found
+        if broker is None or broker.fenced or listener_name not in broker.endpoints or _is_lost(broker, directory):
+            offline_ids.append(replica)
+    return offline_ids
 
 
-def _is_gone(broker: BrokerImage, directory: bytes) -> bool:
+def _is_lost(broker: BrokerImage, directory: bytes) -> bool:
     if directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
         return False
     return directory == LOST_DIRECTORY or bool(broker.log_dirs and directory not in broker.log_dirs)
 
 
 def cluster_controller(image: MetadataImage, own_id: int, leader_id: int | None = None) -> int:
-    """The id clients are told to send administrative requests to: a broker, never a lone controller (KIP-631).
+    """The id of the broker to which clients send administrative requests; never a lone controller
+    (KIP-631).
 
-    Kafka names any living broker, which forwards; naming the controller's own, where it is one, saves that step.
-    `leader_id`: whom the quorum follows now. While that is not the image's controller, which may be dead, this broker
-    names itself: librdkafka waits long for a controller that does not answer.
+    Kafka names any unfenced broker, which forwards. This function names the active controller if it
+    is a broker, which saves the forwarding. `leader_id`: the quorum's present leader. While it
+    differs from the image's controller, which may be dead, this broker names itself: librdkafka
+    waits long for a controller that does not answer.
     """
     is_current = leader_id is None or leader_id == image.controller_id
     for node_id in (image.controller_id if is_current else own_id, own_id, *sorted(image.brokers)):

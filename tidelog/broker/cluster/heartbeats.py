@@ -1,7 +1,8 @@
-"""Which connections carry heartbeats of brokers, so that one that closes is heard of at once.
+"""The connections that carry brokers' heartbeats, so that the controller
+notices at once when one closes.
 
-Closing is only a hint: the controller still asks the broker's port. A heartbeat of a newer epoch of the same broker
-takes the place of the older; each connection is watched once.
+A close is only a hint: the controller then probes the broker's port. A heartbeat of a newer broker
+epoch replaces the older one. Each connection has one close callback.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from collections.abc import Callable
 from tidelog.broker.network.request import Peer
 
 
-class Heartbeats:
-    """`on_lost(broker_id, broker_epoch)` is called on the loop thread when a connection that carried them closes."""
+class HeartbeatConnections:
+    """`on_lost(broker_id, broker_epoch)` is called on the loop thread when such a connection
+    closes.
+    """
 
     def __init__(self, on_lost: Callable[[int, int], None]) -> None:
         self._on_lost = on_lost
         self._by_connection: dict[Peer, tuple[int, int]] = {}
 
-    def carried_by(self, connection: Peer | None, broker_id: int, broker_epoch: int) -> None:
+    def on_heartbeat(self, connection: Peer | None, broker_id: int, broker_epoch: int) -> None:
         if connection is None:
-            return  # a broker in this process ends with it
-        watched = connection in self._by_connection
+            return  # the broker of this process ends with the controller
+        is_watched = connection in self._by_connection
         self._by_connection[connection] = (broker_id, broker_epoch)
-        if not watched:
-            connection.on_close(lambda: self._closed(connection))
+        if not is_watched:
+            connection.on_close(lambda: self._on_closed(connection))
 
-    def _closed(self, connection: Peer) -> None:
+    def _on_closed(self, connection: Peer) -> None:
         self._on_lost(*self._by_connection.pop(connection))

@@ -1,8 +1,9 @@
-"""A broker's standing with the controller: registration, heartbeats, readiness, controlled shutdown.
+"""A broker's lifecycle: registration, heartbeats, readiness, controlled shutdown.
 
-A thin shell in the order of Kafka's BrokerLifecycleManager. What the broker says of itself is given in; what the
-controller makes of it comes back through the metadata. Invariant: `epoch` is that of the last accepted registration,
-and it is the one in every request that is fenced by it.
+A thin shell in the order of Kafka's BrokerLifecycleManager. The node passes in the content of
+registrations and heartbeats; the controller's decisions come back through the metadata. Invariant:
+`epoch` is that of the last accepted registration, and every request that carries a broker epoch
+carries this one.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ HEARTBEAT_VERSION = 1
 HEARTBEAT_VERSION_CORDONED = 2
 RETRY_MS = 50
 RETRY_MS_MAX = 500
-# Registration is refused while a broker of the same id still counts as alive; such things pass.
+# The controller refuses a registration while a broker of the same id has a
+# session, which ends with time.
 REGISTRATION_RETRY_MS = 200
-# A controlled shutdown is given up when no controller has answered for so long: a whole cluster may be stopping.
+# A controlled shutdown ends without an answer of a controller after this time: the
+# whole cluster may be stopping.
 SHUTDOWN_SILENCE_MS = 3_000
 SHUTDOWN_MS_MAX = 60_000
 
-# What makes a registration pointless, now and later.
-_FATAL = frozenset(
+# Errors that a retry of the registration cannot resolve.
+_FATAL_ERRORS = frozenset(
     {
         ErrorCode.INCONSISTENT_CLUSTER_ID,
         ErrorCode.UNSUPPORTED_VERSION,
         ErrorCode.INVALID_REGISTRATION,
     }
 )
-_FORGOTTEN = frozenset({ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCode.STALE_BROKER_EPOCH})
+_REREGISTRATION_ERRORS = frozenset({ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCode.STALE_BROKER_EPOCH})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,17 @@ class LifecycleSettings:
 
 
 class RegistrationRefused(Exception):
-    """The controller will never take this broker as it is; the text is fit to be shown."""
+    """The controller refuses this broker for good; the text is meant for the operator."""
 
 
 class BrokerLifecycle:
-    """`registration(previous_epoch)` is what to register with; `metadata_offset()` the last one published here.
+    """`registration(previous_epoch)` makes the request; `metadata_offset()` is the last one
+    published here.
 
-    `on_unheard(directory_id)`: no controller could be told in time that this directory has failed. `cordoned()`: the
-    directories that want no new replicas; None while that, or whether the controller knows such, is not known.
-    `on_registered(epoch)`: a controller has taken this broker in, the first time or again.
+    `on_report_timeout(directory_id)`: no controller has acknowledged the failure of this directory
+    in time. `cordoned()`: the cordoned directories, or None while they are unknown, or while it is
+    unknown whether the controller supports them. `on_registered(epoch)`: a controller has accepted
+    a registration, the first or a later one.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class BrokerLifecycle:
         settings: LifecycleSettings,
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
-        on_unheard: Callable[[bytes], None] = lambda directory_id: None,
+        on_report_timeout: Callable[[bytes], None] = lambda directory_id: None,
         cordoned: Callable[[], list[bytes] | None] = lambda: None,
         on_registered: Callable[[int], None] = lambda epoch: None,
     ) -> None:
@@ -91,24 +96,26 @@ class BrokerLifecycle:
         self._settings = settings
         self._loop = loop
         self._rng = rng
-        self._on_unheard = on_unheard
+        self._on_report_timeout = on_report_timeout
         self._cordoned = cordoned
         self._on_registered = on_registered
         self._offline_directories: dict[bytes, asyncio.TimerHandle | None] = {}
-        """Told in every heartbeat; with each the time by which the controller must have heard of it, if it has not."""
+        """The failed directories, sent in every heartbeat, each with the timer of its unacknowledged report."""
         self._is_ready = False
         self._wants_shutdown = False
         self._may_shut_down = False
-        self._heard_at = loop.time()
-        self._poked = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._beating: asyncio.Task[None] | None = None
-        self._registering: asyncio.Task[None] | None = None
+        self._last_response_s = loop.time()
+        self._wake_event = asyncio.Event()
+        self._state_changed = asyncio.Event()
+        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._registration_task: asyncio.Task[None] | None = None
 
     async def register(self, previous_epoch: int) -> int:
-        """Until a controller has taken us in; the broker epoch. Raises RegistrationRefused.
+        """Retry until a controller accepts the registration; returns the broker
+        epoch. Raises RegistrationRefused.
 
-        `previous_epoch`: the last one of this broker if all that it wrote is there, else -1 (KIP-966).
+        `previous_epoch`: the broker's last epoch if its logs have lost nothing since, else -1
+        (KIP-966).
         """
         self._previous_epoch = previous_epoch
         while True:
@@ -120,80 +127,82 @@ class BrokerLifecycle:
             code = ErrorCode(response.error_code)
             if code == ErrorCode.NONE:
                 break
-            if code in _FATAL:
+            if code in _FATAL_ERRORS:
                 raise RegistrationRefused(f"the controller refuses broker {self._node_id}: {code.name}")
             logger.info("registration of broker %d is put off: %s", self._node_id, code.name)
             await asyncio.sleep(REGISTRATION_RETRY_MS / 1000)
         self.epoch = self._previous_epoch = response.broker_epoch
         logger.info("broker %d is registered in epoch %d", self._node_id, self.epoch)
         self._on_registered(self.epoch)
-        if self._beating is None:
-            self._heard_at = self._loop.time()
-            self._beating = self._loop.create_task(self._beat(), name="heartbeats")
+        if self._heartbeat_task is None:
+            self._last_response_s = self._loop.time()
+            self._heartbeat_task = self._loop.create_task(self._send_heartbeats(), name="heartbeats")
         return self.epoch
 
     async def become_ready(self) -> None:
-        """Everything is served: ask to be unfenced, and wait for it."""
+        """This broker can serve: request to be unfenced, and wait for it."""
         self._is_ready = True
-        self.poke()
+        self.request_heartbeat()
         while self.is_fenced:
-            self._changed.clear()
-            await self._changed.wait()
+            self._state_changed.clear()
+            await self._state_changed.wait()
 
-    def poke(self) -> None:
-        """Send a heartbeat now: there is something new to say, or somebody new to say it to."""
-        self._poked.set()
+    def request_heartbeat(self) -> None:
+        """Send a heartbeat now, because its content or the controller has changed."""
+        self._wake_event.set()
 
     def directory_failed(self, directory_id: bytes) -> None:
-        """The controller is to know that the replicas in this log directory are gone."""
+        """Report to the controller that the replicas in this log directory are offline."""
         timeout_s = self._settings.directory_failure_timeout_ms / 1000
-        self._offline_directories[directory_id] = self._loop.call_later(timeout_s, self._on_unheard, directory_id)
-        self.poke()
+        self._offline_directories[directory_id] = self._loop.call_later(
+            timeout_s, self._on_report_timeout, directory_id
+        )
+        self.request_heartbeat()
 
     async def shut_down(self) -> None:
-        """Have this broker's leaderships moved away, as far as somebody is there to do it."""
-        if self._beating is None:
+        """Let the controller move the leaderships of this broker away, if a controller answers."""
+        if self._heartbeat_task is None:
             return
         self._wants_shutdown = True
-        self._heard_at = began = self._loop.time()
-        self.poke()
+        self._last_response_s = start_s = self._loop.time()
+        self.request_heartbeat()
         while not self._may_shut_down:
             now = self._loop.time()
-            if (now - self._heard_at) * 1000 > SHUTDOWN_SILENCE_MS or (now - began) * 1000 > SHUTDOWN_MS_MAX:
+            if (now - self._last_response_s) * 1000 > SHUTDOWN_SILENCE_MS or (now - start_s) * 1000 > SHUTDOWN_MS_MAX:
                 logger.warning("controlled shutdown is given up: no controller answers")
                 break
-            self._changed.clear()
+            self._state_changed.clear()
             try:
                 async with asyncio.timeout(RETRY_MS / 1000):
-                    await self._changed.wait()
+                    await self._state_changed.wait()
             except TimeoutError:
-                self.poke()
+                self.request_heartbeat()
 
     async def close(self) -> None:
-        for task in (self._registering, self._beating):
+        for task in (self._registration_task, self._heartbeat_task):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self._registering = self._beating = None
+        self._registration_task = self._heartbeat_task = None
         for timer in self._offline_directories.values():
             if timer is not None:
                 timer.cancel()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         backoff = Backoff(RETRY_MS, RETRY_MS_MAX)
         while True:
-            self._poked.clear()
+            self._wake_event.clear()
             heartbeat = self._heartbeat()
             version = HEARTBEAT_VERSION if heartbeat.cordoned_log_dirs is None else HEARTBEAT_VERSION_CORDONED
             try:
                 response = await self._channel.attempt(
                     heartbeat, version, timeout_ms=self._settings.heartbeat_timeout_ms, lane="heartbeat"
                 )
-                wait_ms = self._heard(heartbeat, response)
+                wait_ms = self._handle_response(heartbeat, response)
             except PeerUnreachable as error:
                 logger.debug("heartbeat: %s", error)
                 wait_ms = -1
-            except Exception:  # a bug of ours, or of who answered: this broker lives, and is to go on saying so
+            except Exception:  # a bug here or in the controller must not end the heartbeats
                 logger.exception("a heartbeat came to nothing")
                 wait_ms = -1
             if wait_ms < 0:
@@ -202,7 +211,7 @@ class BrokerLifecycle:
                 backoff.reset()
             try:
                 async with asyncio.timeout(wait_ms / 1000):
-                    await self._poked.wait()
+                    await self._wake_event.wait()
             except TimeoutError:
                 pass
 
@@ -217,38 +226,40 @@ class BrokerLifecycle:
             cordoned_log_dirs=self._cordoned(),
         )
 
-    def _heard(self, heartbeat: BrokerHeartbeatRequest, response: Any) -> int:
-        """Take in an answer; how long to the next heartbeat, -1 for soon."""
+    def _handle_response(self, heartbeat: BrokerHeartbeatRequest, response: Any) -> int:
+        """Handle a heartbeat's response; returns the ms until the next heartbeat,
+        or -1 for the backoff's delay.
+        """
         code = ErrorCode(response.error_code)
-        if code in _FORGOTTEN and not self._wants_shutdown:
+        if code in _REREGISTRATION_ERRORS and not self._wants_shutdown:
             logger.warning("broker %d is not known in epoch %d: registering again", self._node_id, self.epoch)
-            if self._registering is None:
-                self._registering = self._loop.create_task(self._register_again(), name="register again")
+            if self._registration_task is None:
+                self._registration_task = self._loop.create_task(self._register_again(), name="register again")
             return self._settings.heartbeat_interval_ms
         if code != ErrorCode.NONE:
             logger.debug("heartbeat refused: %s", code.name)
             return -1
-        self._heard_at = self._loop.time()
+        self._last_response_s = self._loop.time()
         for directory_id in heartbeat.offline_log_dirs:
             timer = self._offline_directories[directory_id]
             if timer is not None:
                 timer.cancel()
                 self._offline_directories[directory_id] = None
-        fenced = bool(response.is_fenced)
-        if fenced != self.is_fenced:
-            logger.info("broker %d is %s", self._node_id, "fenced" if fenced else "unfenced")
-        self.is_fenced = fenced
+        is_fenced = bool(response.is_fenced)
+        if is_fenced != self.is_fenced:
+            logger.info("broker %d is %s", self._node_id, "fenced" if is_fenced else "unfenced")
+        self.is_fenced = is_fenced
         self._may_shut_down = bool(response.should_shut_down)
-        self._changed.set()
-        if self._is_ready and fenced and not self._wants_shutdown:
+        self._state_changed.set()
+        if self._is_ready and is_fenced and not self._wants_shutdown:
             return -1
         return self._settings.heartbeat_interval_ms
 
     async def _register_again(self) -> None:
         try:
             await self.register(self.epoch)
-            self.poke()
+            self.request_heartbeat()
         except RegistrationRefused as error:
             logger.error("%s", error)
         finally:
-            self._registering = None
+            self._registration_task = None

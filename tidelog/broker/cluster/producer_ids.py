@@ -1,7 +1,7 @@
-"""Producer ids for this broker to hand out: from a block, and when that is used up from the controller's next.
+"""Producer ids of this broker, from blocks that the controller allocates.
 
-Ids of one cluster are never given twice, not even after a crash: a block counts as used once it is allocated (KIP-730,
-Kafka's RPCProducerIdManager).
+Invariant: a producer id is used once in a cluster, also after a crash, because an allocated block
+counts as used (KIP-730, Kafka's RPCProducerIdManager).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.decisions.state import ProducerIdBlock
 
 
-class ProducerIds:
+class ProducerIdManager:
     """`allocate()` gets the next block for this broker from the controller."""
 
     def __init__(self, allocate: Callable[[], Awaitable[ProducerIdBlock]]) -> None:
@@ -24,16 +24,16 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     def take(self) -> int | None:
-        """The next id, or None when the block is used up."""
+        """The next id, or None at the end of the block."""
         if self._next == self._end:
             return None
         self._next += 1
         return self._next - 1
 
     async def next(self) -> int:
-        """The next id, from a new block if need be. Raises KafkaError as the controller does."""
+        """The next id, from a new block if necessary. Raises the controller's KafkaError."""
         while (producer_id := self.take()) is None:
-            async with self._lock:  # one request for a block, however many wait
+            async with self._lock:  # one block at a time, for all that wait
                 if self._next == self._end:
                     block = await self._allocate()
                     self._next, self._end = block.first, block.first + block.size

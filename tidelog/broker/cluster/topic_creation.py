@@ -1,7 +1,9 @@
-"""Topics created because somebody asked for them: unknown names in Metadata, the group coordinator's topic.
+"""Automatic creation of topics: unknown names in Metadata requests, and the group coordinator's
+topic.
 
-One creation per name is under way at a time, and not more than a bounded number of them; what one request asks for is
-created at once. Which settings an internal topic gets is Kafka's (AutoTopicCreationManager).
+Invariant: one creation per name is under way at a time, and the number of creations is bounded. The
+topics of one request are created together. An internal topic gets Kafka's settings
+(AutoTopicCreationManager).
 """
 
 from __future__ import annotations
@@ -22,57 +24,59 @@ logger = logging.getLogger("tidelog.topics")
 
 GROUP_TOPIC = "__consumer_offsets"
 CREATIONS_MAX = 100
-# So many of them are named in the log.
-NAMED_MAX = 20
+# The log line of a creation has at most this many names.
+LOGGED_NAMES_MAX = 20
 
 
-class TopicCreation:
+class TopicCreator:
     def __init__(self, config: NodeConfig, controller: ControllerChannel) -> None:
         self._config = config
         self._controller = controller
-        self._under_way: dict[str, asyncio.Task[dict[str, KafkaError | None]]] = {}
+        self._tasks: dict[str, asyncio.Task[dict[str, KafkaError | None]]] = {}
 
     def start(self, names: Iterable[str]) -> None:
-        """Create these topics, soon. Names already under way, or beyond the bound, are left for a later request."""
-        room = CREATIONS_MAX - len(self._under_way)
-        new = [name for name in dict.fromkeys(names) if name not in self._under_way][: max(0, room)]
-        if new:
-            what = new[0] if len(new) == 1 else f"{len(new)} topics"
-            task = asyncio.get_running_loop().create_task(self._create(new), name=f"create {what}")
-            self._under_way |= dict.fromkeys(new, task)
+        """Start to create these topics. Skip names that are being created, and names beyond the
+        bound.
+        """
+        room = CREATIONS_MAX - len(self._tasks)
+        new_names = [name for name in dict.fromkeys(names) if name not in self._tasks][: max(0, room)]
+        if new_names:
+            description = new_names[0] if len(new_names) == 1 else f"{len(new_names)} topics"
+            task = asyncio.get_running_loop().create_task(self._create(new_names), name=f"create {description}")
+            self._tasks |= dict.fromkeys(new_names, task)
 
     async def ensure(self, name: str) -> None:
-        """Create one topic and wait until it is there. Raises the KafkaError of the attempt."""
+        """Create one topic and wait for it. Raises the KafkaError of the attempt."""
         self.start([name])
-        task = self._under_way.get(name)
+        task = self._tasks.get(name)
         error = (await asyncio.shield(task))[name] if task is not None else None
         if error is not None:
             raise error
 
     async def close(self) -> None:
-        """Wait for what is under way; nothing may be started any more."""
-        await asyncio.gather(*dict.fromkeys(self._under_way.values()))
+        """Wait for the creations under way; the caller must not start more."""
+        await asyncio.gather(*dict.fromkeys(self._tasks.values()))
 
     async def _create(self, names: list[str]) -> dict[str, KafkaError | None]:
         errors: dict[str, KafkaError | None]
         try:
             errors = await self._controller.create_topics([self._topic(name) for name in names])
-        except KafkaError as refused:
-            errors = dict.fromkeys(names, refused)
+        except KafkaError as refusal:
+            errors = dict.fromkeys(names, refusal)
         finally:
             for name in names:
-                del self._under_way[name]
+                del self._tasks[name]
         created = [name for name in names if errors[name] is None]
         if created:
             logger.info(
                 "created on demand: %s",
-                ", ".join(created[:NAMED_MAX])
-                + ("" if len(created) <= NAMED_MAX else f" and {len(created) - NAMED_MAX} more"),
+                ", ".join(created[:LOGGED_NAMES_MAX])
+                + ("" if len(created) <= LOGGED_NAMES_MAX else f" and {len(created) - LOGGED_NAMES_MAX} more"),
             )
         for name, error in errors.items():
             if error is not None and error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
-                errors[name] = None  # another broker was asked for it at the same moment
-        for name in [name for name in names if errors[name] is not None][:NAMED_MAX]:
+                errors[name] = None  # another broker created it at the same moment
+        for name in [name for name in names if errors[name] is not None][:LOGGED_NAMES_MAX]:
             logger.warning("could not create topic %s on demand: %s", name, errors[name])
         return errors
 
@@ -89,5 +93,6 @@ class TopicCreation:
                     ("segment.bytes", str(config.integer("offsets.topic.segment.bytes"))),
                 ),
             )
-        # This broker's own numbers: the controller, which may be another node, has others for who gives none.
+        # This broker's own defaults: the controller, which may be another node, has defaults of its
+        # own.
         return NewTopic(name, config.integer("num.partitions"), config.integer("default.replication.factor"))

@@ -21,6 +21,6 @@ async def handle(
 ) -> BrokerHeartbeatResponse:
     active = controller(services)
     if context.connection is not None:
-        services.heartbeats.carried_by(context.connection, request.broker_id, request.broker_epoch)
+        services.heartbeats.on_heartbeat(context.connection, request.broker_id, request.broker_epoch)
     response: BrokerHeartbeatResponse = await active.broker_heartbeat(request, context.api_version)
     return response

@@ -49,14 +49,14 @@ _Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
 def handle(
     services: Services, context: RequestContext, request: MetadataRequest
 ) -> MetadataResponse | Deferred | Coroutine[Any, Any, MetadataResponse]:
-    if services.lost_brokers and services.lost_brokers.any_of(_leaders(services.image(), request)):
+    if services.lost_brokers and services.lost_brokers.contains_any(_leaders(services.image(), request)):
         return _when_settled(services, context, request)
     if request.topics is not None and len(request.topics) > TOPICS_AT_ONCE_MAX:
         return _answer_in_pieces(services, context, request)
     if request.topics:
-        doubtful = services.lost_brokers.doubtful(_leaders(services.image(), request))
-        if doubtful:
-            return _after_trying(services, context, request, doubtful)
+        unverified_leaders = services.lost_brokers.unverified(_leaders(services.image(), request))
+        if unverified_leaders:
+            return _after_trying(services, context, request, unverified_leaders)
     return _answer(services, context, request)
 
 
@@ -85,7 +85,7 @@ def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
 
 def _when_settled(services: Services, context: RequestContext, request: MetadataRequest) -> Deferred:
     answer = Deferred()
-    services.lost_brokers.when_settled(partial(_complete, answer, services, context, request))
+    services.lost_brokers.when_resolved(partial(_complete, answer, services, context, request))
     return answer
 
 
@@ -98,12 +98,12 @@ def _after_trying(
 
     def tried() -> None:
         complete = partial(_complete, answer, services, context, request)
-        if lost_brokers.any_of(_leaders(services.image(), request)):
-            lost_brokers.when_settled(complete)
+        if lost_brokers.contains_any(_leaders(services.image(), request)):
+            lost_brokers.when_resolved(complete)
         else:
             complete()
 
-    lost_brokers.try_all(leaders, tried)
+    lost_brokers.probe_all(leaders, tried)
     return answer
 
 
@@ -142,7 +142,7 @@ def _answering(
         brokers=[
             MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
             for broker, endpoint in reachable_brokers(
-                image, context.listener_name, fenced=services.lost_brokers.lately_fenced()
+                image, context.listener_name, fenced=services.lost_brokers.recently_fenced()
             )
         ],
         cluster_id=services.cluster_id,
