@@ -363,10 +363,10 @@ class Partition:
             base_offset, mark = int.from_bytes(batches[:8], "big"), log.high_watermark
             if base_offset < log.log_end_offset:
                 log.truncate_fully_and_start_at(base_offset)
-                log.append_as_follower(batches, now_ms)
+                log.append_as_follower(batches, now_ms, epoch_max=self.leader_epoch)
                 log.set_high_watermark(mark)
                 return
-        log.append_as_follower(batches, now_ms)
+        log.append_as_follower(batches, now_ms, epoch_max=self.leader_epoch)
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
         """Cut the log. Batches that go were refused when the lead was lost: what is pipelined behind them is no gap.

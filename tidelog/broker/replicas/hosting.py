@@ -292,6 +292,7 @@ class Hosting:
                 self._assignments.lies_in(partition.topic_id, partition.index, lies_in)
 
     def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
+        self._doubt_epochs(partition, placed)
         led = partition.leads
         if placed.leader == self._node_id:
             if self._fetchers is not None:
@@ -310,6 +311,14 @@ class Hosting:
             self._on_role(partition, False)
         if changed and self._fetchers is not None:
             self._fetchers.follow(partition)
+
+    def _doubt_epochs(self, partition: Partition, placed: PartitionImage) -> None:
+        """A log that was just opened may have taken over the damaged leader epoch of its last batch."""
+        try:
+            if not partition.offline and partition.log.doubt_epochs_above(placed.leader_epoch):
+                self._partitions.on_damage(partition)
+        except OSError as error:
+            self._partitions.refusal(partition, error)
 
     def _drop(self, topic: TopicImage, index: int) -> None:
         partition = self._partitions.find(topic.topic_id, index)

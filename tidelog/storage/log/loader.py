@@ -71,6 +71,8 @@ class LoadedLog(NamedTuple):
     """What was read and checked, because the last process did not close the log."""
     cut_bytes: int = 0
     """What of that was taken from the end."""
+    filed_epochs: tuple[tuple[int, int], ...] = ()
+    """(epoch, start offset) as the epoch file had them, where they were made anew from batches that were scanned."""
 
 
 class Checkpoints(NamedTuple):
@@ -226,6 +228,7 @@ class _Loader:
             self.gaps_explained_below,
             self.scanned_bytes,
             self.cut_bytes,
+            tuple(self.filed_epochs),
         )
 
     def _note_first_timestamp(self, active: Segment) -> None:

@@ -64,11 +64,11 @@ class PartitionLog:
     """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
 
     __slots__ = (
-        "_checkpointed_start", "_end_at_maintenance", "_flush_at", "_rules", "_segment_bytes", "cleaned_offset",
-        "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure", "gaps_explained_below",
-        "high_watermark", "is_closed", "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset",
-        "log_start_offset", "may_be_cleaned", "partition", "producers", "segments", "snapshots", "topic", "topic_id",
-        "write_checkpoint",
+        "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "_flush_at", "_rules", "_segment_bytes",
+        "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure",
+        "gaps_explained_below", "high_watermark", "is_closed", "jitter_ms", "lacks_producers", "leader_epochs",
+        "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "segments", "snapshots",
+        "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,7 @@ class PartitionLog:
         self.partition = partition
         self.topic_id = loaded.topic_id
         self.leader_epochs = loaded.leader_epochs
+        self._filed_epochs = loaded.filed_epochs
         self.segments = loaded.segments
         self.segments.leader_epochs = loaded.leader_epochs
         self.producers = loaded.producers
@@ -216,14 +217,16 @@ class PartitionLog:
         append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
-    def append_as_follower(self, batches: memoryview, now_ms: int, *, may_have_gaps: bool = False) -> AppendInfo | None:
-        """Append what the leader sent, offsets and all; None when there is no whole batch in it.
+    def append_as_follower(
+        self, batches: memoryview, now_ms: int, *, may_have_gaps: bool = False, epoch_max: int = INT64_MAX
+    ) -> AppendInfo | None:
+        """Append what the leader, of epoch `epoch_max`, sent, offsets and all; None when no whole batch is in it.
 
         Raises UnexplainedGap where the first batch begins behind the log end though nothing can have been compacted;
         from a gap behind it on, nothing is appended.
         """
         no_gap_from = INT64_MAX if may_have_gaps or self.config.is_compacted else self.gaps_explained_below
-        admitted = admit_replicated(batches, self.log_end_offset, no_gap_from)
+        admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
         if not admitted:
             return None
         end = admitted[-1][0] + admitted[-1][1]
@@ -495,6 +498,15 @@ class PartitionLog:
         )
         if not agrees and known.correct(findings.epochs, start, findings.end_offset):
             logger.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
+
+    def doubt_epochs_above(self, leader_epoch: int) -> bool:
+        """Note as damaged what claims a later leader epoch than the partition has had; True if anything does."""
+        first_offset = self.leader_epochs.forget_above(leader_epoch, self._filed_epochs)
+        self._filed_epochs = ()
+        for segment in self.segments.from_offset(first_offset) if first_offset >= 0 else ():
+            segment.findings = segment.examine(epoch_max=leader_epoch)
+            self.adopt_findings(segment)
+        return first_offset >= 0
 
     def _segment_of(self, path: str) -> Segment | None:
         return next((segment for segment in self.segments if path.startswith(segment.stem)), None)

@@ -170,12 +170,15 @@ class UnexplainedGap(KafkaError):
         self.end_offset = end_offset
 
 
-def admit_replicated(batches: memoryview, next_offset: int, no_gap_from: int = INT64_MAX) -> list[Batch]:
+def admit_replicated(
+    batches: memoryview, next_offset: int, no_gap_from: int = INT64_MAX, epoch_max: int = INT64_MAX
+) -> list[Batch]:
     """Check batches fetched from a leader, which carry their offsets already; whole batches only.
 
     A partial last batch, as a fetch may end in, is left out; so is what lies behind a gap that reaches above
-    `no_gap_from`. Raises CORRUPT_MESSAGE, UnexplainedGap where that gap comes first, or OFFSET_OUT_OF_RANGE for a batch
-    below `next_offset` (Kafka's UnexpectedAppendOffsetException).
+    `no_gap_from`. Raises CORRUPT_MESSAGE, also for a leader epoch above `epoch_max`, which the CRC does not cover;
+    UnexplainedGap where that gap comes first; OFFSET_OUT_OF_RANGE for a batch below `next_offset` (Kafka's
+    UnexpectedAppendOffsetException).
     """
     size = len(batches)
     position = 0
@@ -193,6 +196,8 @@ def admit_replicated(batches: memoryview, next_offset: int, no_gap_from: int = I
             break
         if _crc32c(batches[position + ATTRIBUTES_OFFSET : end]) != crc:
             raise CorruptRecord(f"the CRC of the batch at offset {base_offset} is wrong")
+        if leader_epoch > epoch_max:
+            raise CorruptRecord(f"the batch at offset {base_offset} is of leader epoch {leader_epoch}")
         if base_offset < next_offset or last_delta < 0:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"a batch of offset {base_offset}, but the log ends at {next_offset}"

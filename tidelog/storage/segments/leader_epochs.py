@@ -113,6 +113,20 @@ class LeaderEpochs:
         self._changed()
         return True
 
+    def forget_above(self, epoch_max: int, filed: Iterable[tuple[int, int]]) -> int:
+        """Forget the epochs above `epoch_max`, which never were; the offset where the first of them began, -1: none.
+
+        What `filed`, the epochs as they were before, say from there on is taken in their place.
+        """
+        if self.latest <= epoch_max:
+            return -1
+        first_offset = next(start for epoch, start in self if epoch > epoch_max)
+        self.truncate_from_end(first_offset)
+        for epoch, start in filed:
+            if start >= first_offset and self.latest < epoch <= epoch_max:
+                self.assign(epoch, start)
+        return first_offset
+
     def correct(self, seen: list[tuple[int, int]], first_offset: int, end_offset: int) -> bool:
         """Take over the epochs of the records [first_offset, end_offset), as the batches say; True if any was wrong.
 
