@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence, Sized
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
@@ -129,6 +130,38 @@ def swallow_output() -> None:
 def as_count(things: Sized, noun: str) -> str:
     """`3 topics`, `1 topic`."""
     return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def as_bytes(size: int) -> str:
+    """`1.4 MiB`; a dash for a size that is not known."""
+    if size < 0:
+        return "-"
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def as_time(timestamp_ms: int) -> str:
+    """`2026-03-01T12:00:00.000Z`; a dash where there is none, or none that a calendar has."""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC) if timestamp_ms >= 0 else None
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)
+    return "-" if moment is None else f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"
+
+
+def time_in(text: str) -> int:
+    """ms since 1970, as such or as a date and time, which is UTC unless it says otherwise. Raises a usage error."""
+    if text.isdecimal() and len(text) < 18:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no time: expected ms since 1970, or YYYY-MM-DDTHH:MM:SS") from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def say_count(count: int) -> None:

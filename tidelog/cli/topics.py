@@ -1,7 +1,11 @@
-"""`tidelog topics`: list, create, describe, alter, delete, through the admin client of any Kafka-compatible cluster."""
+"""`tidelog topics`: list, create, describe, alter, delete, through the admin client of any Kafka-compatible cluster.
+
+Not here: `topics offsets` and `topics delete-records`, which are in `topic_records.py`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -18,25 +22,32 @@ from tidelog.cli.common import (
     run,
 )
 from tidelog.cli.configs import warn_of_unknown
+from tidelog.cli.topic_records import bounds_of, delete_records, offsets
 from tidelog.client import Admin, NewTopic, TopicPartition
 from tidelog.client.model import ConfigEntry, PartitionDescription, PartitionReassignment, TopicDescription
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import uuid_to_text
 
 Moves = dict[TopicPartition, PartitionReassignment]
+Configs = dict[str, dict[str, str | None]]
+Details = dict[TopicPartition, dict[str, int | None]]
 
 _TOPIC_CONFIG = 1  # DescribeConfigs' source of a value set for the topic
 
 
 @click.group("topics", context_settings=HELP)
 def command() -> None:
-    """List, create, describe, alter and delete topics.
+    """List, create, describe, alter and delete topics; show their offsets, delete records.
 
     \b
     Example:
       tidelog topics create flights --partitions 6
       tidelog topics describe flights
     """
+
+
+command.add_command(offsets)
+command.add_command(delete_records)
 
 
 @command.command("list")
@@ -130,10 +141,20 @@ def _assignment(text: str | None) -> list[list[int]]:
 @click.argument("names", nargs=-1)
 @click.option("--under-replicated", "wanted", flag_value="under-replicated", help="Only with replicas out of sync.")
 @click.option("--unavailable", "wanted", flag_value="unavailable", help="Only those without a leader.")
+@click.option("--sizes", "sizes_wanted", is_flag=True, help="Also the size of each partition's log, at its leader.")
+@click.option("--offsets", "offsets_wanted", is_flag=True, help="Also the first and the next offset.")
+@click.option("--configs", "all_configs", is_flag=True, help="All configs, not only those set for the topic.")
 @as_json
 @connecting
 def describe(
-    names: tuple[str, ...], bootstrap: str, properties: dict[str, str], wanted: str | None, json_wanted: bool
+    names: tuple[str, ...],
+    bootstrap: str,
+    properties: dict[str, str],
+    wanted: str | None,
+    sizes_wanted: bool,
+    offsets_wanted: bool,
+    all_configs: bool,
+    json_wanted: bool,
 ) -> None:
     """Print who holds each partition of the topics NAMES, of all topics without NAMES.
 
@@ -142,40 +163,75 @@ def describe(
     \b
     Example:
       tidelog topics describe flights --json
+      tidelog topics describe flights --sizes --offsets --configs
       tidelog topics describe --under-replicated
     """
 
-    async def ask() -> tuple[list[TopicDescription], dict[str, dict[str, str | None]], Moves]:
+    async def ask() -> tuple[list[TopicDescription], Configs, Details]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             found = await admin.describe_topics(list(names) or None)
             entries = await admin.describe_configs(topics=found)
             moves = await _moves(admin) if wanted == "under-replicated" else {}
-            return [found[name] for name in sorted(found)], {name: _set_here(entries[name]) for name in found}, moves
+            topics = [_chosen(found[name], wanted, moves) for name in sorted(found)]
+            if wanted is not None:
+                topics = [topic for topic in topics if topic.partitions]
+            configs = {topic.name: _configs(entries[topic.name], everything=all_configs) for topic in topics}
+            return topics, configs, await _details(admin, topics, sizes=sizes_wanted, offsets=offsets_wanted)
 
-    topics, configs, moves = run(ask())
-
-    def chosen_of(topic: TopicDescription) -> list[PartitionDescription]:
-        if wanted == "under-replicated":
-            return [each for each in topic.partitions if _lacks_replicas(topic.name, each, moves)]
-        return [each for each in topic.partitions if wanted is None or each.leader is None]
-
-    chosen = {topic.name: chosen_of(topic) for topic in topics}
-    if wanted is not None:
-        topics = [topic for topic in topics if chosen[topic.name]]
+    topics, configs, details = run(ask())
     if json_wanted:
-        print_json([{**_as_dict(topic, chosen[topic.name]), "configs": configs[topic.name]} for topic in topics])
+        print_json([{**_as_dict(topic, details), "configs": configs[topic.name]} for topic in topics])
         return
+    more = (("SIZE",) if sizes_wanted else ()) + (("EARLIEST", "LATEST") if offsets_wanted else ())
     rows = [
         (topic.name, part.partition, "none" if part.leader is None else part.leader, part.leader_epoch)
         + (_ids(part.replicas), _ids(part.isr), _ids(part.offline_replicas))
+        + tuple(
+            "-" if value is None else value
+            for value in details.get(TopicPartition(topic.name, part.partition), {}).values()
+        )
         for topic in topics
-        for part in chosen[topic.name]
+        for part in topic.partitions
     ]
-    print_table(("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE"), rows)
+    print_table(("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE", *more), rows)
     settings = [(topic.name, key, value) for topic in topics for key, value in sorted(configs[topic.name].items())]
     if settings:
         click.echo()
         print_table(("TOPIC", "CONFIG", "VALUE"), settings)
+
+
+def _chosen(topic: TopicDescription, wanted: str | None, moves: Moves) -> TopicDescription:
+    """The topic with those of its partitions that are asked for."""
+    if wanted is None:
+        return topic
+    if wanted == "under-replicated":
+        partitions = [each for each in topic.partitions if _lacks_replicas(topic.name, each, moves)]
+    else:
+        partitions = [each for each in topic.partitions if each.leader is None]
+    return replace(topic, partitions=tuple(partitions))
+
+
+async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool, offsets: bool) -> Details:
+    """Sizes and offsets by partition, None for what cannot be known without a leader."""
+    led = {TopicPartition(topic.name, part.partition): part.leader for topic in topics for part in topic.partitions}
+    details: Details = {partition: {} for partition in led}
+    if sizes:
+        leaders = sorted({leader for leader in led.values() if leader is not None})
+        described = await admin.describe_log_dirs(leaders, [topic.name for topic in topics])
+        known = {
+            (replica.topic, replica.partition, broker_id): replica.size_bytes
+            for broker_id, directories in described.items()
+            for directory in directories
+            for replica in directory.replicas
+            if not replica.is_future
+        }
+        for partition, leader in led.items():
+            details[partition]["size_bytes"] = None if leader is None else known.get((*partition, leader))
+    if offsets:
+        bounds = await bounds_of(admin, [partition for partition, leader in led.items() if leader is not None])
+        for partition in led:
+            details[partition]["earliest"], details[partition]["latest"] = bounds.get(partition, (None, None))
+    return details
 
 
 @command.command("alter")
@@ -294,16 +350,16 @@ def _lacks_replicas(topic: str, partition: PartitionDescription, moves: Moves) -
     return len(partition.isr) < len(due)
 
 
-def _set_here(entries: dict[str, ConfigEntry]) -> dict[str, str | None]:
-    """What was set for the topic itself, not what it has from its broker."""
-    return {name: entry.value for name, entry in entries.items() if entry.source == _TOPIC_CONFIG}
+def _configs(entries: dict[str, ConfigEntry], *, everything: bool) -> dict[str, str | None]:
+    """What was set for the topic itself; with `everything` also what it has from its broker."""
+    return {name: entry.value for name, entry in entries.items() if everything or entry.source == _TOPIC_CONFIG}
 
 
 def _ids(nodes: tuple[int, ...]) -> str:
     return ",".join(map(str, nodes)) or "-"
 
 
-def _as_dict(topic: TopicDescription, partitions: list[PartitionDescription]) -> dict[str, Any]:
+def _as_dict(topic: TopicDescription, details: Details) -> dict[str, Any]:
     return {
         "name": topic.name,
         "topic_id": uuid_to_text(topic.topic_id),
@@ -316,7 +372,8 @@ def _as_dict(topic: TopicDescription, partitions: list[PartitionDescription]) ->
                 "replicas": list(part.replicas),
                 "isr": list(part.isr),
                 "offline_replicas": list(part.offline_replicas),
+                **details.get(TopicPartition(topic.name, part.partition), {}),
             }
-            for part in partitions
+            for part in topic.partitions
         ],
     }

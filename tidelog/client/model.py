@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tidelog.protocol.errors import KafkaError
+
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
 MAX_TIMESTAMP = -3
@@ -166,6 +168,49 @@ class ReplicaLogDirs(NamedTuple):
 
     current: str | None = None
     future: str | None = None
+
+
+class ReplicaSize(NamedTuple):
+    """A replica in a log directory. `offset_lag`: behind the high watermark; if it is a future one, the current."""
+
+    topic: str
+    partition: int
+    size_bytes: int
+    offset_lag: int
+    is_future: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirDescription:
+    """A log directory of a broker. `error` is None while it can be used; sizes of the volume are -1 where not known."""
+
+    path: str
+    error: KafkaError | None
+    replicas: tuple[ReplicaSize, ...]
+    total_bytes: int = -1
+    usable_bytes: int = -1
+    is_cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerVersions:
+    """What a broker serves: (lowest, highest) version by API key and by feature; finalized levels are the cluster's."""
+
+    apis: Mapping[int, tuple[int, int]]
+    supported_features: Mapping[str, tuple[int, int]]
+    finalized_features: Mapping[str, int]
+    finalized_epoch: int = -1
+
+
+class ProducerState(NamedTuple):
+    """A producer as a partition's leader knows it; -1 where there is nothing to tell."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    transaction_start_offset: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from tidelog.client.admin.base import check
 from tidelog.client.admin.cluster import ClusterAdmin
 from tidelog.client.admin.configs import ConfigAdmin
+from tidelog.client.admin.features import FeaturesAdmin
 from tidelog.client.admin.groups import GroupAdmin
 from tidelog.client.admin.log_dirs import LogDirsAdmin
 from tidelog.client.model import (
@@ -22,12 +23,14 @@ from tidelog.client.model import (
     NewTopic,
     OffsetAndTimestamp,
     PartitionDescription,
+    ProducerState,
     TopicDescription,
     TopicPartition,
     as_names,
     as_partition,
 )
-from tidelog.client.network.offsets import list_offsets
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.offsets import list_offsets, raise_for_missing_partitions
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -43,12 +46,18 @@ from tidelog.protocol.messages.delete_records import (
     DeleteRecordsTopic,
 )
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersRequestTopicRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponseProducerState,
+)
 from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
 _SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
-class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin, LogDirsAdmin):
+class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
     """Manages a cluster. Options are Kafka's admin configuration with underscores.
 
     async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:
@@ -149,18 +158,12 @@ class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin, LogDirsAdmin):
         left: dict[TopicPartition, int] = {}
 
         async def attempt() -> None:
-            by_leader: dict[int, dict[str, DeleteRecordsTopic]] = {}
-            for (topic, number), offset in wanted.items():
-                partition = TopicPartition(topic, number)
-                if partition in left:
-                    continue
-                leader = cluster.metadata.leader(partition)
-                if leader < 0:
-                    cluster.request_refresh()
-                    raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
-                entry = by_leader.setdefault(leader, {}).setdefault(topic, DeleteRecordsTopic(name=topic))
-                entry.partitions.append(DeleteRecordsPartition(partition_index=number, offset=offset))
-            for leader, topics in by_leader.items():
+            for leader, partitions in self._by_leader(cluster, [each for each in wanted if each not in left]).items():
+                topics: dict[str, DeleteRecordsTopic] = {}
+                for partition in partitions:
+                    entry = topics.setdefault(partition.topic, DeleteRecordsTopic(name=partition.topic))
+                    number, offset = partition.partition, wanted[partition]
+                    entry.partitions.append(DeleteRecordsPartition(partition_index=number, offset=offset))
                 request = DeleteRecordsRequest(topics=list(topics.values()), timeout_ms=self._config.request_timeout_ms)
                 response = await cluster.call(leader, request, DeleteRecordsResponse)
                 for answer in response.topics:
@@ -173,6 +176,63 @@ class Admin(ClusterAdmin, ConfigAdmin, GroupAdmin, LogDirsAdmin):
 
         await self._until(attempt)
         return left
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[ProducerState]]:
+        """Who has written to these partitions with a producer id, as their leaders remember it (KIP-664).
+
+        Raises KafkaError of the first partition that cannot be described, such as UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        cluster = await self._reach()
+        wanted = [as_partition(each) for each in partitions]
+        for topic in {partition.topic for partition in wanted}:
+            await cluster.topic(topic, self._config.default_api_timeout_ms)
+        described: dict[TopicPartition, list[ProducerState]] = {}
+
+        async def attempt() -> None:
+            missing = [each for each in wanted if each not in described]
+            for leader, own in self._by_leader(cluster, missing).items():
+                topics: dict[str, DescribeProducersRequestTopicRequest] = {}
+                for topic, number in own:
+                    entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
+                    entry.partition_indexes.append(number)
+                request = DescribeProducersRequest(topics=list(topics.values()))
+                response = await cluster.call(leader, request, DescribeProducersResponse)
+                for answer in response.topics:
+                    for each in answer.partitions:
+                        partition = TopicPartition(answer.name, each.partition_index)
+                        if ErrorCode.of(each.error_code).invalidates_metadata:
+                            cluster.request_refresh()
+                        check(each.error_code, each.error_message, str(partition))
+                        described[partition] = sorted(_producer(one) for one in each.active_producers)
+
+        await self._until(attempt)
+        return {partition: described[partition] for partition in wanted if partition in described}
+
+    @staticmethod
+    def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE."""
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            leader = cluster.metadata.leader(partition)
+            if leader < 0:
+                raise_for_missing_partitions(cluster, [partition])
+                cluster.request_refresh()
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+            by_leader.setdefault(leader, []).append(partition)
+        return by_leader
+
+
+def _producer(state: DescribeProducersResponseProducerState) -> ProducerState:
+    return ProducerState(
+        state.producer_id,
+        state.producer_epoch,
+        state.last_sequence,
+        state.last_timestamp,
+        state.coordinator_epoch,
+        state.current_txn_start_offset,
+    )
 
 
 def _creatable(topic: Any) -> CreatableTopic:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidelog.client.admin.base import AdminBase, Response, check, refusal
-from tidelog.client.model import Replica, ReplicaLogDirs, TopicPartition
+from tidelog.client.model import LogDirDescription, Replica, ReplicaLogDirs, ReplicaSize, TopicPartition, as_names
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.alter_replica_log_dirs import (
@@ -22,11 +22,27 @@ from tidelog.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
+    DescribeLogDirsResult,
 )
 
 
 class LogDirsAdmin(AdminBase):
     """The part of `Admin` that is about log directories."""
+
+    async def describe_log_dirs(
+        self, broker_ids: Iterable[int], topics: Iterable[str] | None = None
+    ) -> dict[int, list[LogDirDescription]]:
+        """The log directories of these brokers with the replicas in them, of `topics` only where they are given.
+
+        Raises KafkaError of a broker that does not answer.
+        """
+        wanted = None if topics is None else set(as_names(topics))
+        described: dict[int, list[LogDirDescription]] = {}
+        for broker_id in broker_ids:
+            answer = await self._ask(broker_id, DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse)
+            check(answer.error_code, None, f"log directories of broker {broker_id}")
+            described[broker_id] = [_described(each, wanted) for each in answer.results]
+        return described
 
     async def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
         """Where each of them lies, and where it is on its way to; none that its broker does not have."""
@@ -79,3 +95,20 @@ class LogDirsAdmin(AdminBase):
             return await connection.call(request, answer, self._config.request_timeout_ms)
 
         return await self._until(attempt)
+
+
+def _described(result: DescribeLogDirsResult, topics: set[str] | None) -> LogDirDescription:
+    replicas = [
+        ReplicaSize(topic.name, each.partition_index, each.partition_size, each.offset_lag, each.is_future_key)
+        for topic in result.topics
+        if topics is None or topic.name in topics
+        for each in topic.partitions
+    ]
+    return LogDirDescription(
+        result.log_dir,
+        refusal(result.error_code, None, result.log_dir),
+        tuple(sorted(replicas)),
+        result.total_bytes,
+        result.usable_bytes,
+        result.is_cordoned,
+    )

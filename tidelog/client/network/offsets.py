@@ -6,7 +6,7 @@ Used by consumer, admin and the raw reader. Stateless.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tidelog.client.model import OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
@@ -96,13 +96,13 @@ async def list_offsets_once(
     for error in await asyncio.gather(*calls, return_exceptions=True):
         if error is not None:
             raise error
-    _raise_for_missing_partitions(cluster, leaderless)
+    raise_for_missing_partitions(cluster, leaderless)
     if leaderless:
         last_error = last_error or KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(next(iter(leaderless))))
     return last_error
 
 
-def _raise_for_missing_partitions(cluster: Cluster, leaderless: Mapping[TopicPartition, int]) -> None:
+def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition]) -> None:
     """Raise for unusable topics and for partition numbers beyond the topic's: waiting does not
     help.
     """

@@ -9,12 +9,15 @@ from tidelog.client.admin import client as admin
 from tidelog.client.admin.configs import ConfigChange, ConfigResource
 from tidelog.client.groups.model import GroupDescription, GroupListing, PartitionLag
 from tidelog.client.model import (
+    BrokerVersions,
     ClusterDescription,
     ConfigEntry,
+    LogDirDescription,
     NewTopic,
     OffsetAndMetadata,
     OffsetAndTimestamp,
     PartitionReassignment,
+    ProducerState,
     QuorumDescription,
     Replica,
     ReplicaLogDirs,
@@ -63,6 +66,20 @@ class Admin(Twin):
         self, partitions: Iterable[TopicPartition] | None = None, **how: Any
     ) -> dict[TopicPartition, KafkaError | None]:
         return self._run(lambda: self._admin.elect_leaders(partitions, **how))
+
+    def describe_log_dirs(
+        self, broker_ids: Iterable[int], topics: Iterable[str] | None = None
+    ) -> dict[int, list[LogDirDescription]]:
+        return self._run(lambda: self._admin.describe_log_dirs(broker_ids, topics))
+
+    def describe_versions(self, broker_id: int | None = None) -> BrokerVersions:
+        return self._run(lambda: self._admin.describe_versions(broker_id))
+
+    def update_features(self, levels: Mapping[str, int], **how: Any) -> None:
+        self._run(lambda: self._admin.update_features(levels, **how))
+
+    def describe_producers(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerState]]:
+        return self._run(lambda: self._admin.describe_producers(partitions))
 
     def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
         return self._run(lambda: self._admin.describe_replica_log_dirs(replicas))

@@ -1,0 +1,56 @@
+"""`tidelog producers`: who has written to partitions of a topic with a producer id, as their leaders remember it."""
+
+from __future__ import annotations
+
+import click
+
+from tidelog.cli.common import HELP, as_json, as_time, client_options, connecting, print_json, print_table, run
+from tidelog.client import Admin, TopicPartition
+from tidelog.client.model import ProducerState
+
+
+@click.command("producers", context_settings=HELP)
+@click.argument("topic")
+@click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition.")
+@as_json
+@connecting
+def command(
+    topic: str, numbers: tuple[int, ...], bootstrap: str, properties: dict[str, str], json_wanted: bool
+) -> None:
+    """Print the idempotent producers that the partitions of TOPIC know, and the sequence that each wrote last.
+
+    A producer is forgotten producer.id.expiration.ms after its last record (a day by default).
+
+    \b
+    Example:
+      tidelog producers flights --partition 0
+    """
+
+    async def ask() -> dict[TopicPartition, list[ProducerState]]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            known = (await admin.describe_topics([topic]))[topic].partitions
+            chosen = numbers or [each.partition for each in known]
+            return await admin.describe_producers([TopicPartition(topic, number) for number in chosen])
+
+    described = run(ask())
+    if json_wanted:
+        print_json(
+            [
+                {"topic": partition.topic, "partition": partition.partition, **each._asdict()}
+                for partition, producers in described.items()
+                for each in producers
+            ]
+        )
+        return
+    rows = [
+        (partition.topic, partition.partition, each.producer_id, each.producer_epoch, each.last_sequence)
+        + (as_time(each.last_timestamp_ms), _or_dash(each.transaction_start_offset))
+        for partition, producers in described.items()
+        for each in producers
+    ]
+    header = ("TOPIC", "PARTITION", "PRODUCER", "EPOCH", "LAST SEQUENCE", "LAST WRITTEN", "TRANSACTION FROM")
+    print_table(header, rows)
+
+
+def _or_dash(offset: int) -> str:
+    return "-" if offset < 0 else str(offset)

@@ -1,0 +1,205 @@
+"""`tidelog topics offsets` and `tidelog topics delete-records`: where the logs of a topic begin and end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidelog.cli.common import (
+    HELP,
+    as_json,
+    as_time,
+    client_options,
+    connecting,
+    print_json,
+    print_table,
+    run,
+    time_in,
+)
+from tidelog.client import Admin, OffsetAndTimestamp, TopicPartition
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+_TIMES = {"earliest": "earliest", "latest": "latest", "max-timestamp": "max_timestamp"}
+_NUMBERS = {"-1": "latest", "-2": "earliest", "-3": "max_timestamp"}  # as Kafka's tool takes them
+
+
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or value in _TIMES:
+        return None if value is None else _TIMES[value]
+    if value in _NUMBERS:
+        return _NUMBERS[value]
+    return time_in(value)
+
+
+@click.command("offsets", context_settings=HELP)
+@click.argument("names", nargs=-1, required=True)
+@click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition.")
+@click.option(
+    "--time",
+    "at",
+    callback=_time,
+    metavar="TIME",
+    help="The first offset from then on: earliest, latest, max-timestamp, ms since 1970, or 2026-03-01T12:00:00 (UTC).",
+)
+@as_json
+@connecting
+def offsets(
+    names: tuple[str, ...],
+    numbers: tuple[int, ...],
+    at: int | str | None,
+    bootstrap: str,
+    properties: dict[str, str],
+    json_wanted: bool,
+) -> None:
+    """Print the first and the next offset of each partition of the topics NAMES, or the offsets at a time.
+
+    Between them there may be fewer records than offsets: compaction takes some away.
+
+    \b
+    Examples:
+      tidelog topics offsets flights
+      tidelog topics offsets flights --time 2026-03-01T12:00:00
+    """
+
+    async def ask() -> list[dict[str, Any]]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            partitions = await partitions_of(admin, names, numbers)
+            if at is not None:
+                return _at_time(await admin.list_offsets(dict.fromkeys(partitions, at)))
+            return [
+                {"topic": partition.topic, "partition": partition.partition, "earliest": first, "latest": end}
+                for partition, (first, end) in (await bounds_of(admin, partitions)).items()
+            ]
+
+    rows = run(ask())
+    if json_wanted:
+        print_json(rows)
+    elif at is None:
+        cells = [(*row.values(), row["latest"] - row["earliest"]) for row in rows]
+        print_table(("TOPIC", "PARTITION", "EARLIEST", "LATEST", "OFFSETS"), cells)
+    else:
+        cells = [
+            (row["topic"], row["partition"], "-" if row["offset"] is None else row["offset"])
+            + (as_time(-1 if row["timestamp_ms"] is None else row["timestamp_ms"]),)
+            for row in rows
+        ]
+        print_table(("TOPIC", "PARTITION", "OFFSET", "TIMESTAMP"), cells)
+
+
+def _at_time(answers: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> list[dict[str, Any]]:
+    """None for an offset: no record is that late."""
+    return [
+        {
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "offset": None if answer is None else answer.offset,
+            "timestamp_ms": None if answer is None or answer.timestamp_ms < 0 else answer.timestamp_ms,
+        }
+        for partition, answer in sorted(answers.items())
+    ]
+
+
+async def partitions_of(admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]) -> list[TopicPartition]:
+    """The partitions of these topics; only those numbered so, where numbers are given. Raises KafkaError."""
+    topics = await admin.describe_topics(names)
+    found = []
+    for name in dict.fromkeys(names):
+        known = [each.partition for each in topics[name].partitions]
+        for number in numbers or known:
+            if number not in known:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {name}-{number}")
+            found.append(TopicPartition(name, number))
+    return found
+
+
+async def bounds_of(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    """The first offset of each, and the one that the next record will have."""
+    first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+    end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+
+    def offset(answer: OffsetAndTimestamp | None) -> int:
+        return 0 if answer is None else answer.offset
+
+    return {partition: (offset(first[partition]), offset(end[partition])) for partition in partitions}
+
+
+@click.command("delete-records", context_settings=HELP)
+@click.argument("name", required=False)
+@click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition.")
+@click.option("--before-offset", type=click.IntRange(0), metavar="N", help="What is before this offset.")
+@click.option("--before-time", metavar="TIME", help="What is before the first record from then on, as `offsets` says.")
+@click.option("--all", "everything", is_flag=True, help="All records that there are now.")
+@click.option(
+    "--offset-json-file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='Offsets as Kafka\'s tool reads them: {"partitions":[{"topic":"t","partition":0,"offset":9}],"version":1}.',
+)
+@as_json
+@connecting
+def delete_records(
+    name: str | None,
+    numbers: tuple[int, ...],
+    before_offset: int | None,
+    before_time: str | None,
+    everything: bool,
+    file: Path | None,
+    bootstrap: str,
+    properties: dict[str, str],
+    json_wanted: bool,
+) -> None:
+    """Delete the records at the beginning of the partitions of the topic NAME. They are gone for every reader.
+
+    \b
+    Examples:
+      tidelog topics delete-records flights --partition 0 --before-offset 1000
+      tidelog topics delete-records flights --before-time 2026-03-01T00:00:00
+      tidelog topics delete-records --offset-json-file plan.json
+    """
+    kinds = (before_offset is not None, before_time is not None, everything, file is not None)
+    if kinds.count(True) != 1 or (file is None) == (name is None) or (file is not None and numbers):
+        raise click.UsageError(
+            "wanted: NAME with one of --before-offset, --before-time or --all, or --offset-json-file alone"
+        )
+    planned = None if file is None else _read(file)
+    before_ms = None if before_time is None else time_in(before_time)
+
+    async def targets(admin: Admin) -> dict[TopicPartition, int]:
+        if planned is not None:
+            return planned
+        partitions = await partitions_of(admin, (name or "",), numbers)
+        if before_ms is None:
+            return dict.fromkeys(partitions, -1 if everything else before_offset or 0)
+        found = await admin.list_offsets(dict.fromkeys(partitions, before_ms))
+        return {each: -1 if at is None else at.offset for each, at in found.items()}
+
+    async def ask() -> dict[TopicPartition, int]:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            return await admin.delete_records(await targets(admin))
+
+    try:
+        left = sorted(run(ask()).items())
+    except KafkaError as error:
+        if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise
+        raise KafkaError(error.code, f"{error.message} ends before that offset: see `tidelog topics offsets`") from None
+    if json_wanted:
+        print_json([{"topic": topic, "partition": number, "low_watermark": offset} for (topic, number), offset in left])
+    else:
+        print_table(("TOPIC", "PARTITION", "EARLIEST"), [(*partition, offset) for partition, offset in left])
+
+
+def _read(path: Path) -> dict[TopicPartition, int]:
+    try:
+        rows = json.loads(path.read_text())["partitions"]
+        found = {TopicPartition(str(row["topic"]), int(row["partition"])): int(row["offset"]) for row in rows}
+    except (ValueError, KeyError, TypeError):
+        form = '{"partitions":[{"topic":"t","partition":0,"offset":9}],"version":1}'
+        raise click.ClickException(f"{path}: expected {form}") from None
+    if not found or len(found) != len(rows):
+        raise click.ClickException(f"{path}: {'names no partition' if not found else 'names a partition twice'}")
+    return found
