@@ -10,9 +10,13 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
+
+from tests.unit import architecture_map
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tidelog"
@@ -268,3 +272,21 @@ def test_the_index_of_decisions_is_complete():
     folder = ROOT / "docs" / "decisions"
     listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text()))
     assert listed == {path.name for path in folder.glob("[0-9]*.md")}
+
+
+def test_there_is_no_circle_of_imports():
+    """Imports for the type checker alone count, too: who needs a name to be understood stands on it."""
+    graph = grimp.build_graph("tidelog", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert sum(map(len, imports.values())) > 1000
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_the_map_of_the_architecture_is_what_the_docstrings_say():
+    assert architecture_map.PAGE.read_text() == architecture_map.rendered(), (
+        "run: python -m tests.unit.architecture_map"
+    )
+    assert "    dispatch.py - One frame in, one answer out" in architecture_map.rendered()

@@ -1,1 +1,1 @@
-"""The server process: network, dispatch, one file per API, coordinators, command line."""
+"""The server process: network, APIs, replicas, coordinators, and the node that puts them together."""

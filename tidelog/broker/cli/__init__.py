@@ -1,1 +1,0 @@
-"""The commands behind `tidelog`; each file is imported only when its command runs."""
