@@ -1,7 +1,8 @@
 """Tidelog: a Kafka-compatible broker in pure Python.
 
-The face of the package: its public names, each imported from its room on first use, so that `import tidelog`
-costs nothing and a client never loads the server.
+The face of the package: what users call, pass, get back and catch. Each name is imported from its room on first use, so
+that `import tidelog` costs nothing and a client never loads the server. The blocking clients are in
+`tidelog.client.sync`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,65 @@ from typing import TYPE_CHECKING, Any
 from tidelog.version import __version__
 
 if TYPE_CHECKING:
-    from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
+    from tidelog.client.admin.client import Admin
+    from tidelog.client.admin.configs import ConfigChange, ConfigResource
+    from tidelog.client.consuming.consumer import Consumer
+    from tidelog.client.consuming.log_truncation import LogTruncation
+    from tidelog.client.consuming.subscription import RebalanceListener
+    from tidelog.client.model import (
+        ConsumerRecord,
+        NewTopic,
+        OffsetAndMetadata,
+        OffsetAndTimestamp,
+        RecordMetadata,
+        Replica,
+        TopicPartition,
+    )
+    from tidelog.client.producing.producer import Producer
+    from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
     from tidelog.testing.embedded import EmbeddedBroker
 
-__all__ = ["Admin", "Consumer", "EmbeddedBroker", "NewTopic", "Producer", "TopicPartition", "__version__"]
+__all__ = [
+    "Admin",
+    "ConfigChange",
+    "ConfigError",
+    "ConfigResource",
+    "Consumer",
+    "ConsumerRecord",
+    "EmbeddedBroker",
+    "ErrorCode",
+    "KafkaError",
+    "LogTruncation",
+    "NewTopic",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
+    "Producer",
+    "RebalanceListener",
+    "RecordMetadata",
+    "Replica",
+    "TopicPartition",
+    "__version__",
+]
 
 _HOMES: dict[str, str] = {
-    "Admin": "tidelog.client",
-    "Consumer": "tidelog.client",
-    "EmbeddedBroker": "tidelog.testing.embedded",
-    "NewTopic": "tidelog.client",
-    "Producer": "tidelog.client",
-    "TopicPartition": "tidelog.client",
+    "Admin": "client.admin.client",
+    "ConfigChange": "client.admin.configs",
+    "ConfigError": "protocol.errors",
+    "ConfigResource": "client.admin.configs",
+    "Consumer": "client.consuming.consumer",
+    "ConsumerRecord": "client.model",
+    "EmbeddedBroker": "testing.embedded",
+    "ErrorCode": "protocol.errors",
+    "KafkaError": "protocol.errors",
+    "LogTruncation": "client.consuming.log_truncation",
+    "NewTopic": "client.model",
+    "OffsetAndMetadata": "client.model",
+    "OffsetAndTimestamp": "client.model",
+    "Producer": "client.producing.producer",
+    "RebalanceListener": "client.consuming.subscription",
+    "RecordMetadata": "client.model",
+    "Replica": "client.model",
+    "TopicPartition": "client.model",
 }
 
 
@@ -31,7 +79,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'tidelog' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(f"tidelog.{home}"), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The map in `docs/ARCHITECTURE.md`: a line for each room and file, from its docstring; run as a module it is written."""
+"""The map in `docs/ARCHITECTURE.md`: a line for each room and file, from its docstring. Run as a module, writes it."""
 
 from __future__ import annotations
 

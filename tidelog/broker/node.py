@@ -22,7 +22,6 @@ from tidelog.broker.broker_side import BrokerSide
 from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.broker.cluster.lifecycle import RegistrationRefused
 from tidelog.broker.config.dynamic_config import DynamicConfig
-from tidelog.broker.config.node_config import ConfigError
 from tidelog.broker.config.unserved import check_served, keys_without_effect
 from tidelog.broker.metadata_side import MetadataSide
 from tidelog.broker.network.channel import Channels
@@ -34,6 +33,7 @@ from tidelog.broker.replicas.log_directories import LogDirectories
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspections
+from tidelog.protocol.errors import ConfigError
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.version import __version__
 

@@ -99,7 +99,7 @@ def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> di
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Runs a command's coroutine. An option no client knows is wrong usage, Ctrl-C that nothing awaits a failure."""
-    from tidelog.client.config import ConfigError
+    from tidelog.protocol.errors import ConfigError
 
     try:
         return asyncio.run(main)

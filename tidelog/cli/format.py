@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidelog.broker.config.node_config import ConfigError, NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.cli.common import HELP, as_json, fail, overriding, print_json
+from tidelog.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidelog.replication.ports import Endpoint

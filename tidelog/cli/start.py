@@ -16,8 +16,9 @@ from typing import Any
 
 import click
 
-from tidelog.broker.config.node_config import ConfigError, NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.cli.common import HELP, fail, overriding, reason, swallow_output
+from tidelog.protocol.errors import ConfigError
 
 
 @click.command("start", context_settings=HELP)

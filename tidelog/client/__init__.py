@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidelog.client.admin.client import Admin
-    from tidelog.client.config import ConfigError
     from tidelog.client.consuming.consumer import Consumer
     from tidelog.client.consuming.log_truncation import LogTruncation
     from tidelog.client.consuming.subscription import RebalanceListener
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tidelog.client.producing.producer import Producer
+    from tidelog.protocol.errors import ConfigError
 
 _HOMES = {
     "Admin": "admin.client",

@@ -15,15 +15,12 @@ from typing import Any, Self
 from tidelog.client.assignment.assignors import assignor_named
 from tidelog.client.assignment.partitioner import CustomPartitioner
 from tidelog.protocol.batches.compression import CODECS, LEVELS
+from tidelog.protocol.errors import ConfigError
 
 Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]
 _DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
-
-
-class ConfigError(ValueError):
-    """An option the client cannot start with; the message is one line and names it."""
 
 
 def _number(default: int, at_least: int = 0, at_most: int = _INT32_MAX) -> Any:

@@ -187,6 +187,10 @@ class KafkaError(Exception):
         return self.code.retriable
 
 
+class ConfigError(ValueError):
+    """An option or a configuration key that cannot be used; the message is one line that names it."""
+
+
 class MalformedMessage(Exception):
     """Bytes from outside that are no message of the expected kind and version."""
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from tidelog.client.config import ConfigError
 from tidelog.client.model import OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
 from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions, compile_pattern
 from tidelog.spark_ingest.planning import OffsetRange

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final
 
-from tidelog.client.config import ConfigError, ConsumerConfig
+from tidelog.client.config import ConsumerConfig
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
+from tidelog.protocol.errors import ConfigError
 
 EARLIEST: Final = EARLIEST_TIMESTAMP
 LATEST: Final = LATEST_TIMESTAMP

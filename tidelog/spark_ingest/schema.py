@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from tidelog.client.config import ConfigError
+from tidelog.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -13,8 +13,8 @@ import pytest
 from tests.patience import until
 from tests.unit.broker.test_node import produce
 from tidelog.broker.cluster.lifecycle import BrokerLifecycle, RegistrationRefused
-from tidelog.broker.config.node_config import ConfigError
 from tidelog.broker.replicas.found_logs import FoundLogs
+from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.directory import LogDirectory

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from tidelog.broker.apis.cluster_roles import at_controller
-from tidelog.broker.config.node_config import ConfigError, Listener, NodeConfig, nearest_keys
+from tidelog.broker.config.node_config import Listener, NodeConfig, nearest_keys
 from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import ConfigError
 from tidelog.storage.segments.log_config import INDEX_INTERVAL_BYTES_MAX
 
 

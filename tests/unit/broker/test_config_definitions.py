@@ -13,7 +13,6 @@ from tidelog.broker.config.definition_types import (
     PER_BROKER,
     SHORT,
     STRING,
-    ConfigError,
     parse_value,
 )
 from tidelog.broker.config.definitions import (
@@ -28,6 +27,7 @@ from tidelog.broker.config.definitions import (
     validate_topic_config,
 )
 from tidelog.broker.config.definitions_own import OWN
+from tidelog.protocol.errors import ConfigError
 from tidelog.storage.segments.log_config import LogConfig
 
 TABLES = {**BROKER, **DYNAMIC_ONLY, **{f"topic {n}": d for n, d in TOPIC.items()}}

@@ -6,8 +6,9 @@ import pytest
 
 from tests.unit.broker import configuration_page
 from tidelog.broker.config.definitions import BROKER
-from tidelog.broker.config.node_config import ConfigError, NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.config.unserved import check_served, has_effect, keys_without_effect
+from tidelog.protocol.errors import ConfigError
 
 CLUSTER = {
     "process.roles": "broker",

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog.broker.config.node_config import ConfigError
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
+from tidelog.protocol.errors import ConfigError
 from tidelog.testing import embedded
 from tidelog.testing.embedded import EmbeddedBroker
 

@@ -12,11 +12,12 @@ import pytest
 
 from tests.unit.broker.conftest import RunningNode, StartNode
 from tests.unit.broker.scraping import get, scrape
-from tidelog.broker.config.node_config import ConfigError, NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.metrics.http_pages import what_is_sick, what_is_unready
 from tidelog.broker.network.server import ListenError
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
+from tidelog.protocol.errors import ConfigError
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.directory import LogDirectory
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidelog.broker.config.java_properties import PropertiesError, parse_properties
-from tidelog.broker.config.node_config import ConfigError, NodeConfig
+from tidelog.broker.config.node_config import NodeConfig
+from tidelog.protocol.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tidelog.broker.config.node_config import ConfigError
 from tidelog.broker.network.server import ListenError
 from tidelog.protocol.api import SERVED
 from tidelog.protocol.batches.records import decode_batch
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client.config import ClientConfig, ConfigError, ConsumerConfig, ProducerConfig
+from tidelog.client.config import ClientConfig, ConsumerConfig, ProducerConfig
+from tidelog.protocol.errors import ConfigError
 
 
 def test_the_defaults_are_kafkas():

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from tidelog.client.config import ConfigError
 from tidelog.client.network.offsets import list_offsets
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.spark_ingest import offsets
 from tidelog.spark_ingest.offsets import DataLoss, resolve_ranges
 from tidelog.spark_ingest.planning import OffsetRange

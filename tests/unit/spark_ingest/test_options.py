@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.client.config import ConfigError, ConsumerConfig
+from tidelog.client.config import ConsumerConfig
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.options import (
     EARLIEST,
     LATEST,

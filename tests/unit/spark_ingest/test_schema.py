@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tidelog.client.config import ConfigError
+from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.schema import SPARK_TYPES, projection, source_schema
 
 types = pytest.importorskip("pyspark.sql.types")

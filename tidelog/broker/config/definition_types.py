@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.java_text import parse_double, parse_integer, print_double, split_list, trim
 
 # The types, numbered as DescribeConfigs reports them (org.apache.kafka.clients.admin.ConfigEntry.ConfigType).
@@ -35,10 +36,6 @@ _WHOLE = ("Configuration ", "Invalid value ")
 _AGO = re.compile(r"by_duration:P(?=.)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?", re.IGNORECASE)
 
 Row = tuple[str, int, str | None, Validator, str, str]
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; `str()` of it is one line for the operator or the client."""
 
 
 _BITS = {SHORT: 16, INT: 32, LONG: 64}

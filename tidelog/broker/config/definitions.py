@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidelog.broker.config.definition_types import (
-    CLUSTER_WIDE,
-    LIST,
-    PER_BROKER,
-    ConfigDefinition,
-    ConfigError,
-    table,
-)
+from tidelog.broker.config.definition_types import CLUSTER_WIDE, LIST, PER_BROKER, ConfigDefinition, table
 from tidelog.broker.config.definitions_cluster import CLIENT_METRICS_CONFIGS, CLUSTER
 from tidelog.broker.config.definitions_cluster import DYNAMIC_ONLY as DYNAMIC_ONLY_ROWS
 from tidelog.broker.config.definitions_coordinators import COORDINATORS, GROUP_CONFIGS
 from tidelog.broker.config.definitions_log import LOG, TOPIC_CONFIGS
 from tidelog.broker.config.definitions_network import NETWORK
 from tidelog.broker.config.definitions_own import OWN
+from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 

@@ -16,12 +16,12 @@ from tidelog.broker.config.definition_types import (
     LISTENER_PREFIX,
     PER_BROKER,
     ConfigDefinition,
-    ConfigError,
     TypedValues,
     base_name,
 )
 from tidelog.broker.config.definitions import BROKER, DYNAMIC_ONLY
 from tidelog.broker.scheduling.callbacks import call_all
+from tidelog.protocol.errors import ConfigError
 from tidelog.replication.controller.metadata.image import BROKER_RESOURCE
 
 if TYPE_CHECKING:

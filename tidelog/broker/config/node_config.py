@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.broker.config.definition_types import ConfigError, TypedValues
+from tidelog.broker.config.definition_types import TypedValues
 from tidelog.broker.config.definitions import (
     BROKER,
     DYNAMIC_ONLY,
@@ -19,6 +19,7 @@ from tidelog.broker.config.definitions import (
     TOPIC_SYNONYMS,
     convert_synonym,
 )
+from tidelog.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidelog.storage.segments.log_config import LogConfig

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidelog.broker.config.definition_types import LISTENER_PREFIX, ConfigError, base_name
+from tidelog.broker.config.definition_types import LISTENER_PREFIX, base_name
 from tidelog.broker.config.definitions import BROKER
+from tidelog.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidelog.broker.config.node_config import NodeConfig

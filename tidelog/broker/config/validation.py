@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.broker.config.definition_types import (
-    CLASS,
-    CLUSTER_WIDE,
-    LISTENER_PREFIX,
-    PER_BROKER,
-    ConfigError,
-    base_name,
-)
+from tidelog.broker.config.definition_types import CLASS, CLUSTER_WIDE, LISTENER_PREFIX, PER_BROKER, base_name
 from tidelog.broker.config.definitions import (
     BROKER,
     BROKER_SYNONYMS,
@@ -29,7 +22,7 @@ from tidelog.broker.config.definitions import (
     broker_config_problem,
     topic_config_problem,
 )
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.replication.controller.metadata.image import (
     BROKER_RESOURCE,

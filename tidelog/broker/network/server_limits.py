@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidelog.broker.config.definition_types import ConfigError
 from tidelog.broker.network.connection_quotas import UNLIMITED, ConnectionLimits, parse_overrides
 from tidelog.broker.network.server import ServerLimits
+from tidelog.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidelog.broker.config.dynamic_config import DynamicConfig

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
-from tidelog.broker.config.node_config import ConfigError
 from tidelog.broker.scheduling.callbacks import call_all
+from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation

@@ -80,8 +80,8 @@ def start(
       tidelog cluster start --brokers 3
       tidelog cluster start --brokers 4 --controllers 3 --port 19092 --data demo --detach
     """
-    from tidelog.broker.config.node_config import ConfigError
     from tidelog.cli.cluster import nodes as cluster_nodes
+    from tidelog.protocol.errors import ConfigError
 
     file = ClusterFile(directory)
     try:
