@@ -1,0 +1,206 @@
+"""What a small Produce, a Fetch at the log's end and ApiVersions cost in one process, without a socket. No test.
+
+    python -m tests.unit.broker.measure_requests [--against DIRECTORY] [--rounds 7] [--calls]
+
+A real node runs on uvloop, with its logs in memory (/dev/shm) where there is such a thing. Frames are handed to a
+connection of its server as the event loop does it, and the answers are dropped. The figures are CPU microseconds of the
+thread per request, so that other work on the machine disturbs them little; still, only figures of one run compare.
+`--against` measures another tree of the sources in turn with this one: processes alternate, medians are shown.
+`--calls` counts calls of Python functions per request, and names them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import uvloop
+
+ROUND_REQUESTS = 20_000
+WARM_REQUESTS = 3_000
+ROUNDS_OF_PROCESS = 5
+COUNTED_REQUESTS = 200
+MEMORY = "/dev/shm"
+TREE = Path(__file__).resolve().parents[3]
+
+
+class Transport:
+    """As much of a transport as a connection asks for. What is written is dropped, without a call of Python."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.written: deque[Any] = deque(maxlen=1)
+        self.write = self.written.append
+        self.writelines = self.written.append
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        raise AssertionError("a small request was not answered at once")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+def feed(connection: Any, data: bytes, times: int) -> None:
+    size = len(data)
+    for _ in range(times):
+        connection.get_buffer(-1)[:size] = data
+        connection.buffer_updated(size)
+
+
+def cost_us(connection: Any, data: bytes, requests_in_data: int) -> float:
+    times = ROUND_REQUESTS // requests_in_data
+    began = time.thread_time()
+    feed(connection, data, times)
+    return (time.thread_time() - began) * 1e6 / times / requests_in_data
+
+
+def calls(connection: Any, data: bytes) -> Counter[str]:
+    """Calls of Python functions while so many requests are served, by file and name."""
+    found: Counter[str] = Counter()
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            found[f"{code.co_filename.partition('tidelog/')[2]}:{code.co_name}"] += 1
+
+    sys.setprofile(profile)
+    try:
+        feed(connection, data, COUNTED_REQUESTS)
+    finally:
+        sys.setprofile(None)
+    del found[f"{__file__.partition('tidelog/')[2]}:feed"]
+    return found
+
+
+def requests(now_ms: int) -> dict[str, tuple[bytes, int]]:
+    """What the connection receives at once, and how many requests are in it."""
+    from tidelog.bench import frames
+    from tidelog.protocol.messages.api_versions import ApiVersionsRequest
+
+    produce = frames.produce(frames.ProducePlan("hot", {0: frames.record_batch([b"v" * 200], now_ms)}), 7)
+    empty = frames.fetch("still", {0: 1}, 7, max_wait_ms=0)
+    record = frames.fetch("still", {0: 0}, 7)
+    versions = ApiVersionsRequest(client_software_name="measure", client_software_version="1").encode(3)
+    head = (18).to_bytes(2, "big") + (3).to_bytes(2, "big") + (7).to_bytes(4, "big") + b"\xff\xff\0"
+    asked = head + versions
+    return {
+        "produce 200 B": (produce, 1),
+        "produce 200 B, 16 at once": (produce * 16, 16),
+        "fetch, one record": (record, 1),
+        "fetch, nothing new": (empty, 1),
+        "api versions": (len(asked).to_bytes(4, "big") + asked, 1),
+    }
+
+
+async def measure(directory: str, counts_calls: bool) -> dict[str, Any]:
+    from tidelog.bench import frames
+    from tidelog.bench.topics import NewTopic, create
+    from tidelog.broker.config.node_config import NodeConfig
+    from tidelog.broker.network.connection import KafkaConnection
+    from tidelog.broker.node import Node
+    from tidelog.broker.node_ports import os_ports
+
+    node: Any = Node(NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": directory}), os_ports())
+    try:
+        await node.start()
+        node._services.turns._stopwatch = None  # or another process's turn on this processor counts as a long turn
+        port = node._sockets[0][1].getsockname()[1]
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, create, port, [NewTopic("hot", 1, 1, {}), NewTopic("still", 1, 1, {})])
+        connection, transport = KafkaConnection(node._broker_server, "PLAINTEXT"), Transport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection._resize(16 * 1024)  # what a connection gets that once filled the smallest buffer
+        now_ms = int(time.time() * 1000)
+        one = frames.produce(frames.ProducePlan("still", {0: frames.record_batch([b"v" * 200], now_ms)}), 1)
+        feed(connection, one, 1)
+        costs: dict[str, Any] = {}
+        gc.freeze()
+        for name, (data, count) in requests(now_ms).items():
+            feed(connection, data, WARM_REQUESTS // count)
+            await asyncio.sleep(0)
+            if counts_calls:
+                costs[name] = calls(connection, data)
+                continue
+            figures = []
+            for _ in range(ROUNDS_OF_PROCESS):
+                figures.append(cost_us(connection, data, count))
+                assert not transport.is_closed
+                await asyncio.sleep(0)
+            costs[name] = min(figures)
+        connection.connection_lost(None)
+        return costs
+    finally:
+        await node.stop()
+
+
+def in_process(tree: Path, counts_calls: bool) -> dict[str, Any]:
+    """The figures of one process that runs the sources of that tree."""
+    command = [sys.executable, __file__, "--child", *(["--calls"] if counts_calls else [])]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def show_calls(tree: Path) -> None:
+    for name, found in in_process(tree, True).items():
+        files = {key.partition(":")[0] for key in found}
+        per_request = sum(found.values()) / COUNTED_REQUESTS
+        print(f"{tree}: {name}: {per_request:.2f} calls in {len(files)} files")
+        for key, count in found.items():
+            print(f"    {count / COUNTED_REQUESTS:8.2f}  {key}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="another tree, measured in turn with this one")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--calls", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        with tempfile.TemporaryDirectory(prefix="measure-", dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
+            print(json.dumps(uvloop.run(measure(directory, arguments.calls))))
+        return
+    trees = [TREE, *([arguments.against.resolve()] if arguments.against else [])]
+    if arguments.calls:
+        for tree in trees:
+            show_calls(tree)
+        return
+    figures: dict[Path, dict[str, list[float]]] = {tree: {} for tree in trees}
+    for number in range(arguments.rounds):
+        for tree in trees if number % 2 else trees[::-1]:
+            for name, cost in in_process(tree, False).items():
+                figures[tree].setdefault(name, []).append(cost)
+    for name in figures[TREE]:
+        medians = [median(figures[tree][name]) for tree in trees]
+        row = "  ".join(f"{cost:8.2f} us" for cost in medians)
+        ratio = f"  {medians[0] / medians[1]:.2f}" if len(medians) > 1 else ""
+        print(f"{name:28} {row}{ratio}")
+
+
+if __name__ == "__main__":
+    main()
