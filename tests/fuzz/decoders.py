@@ -235,7 +235,7 @@ def by_hand(data: bytes) -> None:
 
 
 def _compare_produce(body: memoryview, version: int) -> None:
-    one = hot.decode_one_produce(body, version)
+    one = hot.decode_one_produce(body, 0, version)
     if one is None:
         hot.decode_produce(body, version)
         return

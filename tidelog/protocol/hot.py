@@ -24,12 +24,13 @@ INLINE_REGION_BYTES_MAX = 4096
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _FRAME_HEAD = Struct(">ii")
-_ONE_PARTITION_HEAD = Struct(">BhiBB")  # transactional id, acks, timeout, topics, length of the name
-_ONE_PARTITION_INDEX = Struct(">Bi")  # partitions, index
-# Size, correlation id, header tags, topics, length of the name; then after the name: partitions, index, error, offset,
-# append time, log start, record errors, message, three times no tags around the throttle time.
-_ONE_PRODUCED_HEAD = Struct(">iiBBB")
-_ONE_PRODUCED_TAIL = Struct(">BihqqqBBBBiB")
+# A request of one partition, by the length of its topic's name as a compact string has it, which is one byte:
+# transactional id, acks, timeout, topics, length of the name, the name, partitions, index, two bytes of the records.
+_ONE_PARTITION = [Struct(f">BhiBB{max(length - 1, 0)}sBiBB") for length in range(0x80)]
+# The answer, by the bytes of the name: size, correlation id, header tags, topics, length of the name, the name,
+# partitions, index, error, offset, append time, log start, record errors, message, three times no tags around the
+# throttle time.
+_ONE_PRODUCED = [Struct(f">iiBBB{length}sBihqqqBBBBiB") for length in range(0x7F)]
 _ONE_PRODUCED_BYTES = 47
 _ANSWERED_ACKS = (-1, 1)
 _PRODUCED = Struct(">ihqq")
@@ -108,38 +109,35 @@ def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
 OneProduce = tuple[str, int, memoryview, int, int]
 
 
-def decode_one_produce(buffer: memoryview, version: int) -> OneProduce | None:
-    """The request, if it is flexible and of one topic by name, one partition and no tags; None for any other.
+def decode_one_produce(frame: memoryview, position: int, version: int) -> OneProduce | None:
+    """The request whose body begins at `position`, if it is flexible and of one topic by name, one partition and no
+    tags; None for any other.
 
     One with a transactional batch is any other, so that the common case is spared that question.
     """
     if not PRODUCE_FLEXIBLE_FROM <= version < TOPIC_ID_FROM:
         return None
     try:
-        return _one_produce(buffer)
+        (
+            transactional_id, acks, timeout_ms, topics, name_length, name, partitions, index, length, length_high,
+        ) = _ONE_PARTITION[frame[position + 8]].unpack_from(frame, position)  # fmt: skip
+        if transactional_id or topics != 2 or name_length < 2 or partitions != 2 or acks not in _ANSWERED_ACKS:
+            return None
+        start = position + name_length + 14
+        if length >= 0x80:
+            if length_high < 0x80:
+                length += (length_high << 7) - 0x80
+                start += 1
+            else:
+                length, start = continue_uvarint(frame, start, length)
+        end = start + length - 1
+        if length == 0 or end + 3 != len(frame) or frame[end] or frame[end + 1] or frame[end + 2]:
+            return None
+        if length > ATTRIBUTES_LOW_OFFSET + 1 and frame[start + ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
+            return None
+        return name.decode(), index, frame[start:end], acks, timeout_ms
     except (IndexError, StructError, UnicodeDecodeError):
         return None  # `decode_produce` says what is wrong with it
-
-
-def _one_produce(buffer: memoryview) -> OneProduce | None:
-    transactional_id, acks, timeout_ms, topics, name_length = _ONE_PARTITION_HEAD.unpack_from(buffer)
-    if transactional_id or topics != 2 or not 1 < name_length < 0x80 or acks not in _ANSWERED_ACKS:
-        return None
-    name_end = 8 + name_length
-    partitions, index = _ONE_PARTITION_INDEX.unpack_from(buffer, name_end)
-    if partitions != 2:
-        return None
-    position = name_end + 5
-    length = buffer[position]
-    position += 1
-    if length >= 0x80:
-        length, position = continue_uvarint(buffer, position, length)
-    end = position + length - 1
-    if length == 0 or end + 3 != len(buffer) or buffer[end] or buffer[end + 1] or buffer[end + 2]:
-        return None
-    if length > ATTRIBUTES_LOW_OFFSET + 1 and buffer[position + ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
-        return None
-    return str(buffer[9:name_end], "utf-8"), index, buffer[position:end], acks, timeout_ms
 
 
 def encode_one_produced(
@@ -148,11 +146,10 @@ def encode_one_produced(
     """The whole response frame to a `OneProduce` that succeeded."""
     name = topic.encode()
     length = len(name)
-    return (
-        _ONE_PRODUCED_HEAD.pack(_ONE_PRODUCED_BYTES + length, correlation_id, 0, 2, length + 1)
-        + name
-        + _ONE_PRODUCED_TAIL.pack(2, index, 0, base_offset, log_append_time_ms, log_start_offset, 1, 0, 0, 0, 0, 0)
-    )
+    return _ONE_PRODUCED[length].pack(
+        _ONE_PRODUCED_BYTES + length, correlation_id, 0, 2, length + 1, name, 2, index, 0, base_offset,
+        log_append_time_ms, log_start_offset, 1, 0, 0, 0, 0, 0,
+    )  # fmt: skip
 
 
 def _append_text(out: bytearray, text: str | None, flexible: bool) -> None:

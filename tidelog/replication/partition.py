@@ -183,9 +183,11 @@ class Partition:
         """Append client batches; `batches` must be writable, offsets and epoch are written into it.
 
         Raises NOT_ENOUGH_REPLICAS when acks=all and the ISR is smaller than min.insync.replicas, unless the batch is in
-        the log already, and whatever the log refuses.
+        the log already, and whatever the log refuses. The mark may have moved when it returns: the caller tells those
+        who wait for it, once it has done its own part, and `on_advance` is not called.
         """
-        if required_acks == ACKS_ALL and self.is_under_min_isr:
+        book = self.in_sync
+        if required_acks == ACKS_ALL and len(book.isr) < self.min_insync_replicas and self.is_under_min_isr:
             repeated = self._find_repeated(batches) if from_client else None
             if repeated is not None:
                 return repeated
@@ -196,8 +198,11 @@ class Partition:
             )
         log = self.log
         info = log.append_as_leader(batches, self.leader_epoch, now_ms, from_client=from_client)
-        if not self.awaits_followers and log.committable_offset > log.high_watermark:
-            self.advance_high_watermark()
+        if not self.awaits_followers:
+            if book.followers or log.durability.blocked_from >= 0 or not self.leads:
+                self._move_high_watermark()
+            elif log.high_watermark < log.log_end_offset:
+                log.set_high_watermark(log.log_end_offset)  # what the above comes to for the only replica
         return info
 
     def _find_repeated(self, batches: memoryview) -> AppendInfo | None:
@@ -261,20 +266,24 @@ class Partition:
 
     def advance_high_watermark(self) -> None:
         """Move the mark to what every in-sync replica holds: alone in the ISR, to what the flush rule lets go."""
+        if self._move_high_watermark():
+            self._on_advance(self)
+
+    def _move_high_watermark(self) -> bool:
         log = self.log
         blocked_from = log.durability.blocked_from
         mark = log.log_end_offset if blocked_from < 0 else blocked_from
         if not self.leads or mark <= log.high_watermark:
-            return
+            return False
         book = self.in_sync
         if book.followers:
             if len(book.isr) < self.min_insync_replicas and self.is_under_min_isr:
-                return  # KIP-966
+                return False  # KIP-966
             mark = book.high_watermark(mark, self._ports.now_ms, self._ports.eligible)
             if mark <= log.high_watermark:
-                return
+                return False
         log.set_high_watermark(mark)
-        self._on_advance(self)
+        return True
 
     def check_isr(self) -> None:
         """From time to time: propose to leave out who lags, and look whether the mark may move without them."""

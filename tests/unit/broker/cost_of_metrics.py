@@ -62,7 +62,7 @@ async def counting(node: Any) -> None:
         assert key == produce_api.API_KEY and version in produce_api.VERSIONS  # noqa: PT018 - as dispatch looks
         if version >= PRODUCE_FLEXIBLE_FROM:
             position = dispatch._skip_header_tags(frame, position)
-        return produce_api.serve(services, frame[position:], version, correlation_id, peer)
+        return produce_api.serve(services, frame, position, version, correlation_id, peer)
 
     ways: dict[str, Callable[[], object]] = {
         "counted": lambda: dispatcher.dispatch(frame, peer),

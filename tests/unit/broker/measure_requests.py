@@ -114,7 +114,7 @@ def requests(now_ms: int) -> dict[str, tuple[bytes, int]]:
     }
 
 
-async def measure(directory: str, counts_calls: bool) -> dict[str, Any]:
+async def measure(directory: str, counts_calls: bool, only: str) -> dict[str, Any]:
     from tidelog.bench import frames
     from tidelog.bench.topics import NewTopic, create
     from tidelog.broker.config.node_config import NodeConfig
@@ -138,6 +138,8 @@ async def measure(directory: str, counts_calls: bool) -> dict[str, Any]:
         costs: dict[str, Any] = {}
         gc.freeze()
         for name, (data, count) in requests(now_ms).items():
+            if only not in name:
+                continue
             feed(connection, data, WARM_REQUESTS // count)
             await asyncio.sleep(0)
             if counts_calls:
@@ -155,9 +157,9 @@ async def measure(directory: str, counts_calls: bool) -> dict[str, Any]:
         await node.stop()
 
 
-def in_process(tree: Path, counts_calls: bool) -> dict[str, Any]:
+def in_process(tree: Path, counts_calls: bool, only: str) -> dict[str, Any]:
     """The figures of one process that runs the sources of that tree."""
-    command = [sys.executable, __file__, "--child", *(["--calls"] if counts_calls else [])]
+    command = [sys.executable, __file__, "--child", "--only", only, *(["--calls"] if counts_calls else [])]
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree
     )
@@ -165,8 +167,8 @@ def in_process(tree: Path, counts_calls: bool) -> dict[str, Any]:
     return found
 
 
-def show_calls(tree: Path) -> None:
-    for name, found in in_process(tree, True).items():
+def show_calls(tree: Path, only: str) -> None:
+    for name, found in in_process(tree, True, only).items():
         files = {key.partition(":")[0] for key in found}
         per_request = sum(found.values()) / COUNTED_REQUESTS
         print(f"{tree}: {name}: {per_request:.2f} calls in {len(files)} files")
@@ -179,21 +181,22 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="another tree, measured in turn with this one")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", action="store_true")
+    parser.add_argument("--only", default="", help="requests whose name contains this")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         with tempfile.TemporaryDirectory(prefix="measure-", dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
-            print(json.dumps(uvloop.run(measure(directory, arguments.calls))))
+            print(json.dumps(uvloop.run(measure(directory, arguments.calls, arguments.only))))
         return
     trees = [TREE, *([arguments.against.resolve()] if arguments.against else [])]
     if arguments.calls:
         for tree in trees:
-            show_calls(tree)
+            show_calls(tree, arguments.only)
         return
     figures: dict[Path, dict[str, list[float]]] = {tree: {} for tree in trees}
     for number in range(arguments.rounds):
         for tree in trees if number % 2 else trees[::-1]:
-            for name, cost in in_process(tree, False).items():
+            for name, cost in in_process(tree, False, arguments.only).items():
                 figures[tree].setdefault(name, []).append(cost)
     for name in figures[TREE]:
         medians = [median(figures[tree][name]) for tree in trees]

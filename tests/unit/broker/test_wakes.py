@@ -11,11 +11,14 @@ import pytest
 
 from tests.unit.broker.test_connection import Owner, connect
 from tests.unit.replication.replicas import TOPIC_ID, Replicas
-from tidelog.broker.apis.records import fetch
+from tidelog.broker.apis.records import fetch, produce
 from tidelog.broker.network.connection import KafkaConnection
 from tidelog.broker.network.server import FOLLOWER_SEND_BYTES, Server, ServerLimits
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+from tidelog.protocol.batches.batch_builder import encode_batch
+from tidelog.protocol.batches.record import Record
 from tidelog.protocol.hot_replication import RequestTemplate
+from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 
 
 def framed(*frames: bytes) -> bytes:
@@ -29,35 +32,40 @@ def receive(connection: KafkaConnection, data: bytes) -> None:
 
 
 class Watching(Owner):
-    """Notes of each frame whether it was said to be the last."""
+    """Each frame leaves something to be called; `calls` says when it was, with the frames that were there by then."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last: list[bool] = []
+        self.wakes = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=self.due.append)))
+        self.calls: list[tuple[bytes, int, bool]] = []
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
-        self.last.append(self.wakes.is_last)
+        name = bytes(frame)
+        self.wakes.soon(lambda: self.calls.append((name, len(self.frames), bool(connection._pending))))
         return super().dispatch(frame, connection)
 
 
-def test_the_last_request_of_what_was_read_is_known_as_such() -> None:
+def test_before_the_last_request_that_was_read_is_parked_those_it_woke_are_called() -> None:
     owner = Watching()
     connection, _ = connect(owner)
-    receive(connection, framed(b"request1", b"request2"))
-    assert owner.last == [False, True]
-    assert not owner.wakes.is_last
-    receive(connection, framed(b"request3", b"request4")[:-1])
-    assert owner.last == [False, True, False], "half a request follows"
-    receive(connection, framed(b"request4")[-1:])
-    assert owner.last == [False, True, False, True]
+    receive(connection, framed(b"parked-1", b"parked-2"))
+    assert owner.calls == [(b"parked-1", 2, True), (b"parked-2", 2, True)], "not after the first: more had been read"
+    owner.calls.clear()
+    receive(connection, framed(b"parked-3", b"parked-4")[:-1])
+    assert owner.calls == [(b"parked-3", 3, True)], "half a request follows: called when what is whole was served"
+    other, _ = connect(owner)
+    owner.calls.clear()
+    receive(other, framed(b"parked-5"))
+    assert owner.calls == [(b"parked-5", 4, False)], "before it had its place"
 
 
-def test_a_malformed_request_does_not_leave_it_said() -> None:
+def test_a_request_that_is_answered_at_once_is_answered_before_those_it_woke_are_called() -> None:
     owner = Watching()
-    connection, _ = connect(owner)
-    receive(connection, framed(b"!request"))
-    assert owner.last == [True]
-    assert not owner.wakes.is_last
+    connection, transport = connect(owner)
+    owner.wakes.soon(lambda: written.append(bytes(transport.written)))
+    written: list[bytes] = []
+    receive(connection, framed(b"request1"))
+    assert written == [b"request1"]
 
 
 class Chained(Owner):
@@ -75,7 +83,7 @@ class Chained(Owner):
         self.depth += 1
         self.depth_max = max(self.depth_max, self.depth)
         self.wakes.soon(partial(waiting.complete, b"told"))
-        if self.wakes.is_last:
+        if self.wakes.collecting:  # as a connection does before it parks the last request that was read
             self.wakes.run()
         self.depth -= 1
         return b"done"
@@ -94,23 +102,48 @@ def test_a_chain_of_requests_that_wake_each_other_is_not_gone_through_inside_the
     assert owner.depth_max <= 2
 
 
+class Door(Owner):
+    """Hands produces to a leader, as its server would."""
+
+    def __init__(self, leader: Any) -> None:
+        super().__init__()
+        self.leader = leader
+        self.wakes = leader.partitions.wakes
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
+        return produce.serve(self.leader.services, frame, 0, 10, 1, connection)
+
+
+def produce_body(value: bytes) -> bytes:
+    data = PartitionProduceData(index=0, records=bytes(encode_batch([Record(0, 0, None, value)])))
+    return ProduceRequest(
+        acks=-1, timeout_ms=1000, topic_data=[TopicProduceData(name="t", partition_data=[data])]
+    ).encode(10)
+
+
+def error_code(written: bytes) -> int:
+    """Of the only partition, in an answer that begins with its size, header and tags."""
+    response, _ = ProduceResponse.read(written, 9, 10)
+    code: int = response.responses[0].partition_responses[0].error_code
+    return code
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_followers_are_told_before_the_produce_is_parked_if_no_other_request_was_read(is_last: bool) -> None:
     cluster = Replicas(3)
     cluster.loop.run_for(1)
     leader = cluster.nodes[1]
-    wakes = leader.partitions.wakes
-    wakes.collecting, wakes.is_last = True, is_last
-    sent = leader.produce(b"a")
-    waiting = [session.parked for session in leader.partitions.follower_fetches.sessions.values()]
-    assert [each is None for each in waiting] == [is_last] * 2
-    assert bool(wakes.waiting) is not is_last
-    assert sent.code is None
-    wakes.collecting = wakes.is_last = False
-    wakes.run()
+    connection, transport = connect(Door(leader))
+    open_when_told: list[int] = []
+    leader.partitions.wakes.soon(lambda: open_when_told.append(len(connection._pending)))
+    body = produce_body(b"a")
+    receive(connection, framed(body) if is_last else framed(body, body))
+    assert open_when_told == [0 if is_last else 1]
+    assert [session.parked for session in leader.partitions.follower_fetches.sessions.values()] == [None] * 2
+    assert not transport.written
     cluster.loop.settle()
-    assert sent.code == 0
-    assert cluster.marks()[1] == (1, 1)
+    assert error_code(bytes(transport.written)) == 0
+    assert cluster.marks()[1] == ((1, 1) if is_last else (2, 2))
 
 
 def test_a_log_that_cannot_be_read_for_the_followers_refuses_the_produce_that_told_them(
@@ -125,11 +158,10 @@ def test_a_log_that_cannot_be_read_for_the_followers_refuses_the_produce_that_to
         raise OSError(5, "no")
 
     monkeypatch.setattr(type(tail), "frame", fails)
-    leader.partitions.wakes.collecting = leader.partitions.wakes.is_last = True
-    sent = leader.produce(b"a")
-    cluster.loop.settle()
+    connection, transport = connect(Door(leader))
+    receive(connection, framed(produce_body(b"a")))
     assert leader.partition.offline
-    assert sent.code == 56, "KAFKA_STORAGE_ERROR, and not never"
+    assert error_code(bytes(transport.written)) == 56, "KAFKA_STORAGE_ERROR, and not never"
 
 
 @pytest.mark.parametrize(("configured_bytes", "is_widened"), [(102_400, True), (1_000_000, False), (-1, False)])

@@ -77,7 +77,7 @@ def test_a_produce_request_is_decoded_as_the_compiled_message_wrote_it(case: tup
 @given(produce_requests())
 def test_the_request_of_one_partition_is_recognised_and_no_other(case: tuple[int, Any, list[Any]]) -> None:
     version, message, topics = case
-    one = decode_one_produce(memoryview(message.encode(version)), version)
+    one = decode_one_produce(memoryview(message.encode(version)), 0, version)
     is_one = (
         9 <= version < 13
         and message.transactional_id is None

@@ -284,7 +284,7 @@ class ReplicaNode:
         if api_key == fetch.API_KEY:
             return fetch.serve(self.services, body, version, 1, peer)[0]
         if api_key == produce.API_KEY:
-            return produce.serve(self.services, body, version, 1, peer)
+            return produce.serve(self.services, body, 0, version, 1, peer)
         assert api_key == LIST_OFFSETS
         context = RequestContext(api_key, version, 1, None, "test", "PLAINTEXT")
         answer: Any = list_offsets.handle(self.services, context, ListOffsetsRequest.decode(body, version))

@@ -145,6 +145,7 @@ def test_the_device_refuses_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(Segment, "append", exhausted)
+        patch.setattr(Segment, "append_one", exhausted)
         assert send(cluster, 1).code == ErrorCode.KAFKA_STORAGE_ERROR
     assert codes(cluster, 2, 3) == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
     assert codes(cluster, 1, 2, 3) == [0, 0, 0]

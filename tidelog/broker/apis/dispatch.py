@@ -76,8 +76,12 @@ class Dispatcher:
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
         if key == produce.API_KEY and version in produce.VERSIONS:
             if version >= PRODUCE_FLEXIBLE_FROM:
-                position = _skip_header_tags(frame, position)
-            answer = produce.serve(self._services, frame[position:], version, correlation_id, connection)
+                # Nearly always one byte that says that there are none.
+                if position < len(frame) and not frame[position]:
+                    position += 1
+                else:
+                    position = _skip_header_tags(frame, position)
+            answer = produce.serve(self._services, frame, position, version, correlation_id, connection)
             counters = self._produces
             counters.versions[version] += 1
         elif key == fetch.API_KEY and version in fetch.VERSIONS:
@@ -87,7 +91,7 @@ class Dispatcher:
             counters.versions[version] += 1
         else:
             return self._serve(frame, connection, key, version, correlation_id, client_id_bytes)
-        if isinstance(answer, Deferred) and answer.response is None:
+        if type(answer) is not bytes and isinstance(answer, Deferred) and answer.response is None:
             answer.timing = (counters, began)
             return answer
         elapsed = self._stopwatch() - began

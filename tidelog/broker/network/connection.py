@@ -236,11 +236,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 frame = view[start + 4 : stop]
                 start = stop
                 size = 0
-                wakes.is_last = stop == end and wakes.collecting
                 answer = dispatch(frame, self)
                 if type(answer) is bytes and not pending:
                     self._out.append(answer)
                 else:
+                    if stop == end and wakes.waiting and wakes.collecting and isinstance(answer, Deferred):
+                        # It may wait for followers, whom it has just given something to fetch: they are told first,
+                        # unless more requests were read, which would give them more.
+                        wakes.run()
                     self._answer(answer)
                     if self._closed:
                         break
@@ -258,17 +261,22 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self.close()
             return
         finally:
-            self._corked = wakes.is_last = False
+            self._corked = False
             self._start = start
         if start == end:
             self._start = self._end = 0
         else:
             self._make_room(size)
-        if self._out:
+        out = self._out
+        if len(out) == 1 and (transport := self._transport) is not None and not self._closed:
+            self._out = []
+            self._corked_bytes = 0
+            transport.write(out[0])
+        elif out:
             self._flush()
         if has_more:
             self._wait_in_line(is_first=False)
-        elif self._paused_reading or not self._ready():
+        elif pending or self._paused_reading or self._resting or self._closed or not self._writable:
             self._update_reading()
 
     def _ready(self) -> bool:

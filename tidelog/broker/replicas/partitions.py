@@ -155,8 +155,11 @@ class Partitions:
     ) -> AppendInfo:
         """Append as leader; raises KafkaError, or Unseen for a batch to be looked at first.
 
-        A log that cannot be written takes its partition offline.
+        A log that cannot be written takes its partition offline. Those who wait for the high watermark are told when
+        all else is done: what they do next may append again.
         """
+        log = partition.log
+        high_watermark = log.high_watermark
         try:
             info = partition.append_as_leader(batches, now_ms, required_acks, from_client)
         except KafkaError as error:
@@ -178,6 +181,10 @@ class Partitions:
                 watch.tail.appended(info.first_offset, info.last_offset + 1, bytes(written))
             for entry in watch.followers:
                 entry.appended()
+        if log.high_watermark != high_watermark and (
+            watch.fetches or watch.produces.waiting or watch.writes.waiting or watch.followers
+        ):
+            self._advanced(partition)
         durability = partition.log.durability
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flushes.flush_if_due(partition)

@@ -1,7 +1,7 @@
 """Requests that may go on: each once, when what made it so is done with, however many partitions say so meanwhile.
 
-That is at the end of the read event that is being served, or with its last request where somebody waits for what they
-do, or else at the loop's next turn. Invariant: a callback runs exactly once after it was asked for, and never inside
+That is at the end of the read event that is being served, or with its last request if that waits for what they do, or
+else at the loop's next turn. Invariant: a callback runs exactly once after it was asked for, and never inside
 the call that asked.
 """
 
@@ -15,17 +15,13 @@ logger = logging.getLogger("tidelog.wakes")
 
 
 class DeferredCallbacks:
-    """`collecting`: a connection serves what it has read, and will look at `waiting` when it has.
+    """`collecting`: a connection serves what it has read, and will look at `waiting` when it has."""
 
-    `is_last`: what it serves now is the last request that it has read, so that nothing is gained by collecting on.
-    """
-
-    __slots__ = ("_loop", "collecting", "is_last", "waiting")
+    __slots__ = ("_loop", "collecting", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.collecting = False
-        self.is_last = False
         self.waiting: dict[Callable[[], None], None] = {}
 
     def soon(self, callback: Callable[[], None]) -> None:

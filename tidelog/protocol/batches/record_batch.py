@@ -187,6 +187,10 @@ def stamp(buffer: bytearray | memoryview, position: int, base_offset: int, leade
     _pack_epoch(buffer, position + LEADER_EPOCH_OFFSET, leader_epoch)
 
 
+stamp_head = Struct(">qii").pack_into
+"""The same for a batch of which the length is known: (buffer, position, base offset, batch length, leader epoch)."""
+
+
 def stamp_log_append_time(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, now_ms: int
 ) -> BatchHeader:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
+from tidelog.protocol.batches.record_batch import CONTROL_FLAG, LOG_OVERHEAD, TRANSACTIONAL_FLAG, stamp_head
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.checkpoints import (
     EXPLAINED_GAPS_FILE,
@@ -30,7 +30,14 @@ from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebui
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.segments import lookup
-from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, Batch, admit, admit_replicated
+from tidelog.storage.segments.append import (
+    NO_APPEND_TIME,
+    AppendInfo,
+    Batch,
+    admit,
+    admit_replicated,
+    admit_usual,
+)
 from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, damage_at, describe
 from tidelog.storage.segments.examination import Findings, doubt_epochs
@@ -43,6 +50,7 @@ from tidelog.storage.segments.transaction_index import AbortedTransaction, Corru
 
 logger = logging.getLogger("tidelog.storage")
 T = TypeVar("T")
+_as_tuple = tuple.__new__
 
 __all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
 
@@ -168,8 +176,9 @@ class PartitionLog:
         if high_watermark < self.log_start_offset:
             high_watermark = self.log_start_offset
         self.high_watermark = high_watermark
-        if self.producers.has_transactions:
-            self.producers.on_high_watermark(high_watermark)
+        producers = self.producers
+        if producers.has_transactions:
+            producers.on_high_watermark(high_watermark)
         return high_watermark
 
     @property
@@ -193,6 +202,10 @@ class PartitionLog:
         should not be used any more), CorruptLog when the log is lost. `from_client` False is for the node's own
         batches: control batches and several at once are allowed, sequences are not checked.
         """
+        if from_client:
+            info = self._append_usual(batches, leader_epoch, now_ms)
+            if info is not None:
+                return info
         first_offset = self.log_end_offset
         data, admitted = admit(batches, first_offset, leader_epoch, now_ms, self._rules, from_client)
         markers: dict[int, EndMarker] | None = None
@@ -216,6 +229,51 @@ class PartitionLog:
             self.leader_epochs.assign(leader_epoch, first_offset)
         append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
+
+    def _append_usual(self, batch: memoryview, leader_epoch: int, now_ms: int) -> AppendInfo | None:
+        """Append what clients usually send; None, and nothing has changed, for a batch or a log that is not as usual.
+
+        All of it is one function, because it runs for every produce. It takes nothing that the rest of
+        `append_as_leader` does not take, and leaves the log as that does (tests/properties/test_usual_appends.py).
+        """
+        usual = admit_usual(batch, now_ms, self._rules)
+        if usual is None:
+            return None
+        last_delta, max_timestamp, producer_id, producer_epoch, base_sequence = usual
+        size = len(batch)
+        first_offset = self.log_end_offset
+        last_offset = first_offset + last_delta
+        segment = self.segments.active
+        if (
+            segment.size_bytes + size > self._segment_bytes
+            or max_timestamp > segment.roll_above_timestamp
+            or now_ms > segment.roll_above_now
+            or last_offset > segment.max_offset
+            or segment.is_full
+            or leader_epoch != self.leader_epochs.latest
+            or self.failure is not None
+        ):
+            return None
+        producers = self.producers
+        if producer_id >= 0:
+            if self.lacks_producers:
+                return None
+            repeated = producers.check(producer_id, producer_epoch, base_sequence, last_delta, False, True, now_ms)
+            if repeated is not None:
+                return self.repeated(repeated)
+        stamp_head(batch, 0, first_offset, size - LOG_OVERHEAD, leader_epoch)
+        try:
+            segment.append_one(batch, first_offset, last_offset, max_timestamp)
+        except OSError as error:
+            self._after_failed_write(segment, error)
+        if producer_id >= 0:
+            producers.accept(
+                producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp, False
+            )
+        log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
+        if log_end_offset >= self._flush_at:
+            self.durability.note_append(first_offset, log_end_offset)
+        return _as_tuple(AppendInfo, (first_offset, last_offset, NO_APPEND_TIME, self.log_start_offset, False, batch))
 
     def append_as_follower(
         self, batches: memoryview, now_ms: int, *, may_have_gaps: bool = False, epoch_max: int = INT64_MAX

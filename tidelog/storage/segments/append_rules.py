@@ -26,6 +26,7 @@ class AppendRules:
         "max_message_bytes",
         "seen",
         "stamps_append_time",
+        "takes_as_sent",
     )
 
     def __init__(self, config: LogConfig) -> None:
@@ -42,3 +43,4 @@ class AppendRules:
         self.level = levels.get(self.codec)
         limits_age = self.before_max_ms != INT64_MAX and not self.stamps_append_time
         self.looks_inside = self.checks_keys or limits_age or self.codec != AS_PRODUCED
+        self.takes_as_sent = not self.looks_inside and not self.stamps_append_time

@@ -196,6 +196,33 @@ class Segment:
             position += batch_size
         self.size_bytes = position
 
+    def append_one(self, batch: Buffer, base_offset: int, last_offset: int, max_timestamp: int) -> None:
+        """The same for one batch, without a loop and its tuple: this runs for every produce."""
+        position = self.size_bytes
+        size = len(batch)
+        if (self._file or self.file).size_bytes() < position:
+            self.distrust()  # as above
+        written = self.write_at(batch, position)
+        if written != size:
+            self._write_rest(memoryview(batch), position, written)
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.offset_of_max_timestamp = last_offset
+        if self.bytes_since_index_row > self.index_interval_bytes:
+            self._index(last_offset, position)
+        elif not position:
+            self.set_first_batch_timestamp(max_timestamp)
+        self.bytes_since_index_row += size
+        if base_offset != self.next_offset:
+            self.forget_recent()
+        recent = self.recent_offsets
+        recent.append(base_offset)
+        self.recent_positions.append(position)
+        if len(recent) > _RECENT_MAX:
+            del recent[:_RECENT_DROP], self.recent_positions[:_RECENT_DROP]
+        self.next_offset = last_offset + 1
+        self.size_bytes = position + size
+
     def _index(self, last_offset: int, position: int) -> None:
         offsets, times = self._offset_index, self._time_index
         assert offsets is not None

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.apis.services import Services
@@ -24,7 +25,6 @@ from tidelog.protocol.batches.record_batch import ATTRIBUTES_LOW_OFFSET, HEADER_
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
     PRODUCE_ADDRESSES_FROM,
-    OneProduce,
     ProducedPartition,
     ProduceRequest,
     decode_one_produce,
@@ -62,11 +62,38 @@ _Waiting = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
 _Looking = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
 
 
-def serve(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
-    """Append all batches of a request. Raises MalformedMessage."""
-    one = decode_one_produce(body, version)
-    if one is not None:
-        return _serve_one(services, one, version, correlation_id, connection)
+def serve(
+    services: Services, frame: memoryview, position: int, version: int, correlation_id: int, connection: Peer
+) -> Answer:
+    """Append all batches of a request, whose body begins at `position`. Raises MalformedMessage."""
+    one = decode_one_produce(frame, position, version)
+    if one is None:
+        return _serve_many(services, frame[position:], version, correlation_id, connection)
+    topic, index, records, acks, timeout_ms = one
+    partitions = services.partitions
+    try:
+        partition = partitions.leader(topic, index)
+        if partition.is_internal:
+            _refuse_what_the_log_would_take(partition, records, version, acks)
+        info = partitions.append(partition, records, services.clock_ms(), acks)
+    except NeedsInspection as unseen:
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        answered = [ProducedPartition(index)]
+        so_far = _SoFar(connection, acks, timeout_ms, [(topic, answered)], [], failed=False)
+        return _Looked(to, so_far, [(topic, index, unseen, answered, 0)])
+    except KafkaError as error:
+        partitions.note_refused(topic, index, records, error.code)
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        return to.encode([(topic, [_refused(services, index, error, version)])])
+    first_offset, last_offset, log_append_time_ms, log_start_offset, _, _ = info
+    if partition.log.high_watermark <= last_offset and not partition.may_answer(last_offset, acks):
+        to = _Asker(services, connection.listener_name, version, correlation_id)
+        return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
+    return encode_one_produced(correlation_id, topic, index, first_offset, log_append_time_ms, log_start_offset)
+
+
+def _serve_many(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
+    """A request of several partitions, of an older version, without an answer, or of a transaction."""
     request = decode_produce(body, version)
     acks = request.acks
     wanted = _by_topic(request)
@@ -124,9 +151,6 @@ def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
         return None
     if not waiting:
         return to.encode(topics)
-    wakes = to.services.partitions.wakes
-    if wakes.is_last:
-        wakes.run()
     return _Parked(to, topics, waiting, timeout_ms, acks)
 
 
@@ -162,38 +186,10 @@ class _Asker(NamedTuple):
         return encode_produce_response(self.correlation_id, self.version, topics, addresses=found)
 
 
-def _serve_one(services: Services, request: OneProduce, version: int, correlation_id: int, connection: Peer) -> Answer:
-    """What librdkafka sends: the same as `serve` without its loops."""
-    topic, index, records, acks, timeout_ms = request
-    partitions = services.partitions
-    try:
-        partition = partitions.leader(topic, index)
-        if partition.is_internal:
-            _refuse_what_the_log_would_take(partition, records, version, acks)
-        info = partitions.append(partition, records, services.clock_ms(), acks)
-    except NeedsInspection as unseen:
-        to = _Asker(services, connection.listener_name, version, correlation_id)
-        answered = [ProducedPartition(index)]
-        so_far = _SoFar(connection, acks, timeout_ms, [(topic, answered)], [], failed=False)
-        return _Looked(to, so_far, [(topic, index, unseen, answered, 0)])
-    except KafkaError as error:
-        partitions.note_refused(topic, index, records, error.code)
-        to = _Asker(services, connection.listener_name, version, correlation_id)
-        return to.encode([(topic, [_refused(services, index, error, version)])])
-    if not partition.may_answer(info.last_offset, acks):
-        if partitions.wakes.is_last:
-            partitions.wakes.run()  # followers are told before this request's place is made: they are waited for
-        to = _Asker(services, connection.listener_name, version, correlation_id)
-        return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
-    return encode_one_produced(
-        correlation_id, topic, index, info.first_offset, info.log_append_time_ms, info.log_start_offset
-    )
-
-
 class _ParkedOne(Deferred):
     """The same as `_Parked` for one partition, as most produces of a busy cluster are."""
 
-    __slots__ = ("_bucket", "_index", "_info", "_to", "_topic")
+    __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic")
 
     def __init__(
         self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
@@ -202,11 +198,19 @@ class _ParkedOne(Deferred):
         self.response = self.on_abandon = self.timing = self._on_complete = None
         self._to = to
         self._topic = topic
-        self._index = partition.index
+        self._partition = partition
         self._info = info
-        partitions = to.services.partitions
+        self._timeout_ms = timeout_ms
+        self._acks = acks
+        self._bucket = 0
+
+    def on_complete(self, callback: Callable[[Any], None]) -> None:
+        """Begins to wait. Those for whom it waits may have been woken since it was made."""
+        self._on_complete = callback
+        partition, info, partitions = self._partition, self._info, self._to.services.partitions
+        timeout_ms = self._timeout_ms
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        partitions.when_acknowledged(partition, info.last_offset + 1, acks, self._settled)
+        partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, self._settled)
         if info.duplicate:
             _limit_wait(partitions, partition, self._settled)
 
@@ -222,7 +226,7 @@ class _ParkedOne(Deferred):
         else:
             try:
                 frame = encode_one_produced(
-                    to.correlation_id, self._topic, self._index, info.first_offset, info.log_append_time_ms,
+                    to.correlation_id, self._topic, self._partition.index, info.first_offset, info.log_append_time_ms,
                     info.log_start_offset,
                 )  # fmt: skip
             except Exception as failure:
@@ -238,7 +242,7 @@ class _ParkedOne(Deferred):
         assert isinstance(error, KafkaError)
         to = self._to
         try:
-            frame = to.encode([(self._topic, [_refused(to.services, self._index, error, to.version)])])
+            frame = to.encode([(self._topic, [_refused(to.services, self._partition.index, error, to.version)])])
         except Exception as failure:
             self.failed(failure)
         else:
@@ -373,7 +377,7 @@ class _Looked(Deferred):
 class _Parked(Deferred):
     """A request until every partition's high watermark has passed it, or its time is up."""
 
-    __slots__ = ("_bucket", "_open", "_to", "_topics", "_waiting")
+    __slots__ = ("_acks", "_bucket", "_open", "_timeout_ms", "_to", "_topics", "_waiting")
 
     def __init__(self, to: _Asker, topics: _Topics, waiting: list[_Waiting], timeout_ms: int, acks: int) -> None:
         super().__init__()
@@ -381,11 +385,18 @@ class _Parked(Deferred):
         self._topics = topics
         self._waiting = waiting
         self._open = set(range(len(waiting)))
-        partitions = to.services.partitions
-        self._bucket = partitions.deadlines.add(max(timeout_ms, 0), self._expired)
-        for number, (partition, info, _, _) in enumerate(waiting):
+        self._timeout_ms = timeout_ms
+        self._acks = acks
+        self._bucket = 0
+
+    def on_complete(self, callback: Callable[[Any], None]) -> None:
+        """Begins to wait. Those for whom it waits may have been woken since it was made."""
+        self._on_complete = callback
+        partitions = self._to.services.partitions
+        self._bucket = partitions.deadlines.add(max(self._timeout_ms, 0), self._expired)
+        for number, (partition, info, _, _) in enumerate(self._waiting):
             settled = partial(self._settled, number)
-            partitions.when_acknowledged(partition, info.last_offset + 1, acks, settled)
+            partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, settled)
             if info.duplicate:
                 _limit_wait(partitions, partition, settled)
 

@@ -1,0 +1,114 @@
+"""The short way for the batches that clients usually send does nothing that the general way does not do.
+
+Two logs are given the same batches, good and bad; one of them knows the general way alone. Answers, refusals, bytes
+and what the logs remember must be the same.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.storage.batches import NOW, Logs, batch
+from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, HEADER_SIZE, write_crc
+from tidelog.protocol.errors import KafkaError
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.inspection import NeedsInspection
+from tidelog.storage.segments.log_config import LogConfig
+
+
+def sent(rng: random.Random) -> tuple[bytes, int, int]:
+    """A batch, a leader epoch and the time. Drawn without Hypothesis, whose small examples are all alike."""
+    producer: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        producer = {
+            "producer_id": rng.choice((1, 2)),
+            "producer_epoch": rng.choice((0, 0, 0, 1)),
+            "base_sequence": rng.choice((0, 0, 1, 2, 3, -1)),
+        }
+    data = bytearray(
+        batch(
+            rng.randint(1, 6),
+            value=bytes(rng.choice((0, 5, 90, 700))),
+            timestamp=NOW + rng.choice((-1, 0, 1, 7_000, 10**9)),
+            compression=rng.choice((0, 0, 0, 1, 4)),
+            **producer,
+        )
+    )
+    harm = rng.choice(("byte", "body", "cut", "more")) if rng.random() < 0.4 else ""
+    if harm == "byte":
+        data[rng.randrange(min(len(data), HEADER_SIZE + 8))] ^= 1 << rng.randrange(8)
+    elif harm == "body":  # whatever it says now, with a checksum that agrees
+        data[rng.randrange(ATTRIBUTES_OFFSET, len(data))] ^= 1 << rng.randrange(8)
+        write_crc(data, 0, len(data))
+    elif harm == "cut":
+        del data[rng.randrange(len(data)) :]
+    elif harm == "more":
+        data += data[: rng.randint(1, len(data))]
+    return bytes(data), rng.choice((0, 0, 0, 1)), NOW + rng.choice((0, 0, 5_000))
+
+
+def append(logs: Logs, data: bytes, epoch: int, now_ms: int) -> Any:
+    try:
+        info = logs.log.append_as_leader(memoryview(bytearray(data)), epoch, now_ms)
+    except KafkaError as error:
+        return error.code, error.message, error.record_errors
+    except NeedsInspection:
+        return NeedsInspection
+    return (*info[:-1], None if info.written is None else bytes(info.written))
+
+
+def remembered(log: PartitionLog) -> Any:
+    segment = log.segments.active
+    return (
+        [
+            (each.base_offset, each.next_offset, each.size_bytes, each.max_timestamp, each.offset_of_max_timestamp)
+            for each in log.segments
+        ],
+        segment.offset_index.rows(),
+        segment.time_index.rows(),
+        list(segment.recent_offsets),
+        list(segment.recent_positions),
+        (
+            segment.warm_from,
+            segment.bytes_since_index_row,
+            segment.first_batch_timestamp,
+            segment.roll_above_timestamp,
+            segment.is_full,
+        ),
+        {key: (e.epoch, e.batches, e.last_timestamp) for key, e in log.producers.entries.items()},
+        (log.log_end_offset, log.producers.end_offset, log.committable_offset, log.leader_epochs.latest),
+    )
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(({}, {"flush_messages": 2}, {"message_timestamp_type": "LogAppendTime"}, {"segment_ms": 3_000})),
+)
+def test_the_short_way_and_the_general_way_agree(seed: int, settings: dict[str, Any]) -> None:
+    rng = random.Random(seed)
+    config = LogConfig(
+        segment_bytes=5_000, index_interval_bytes=200, segment_index_bytes=64, max_message_bytes=1_200,
+        message_timestamp_after_max_ms=3_600_000, **settings,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tidelog-usual-") as folder:
+        usual, general = Logs(Path(folder, "usual"), config), Logs(Path(folder, "general"), config)
+        for number in range(40):
+            if number == 30:  # something else cuts the file
+                for logs in (usual, general):
+                    logs.log.segments.active.file.truncate(logs.log.segments.active.size_bytes // 2)
+            data, epoch, now_ms = sent(rng)
+            answer = append(usual, data, epoch, now_ms)
+            with patch.object(PartitionLog, "_append_usual", lambda *_: None):
+                assert append(general, data, epoch, now_ms) == answer
+            assert remembered(usual.log) == remembered(general.log)
+        files = [
+            {path.name: path.read_bytes() for path in sorted(logs.folder.glob("*.log"))} for logs in (usual, general)
+        ]
+        assert files[0] == files[1]
