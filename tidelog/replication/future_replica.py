@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from tidelog.replication.follower import truncation_offset
+from tidelog.storage.segments.append import check_first_holds
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
@@ -64,6 +65,7 @@ class FutureReplica:
         log, present = self.log, self.partition.log
         base_offset = int.from_bytes(batches[:8], "big")
         if base_offset < log.log_end_offset == log.log_start_offset:
+            check_first_holds(batches, log.log_end_offset)
             log.truncate_fully_and_start_at(base_offset)  # the present log starts in the middle of a batch
         if not log.config.is_compacted:
             log.explain_gaps(max(present.gaps_explained_below, present.cleaned_offset))

@@ -28,7 +28,7 @@ from tidelog.replication.follower import (
 )
 from tidelog.replication.leader_bounds import ask_bounds
 from tidelog.storage.log.partition_log import CorruptLog
-from tidelog.storage.segments.append import UnexplainedGap
+from tidelog.storage.segments.append import UnexplainedGap, check_first_holds
 from tidelog.storage.segments.damage import DamagedRecords
 
 if TYPE_CHECKING:
@@ -432,13 +432,19 @@ class ReplicaFetcher:
             self._pump()
 
     def _overlapped(self, followed: Followed, records: memoryview) -> None:
-        """Records that are here already: sent twice, or in a batch that goes on where this log ends."""
-        base_offset = _OFFSET.unpack_from(records)[0]
-        if followed.asked_offset == followed.log.log_end_offset and base_offset >= followed.log.log_start_offset:
-            self._truncate(followed, base_offset)
-        else:
+        """Records that are here already: sent twice, or in a batch that goes on where this log ends.
+
+        Raises CORRUPT_MESSAGE for what no leader has: nothing that was committed is cut for it.
+        """
+        log = followed.log
+        if followed.asked_offset != log.log_end_offset:
             followed.asked = NOT_ASKED
             self._changed[followed] = None
+            return
+        base_offset = check_first_holds(records, log.log_end_offset)
+        if base_offset < max(log.high_watermark, log.log_start_offset):
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a batch of offset {base_offset}, which is committed here")
+        self._truncate(followed, base_offset)
 
     def _diverged(self, followed: Followed, leader_epoch: int, leader_end: int) -> None:
         log = followed.log

@@ -19,6 +19,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.metadata.image import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.storage.producers.refused_batches import RefusedBatches, sequenced_header
+from tidelog.storage.segments.append import check_first_holds
 
 if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import BrokerImage, PartitionImage
@@ -371,6 +372,7 @@ class Partition:
         if log.log_start_offset == log.log_end_offset:
             base_offset, mark = int.from_bytes(batches[:8], "big"), log.high_watermark
             if base_offset < log.log_end_offset:
+                check_first_holds(batches, log.log_end_offset)
                 log.truncate_fully_and_start_at(base_offset)
                 log.append_as_follower(batches, now_ms, epoch_max=self.leader_epoch)
                 log.set_high_watermark(mark)

@@ -243,6 +243,21 @@ def admit_replicated(
     return admitted
 
 
+def check_first_holds(batches: memoryview, offset: int) -> int:
+    """The base offset of the first batch, which begins at or before `offset`. Raises CORRUPT_MESSAGE unless it is whole
+    and holds that offset: what a leader with a damaged log sends may name any, even 0."""
+    header = read_header(batches) if len(batches) >= HEADER.size else None
+    if (
+        header is None
+        or header.magic != MAGIC
+        or not MIN_BATCH_LENGTH <= header.batch_length <= len(batches) - LOG_OVERHEAD
+        or not 0 <= header.base_offset <= offset <= header.last_offset
+        or _crc32c(batches[ATTRIBUTES_OFFSET : header.size_bytes]) != header.crc
+    ):
+        raise CorruptRecord(f"no whole batch that holds offset {offset}")
+    return header.base_offset
+
+
 def as_batch(position: int, header: BatchHeader) -> Batch:
     return (
         position, header.size_bytes, header.base_offset, header.last_offset, header.max_timestamp, header.attributes,
