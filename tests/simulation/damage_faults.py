@@ -1,7 +1,9 @@
 """Damage to the files of simulated nodes, among the other faults of a history.
 
 One node of a history has a bad disk, sometimes a second: then each loses single batches only, and never the same, so
-that of every record two copies are whole. Invariant: what is damaged is damaged on the device too, whatever was synced.
+that of every record two copies are whole. Two faults bring about what chance seldom does: a leader with damage that a
+replica which was away has not read yet, and damage where a replica still has what an older leader wrote. Invariant:
+what is damaged is damaged on the device too, whatever was synced.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from tests.cluster.damage.injuries import DATA_TARGETS, ONE_BATCH_WAYS, Injury, choose, damaged, find
+from tests.cluster.damage.injuries import DATA_TARGETS, DIRECTORY_FILES, ONE_BATCH_WAYS, Injury, choose, damaged, find
 from tests.cluster.damage.replicas import parse_batches
 from tests.simulation.cluster import DATA, Cluster, SimulatedNode
 from tests.simulation.cluster_faults import Faults
@@ -21,6 +23,8 @@ DAMAGE_WEIGHTS = {
     "damage_stopped": 10,
     "damage_killed": 10,
     "damage_all_killed": 6,
+    "damage_before_a_laggard": 6,
+    "damage_beside_a_stale_replica": 6,
     "kill": 3,
     "kill_leader": 5,
     "kill_controller": 2,
@@ -101,17 +105,128 @@ class DamageFaults(Faults):
         self._damage(victim)
         self.world.after(0.01 if amount < 0.6 else 2.5, self._start, victim)
 
+    def damage_before_a_laggard(self, node: SimulatedNode, amount: float) -> None:
+        """A leader's disk fails where another replica, which was killed, is about to read on."""
+        victim = self._victim()
+        led = [each for each in victim.partitions() if each.leads and each.topic in self.topics] if victim.ready else []
+        others = [each for each in self.cluster.running() if each.ready and each.node_id not in self.victims]
+        others = [each for each in others if each.node_id in self.cluster.layout.brokers]
+        if not led or not others:
+            return
+        replica, laggard = self.rng.choice(led), self.rng.choice(others)
+        behind = laggard.replica(replica.topic, replica.index)
+        if behind is None:
+            return
+        end = behind.log.log_end_offset
+        laggard.kill()
+
+        def damage() -> None:
+            if victim.running:
+                self._damage_from(
+                    victim, replica.topic, replica.index, end, ("base_offset", "base_offset", "zero_batch")
+                )
+            self._start(laggard)
+
+        self.world.after(0.3 + 0.7 * amount, damage)
+
+    def damage_beside_a_stale_replica(self, node: SimulatedNode, amount: float) -> None:
+        """The old leader still has what it alone had written, while the victim's copy of what the new one wrote instead
+        is damaged, and the new one is away."""
+        victim = self._victim()
+        led: list[tuple[str, int, SimulatedNode]] = []
+        for topic, count in sorted(self.topics.items()):
+            for index in range(count):
+                leader = self.cluster.leader_of(topic, index)
+                if leader is not None and leader.node_id not in self.victims:
+                    led.append((topic, index, leader))
+        if not led or not victim.ready:
+            return
+        topic, index, old = self.rng.choice(led)
+        known = (victim.node_id, old.node_id)
+        [new] = [self.cluster.nodes[each] for each in self.cluster.layout.brokers if each not in known]
+        end = old.replica(topic, index).log.log_end_offset
+        network = self.cluster.network
+        network.cut(str(old), str(new))
+        network.cut(str(old), str(victim))
+
+        def replace() -> None:
+            network.heal()
+            network.cut(str(old), str(new))
+            if old.running:
+                old.kill()
+            self.world.after(0.1, self._start, old)
+
+        def damage() -> None:
+            if self._is_over or self.cluster.leader_of(topic, index) is not new or not victim.running:
+                network.heal()
+                return
+            victim.kill()
+            self._damage_from(victim, topic, index, end, ("payload_bit", "zero_batch", "crc"))
+            new.kill()
+            self._start(victim)
+            self.world.after(0.8, self._start, new)
+            self.world.after(1.0, network.heal)
+
+        self.world.after(0.25, replace)
+        self.world.after(0.8 + 0.6 * amount, damage)
+
     # What
+
+    def _damage_from(self, node: SimulatedNode, topic: str, index: int, offset: int, ways: tuple[str, ...]) -> None:
+        """One of the batches from `offset` on, but not the last."""
+        files = files_of(node.host.disk)
+        logs = [name for name in sorted(files) if name.startswith(f"{topic}-{index}/") and name.endswith(".log")]
+        places = []
+        for number, name in enumerate(logs):
+            batches = parse_batches(bytes(files[name].data), name, [])
+            if number == len(logs) - 1:
+                batches = batches[:-1]
+            places += [(number, at, len(batches)) for at, batch in enumerate(batches) if batch.base_offset >= offset]
+        if not places or self._is_over or len(self.victims) > 1:
+            return
+        number, at, count = places[0] if self.rng.random() < 0.7 else self.rng.choice(places)
+        is_active = number == len(logs) - 1
+        place = (at + 0.5) / (count + is_active)
+        file_at = 0.0 if is_active else (number + 0.5) / (len(logs) - 1)
+        target = "active" if is_active else "sealed"
+        self._inflict(
+            node, Injury(target, self.rng.choice(ways), file_at, place, self.rng.random()), f"{topic}-{index}"
+        )
+
+    def _cut_of_known_end(self, injury: Injury, files: dict[str, Inode], partition: str) -> Injury:
+        """A cut that some file tells of: part of a batch is left, or a checkpoint knows of what is gone.
+
+        A log that ends between two batches, above all checkpoints, is what a process leaves that was killed before it
+        wrote more. Only the other replicas know better (docs/decisions/0016-damage-and-repair.md, limits).
+        """
+        if injury.way != "cut_batches" or injury.target == "metadata_log":
+            return injury
+        name = find(injury, {path: len(inode.data) for path, inode in files.items()}, partition)
+        batches = [] if name is None else parse_batches(bytes(files[name].data), name, [])
+        if name is None or not batches:
+            return injury
+        topic, _, index = name.partition("/")[0].rpartition("-")
+        known_end = 0
+        for each in ("high_watermarks", "recovery_points"):
+            inode = files.get(DIRECTORY_FILES[each])
+            lines = [] if inode is None else bytes(inode.data).decode(errors="replace").splitlines()
+            for line in lines:
+                if line.startswith(f"{topic} {index} ") and line.rpartition(" ")[2].isdecimal():
+                    known_end = max(known_end, int(line.rpartition(" ")[2]))
+        first_lost = batches[int(injury.place * len(batches))].base_offset
+        return injury if first_lost < known_end else replace(injury, way="cut_tail")
 
     def _damage(self, node: SimulatedNode) -> None:
         if self._is_over:
             return
         topic = self.rng.choice(sorted(self.topics))
-        partition = f"{topic}-{self.rng.randrange(self.topics[topic])}"
-        injury = choose(self.rng)
+        self._inflict(node, choose(self.rng), f"{topic}-{self.rng.randrange(self.topics[topic])}")
+
+    def _inflict(self, node: SimulatedNode, injury: Injury, partition: str) -> None:
         files = files_of(node.host.disk)
         if len(self.victims) > 1:
             injury = self._of_one_batch(injury, node, files, partition)
+        injury = self._cut_of_known_end(injury, files, partition)
         name = find(injury, {path: len(inode.data) for path, inode in files.items()}, partition)
         if name is None:
             return

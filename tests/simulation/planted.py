@@ -73,5 +73,6 @@ def repair_from_a_stale_replica(patch: Any) -> None:
     def credulous(repair: RangeRepair, *of: Any) -> None:
         begin(repair, *of)
         repair._epoch = repair._epoch_max = -1
+        repair._knows_epochs = False
 
     patch.setattr(RangeRepair, "__init__", credulous)

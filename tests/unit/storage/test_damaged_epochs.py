@@ -67,6 +67,37 @@ def test_an_epoch_of_a_batch_that_is_wrong_is_found_and_repaired_wherever_it_is(
         assert list(made.log.leader_epochs) == EPOCHS, offset
 
 
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 5, 6])
+def test_a_wrong_epoch_of_a_batch_is_found_by_the_scan_after_a_kill(made: Logs, epoch: int) -> None:
+    """The scan took it for right, and the epoch file was written anew from it."""
+    copy = copy_of(made)
+    made.log.flush()
+    whole = {path: path.read_bytes() for path in made.folder.glob("*.log")}
+    for offset in range(COUNT - 1):  # what is behind the last whole batch may be torn
+        made.kill()
+        (made.path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0 0\n")
+        set_epoch(made, offset, epoch)
+        log = made.open(machine_ran_on=True)
+        assert not made.directory.lost
+        assert list(log.leader_epochs) == EPOCHS, offset
+        repair_all(log, copy)
+        assert {path: path.read_bytes() for path in whole} == whole, offset
+        assert list(log.leader_epochs) == EPOCHS, offset
+
+
+def test_a_last_batch_of_an_epoch_that_the_file_does_not_know_yet_is_believed_after_a_kill(logs: MakeLogs) -> None:
+    """With one replica nobody could tell otherwise."""
+    made = logs()
+    made.append(batch(), epoch=0)
+    made.log.flush()
+    made.append(batch(), epoch=1)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert not log.damaged_ranges()
+    assert list(log.leader_epochs) == [(0, 0), (1, 1)]
+    assert offsets_of(records_of(log)) == [0, 1]
+
+
 def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_replica_has_said_so(made: Logs) -> None:
     copy = copy_of(made)
     made.close()

@@ -19,7 +19,7 @@ from tidelog.storage.producers.producer_state import CompletedTransaction, EndMa
 from tidelog.storage.producers.recall import recall
 from tidelog.storage.segments.append import Batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
-from tidelog.storage.segments.examination import UNKNOWN_END, Examiner
+from tidelog.storage.segments.examination import UNKNOWN_END, EpochEdges, Examiner
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.reader import batch_at, headers, position_of
 from tidelog.storage.segments.segment import Segment
@@ -127,6 +127,7 @@ def scan_segment(
     """
     filed_rows = segment.transaction_index.rows_or_none()
     hidden_epochs: list[tuple[int, int]] = []
+    edges = EpochEdges()
     segment.begin_rebuild()
     segment.transaction_index.begin_rebuild()
     segment.next_offset = segment.base_offset
@@ -153,12 +154,14 @@ def scan_segment(
                     segment.transaction_index.append(row)
             continue
         position, header, batch = each
+        end_position, epoch = position + header.size_bytes, header.partition_leader_epoch
+        edges.note((position, end_position, header.base_offset, header.next_offset, epoch))
         marker = read_marker(batch, header) if header.is_control else None
         segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
         for epoch, start_offset in hidden_epochs:
             if epochs.latest < epoch <= header.partition_leader_epoch:
                 epochs.assign(epoch, start_offset)
-        hidden_epochs.clear()
+        hidden_epochs = [entry for entry in hidden_epochs if entry[0] > header.partition_leader_epoch]
         if header.partition_leader_epoch > epochs.latest:
             epochs.assign(header.partition_leader_epoch, header.base_offset)
         completed = producers.replay(header, marker)
@@ -168,9 +171,34 @@ def scan_segment(
     for epoch, start_offset in hidden_epochs:  # no whole batch of this segment follows
         if epochs.latest < epoch and (epoch_max < 0 or epoch <= epoch_max):
             epochs.assign(epoch, start_offset)
-    segment.damage = merged(damage)
+    edges.note(None)
+    segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs)])
     segment.trust(0, segment.size_bytes if rest is None else rest.position)
     return rest
+
+
+def _doubt_scanned_epochs(
+    edges: EpochEdges, epochs: LeaderEpochs, filed_epochs: Sequence[tuple[int, int]]
+) -> list[DamagedRange]:
+    """Single batches whose epoch the file contradicts: damage, until another replica's copy decides.
+
+    The file may lack what was appended last, so that it is asked only about what lies before the last epoch it knows,
+    and about epochs that are lower than it says.
+    """
+    filed = LeaderEpochs(filed_epochs)
+    last_start = filed_epochs[-1][1] if filed_epochs else 0
+    damage: list[DamagedRange] = []
+    for doubt in edges.doubts(filed.epoch_for_offset):
+        first_offset, end_offset = doubt.damage.first_offset, doubt.damage.end_offset
+        if doubt.known < doubt.epoch and first_offset >= last_start:
+            continue
+        logger.error("offset %d: %s", first_offset, describe(doubt.damage))
+        damage.append(doubt.damage)
+        seen = [(doubt.known, first_offset)]
+        if doubt.following is not None and doubt.following[4] > doubt.known:
+            seen.append((doubt.following[4], end_offset))
+        epochs.correct(seen, first_offset, end_offset + 1 if len(seen) > 1 else end_offset)
+    return damage
 
 
 def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> None:

@@ -331,11 +331,55 @@ class IndexRows:
         return zip(self._keys, self._values)
 
 
+class EpochDoubt(NamedTuple):
+    """A batch whose leader epoch the log knows otherwise, and the batch behind it."""
+
+    damage: DamagedRange
+    epoch: int
+    known: int
+    following: BatchFacts | None
+
+
+class EpochEdges:
+    """The batches of a segment whose leader epoch is not that of both their neighbours, each between those."""
+
+    __slots__ = ("_before_last", "_edges", "_last")
+
+    def __init__(self) -> None:
+        self._edges: list[tuple[BatchFacts | None, BatchFacts, BatchFacts | None]] = []
+        self._before_last: BatchFacts | None = None
+        self._last: BatchFacts | None = None
+
+    def note(self, following: BatchFacts | None) -> None:
+        """The next batch; None behind the last one."""
+        before, last = self._before_last, self._last
+        if last is not None and len(self._edges) < _EPOCH_EDGES_MAX:
+            is_inside = before is not None and following is not None and before[4] == last[4] == following[4]
+            if not is_inside:
+                self._edges.append((before, last, following))
+        self._before_last, self._last = last, following
+
+    def doubts(self, epoch_at: Callable[[int], int]) -> list[EpochDoubt]:
+        """Single batches of which `epoch_at` (offset -> leader epoch, -1 unknown) says otherwise. Asked once."""
+        found: list[EpochDoubt] = []
+        edges, self._edges = self._edges, []
+        for before, batch, following in edges:
+            position, end_position, first_offset, end_offset, epoch = batch
+            known = epoch_at(first_offset)
+            if known < 0 or known == epoch:
+                continue
+            if all(other is None or epoch_at(other[2]) == other[4] for other in (before, following)):
+                reason = f"leader epoch {epoch}, the epoch file says {known}"
+                damage = DamagedRange(position, end_position, first_offset, end_offset, reason)
+                found.append(EpochDoubt(damage, epoch, known, following))
+        return found
+
+
 class Findings:
     """What an examination found: the index rows of the whole batches, and the damage between them."""
 
     __slots__ = (
-        "_before_last", "_last", "bytes_since_index_row", "damage", "end_offset", "epoch_edges", "epochs",
+        "bytes_since_index_row", "damage", "end_offset", "epoch_edges", "epochs",
         "first_timestamp", "generation", "max_timestamp", "offset_of_max_timestamp", "offset_rows", "size_bytes",
         "tail", "time_rows",
     )  # fmt: skip
@@ -355,10 +399,7 @@ class Findings:
         self.max_timestamp = -1
         self.offset_of_max_timestamp = base_offset
         self.first_timestamp = -1
-        self.epoch_edges: list[tuple[BatchFacts | None, BatchFacts, BatchFacts | None]] = []
-        """The batches whose leader epoch is not that of both their neighbours, each between those."""
-        self._before_last: BatchFacts | None = None
-        self._last: BatchFacts | None = None
+        self.epoch_edges = EpochEdges()
         self.generation = 0
         """Of the segment (`Segment.generation`) when it was looked at."""
         self.bytes_since_index_row = 0
@@ -377,24 +418,16 @@ class Findings:
         epoch = header.partition_leader_epoch
         if not self.epochs or epoch > self.epochs[-1][0]:
             self.epochs.append((epoch, header.base_offset))
-        self._note_epoch((position, position + header.size_bytes, header.base_offset, header.next_offset, epoch))
+        self.epoch_edges.note((position, position + header.size_bytes, header.base_offset, header.next_offset, epoch))
         self.bytes_since_index_row += header.size_bytes
         self.end_offset = header.next_offset
-
-    def _note_epoch(self, following: BatchFacts | None) -> None:
-        before, last = self._before_last, self._last
-        if last is not None and len(self.epoch_edges) < _EPOCH_EDGES_MAX:
-            is_inside = before is not None and following is not None and before[4] == last[4] == following[4]
-            if not is_inside:
-                self.epoch_edges.append((before, last, following))
-        self._before_last, self._last = last, following
 
     def close(self, damage: list[DamagedRange], present_bytes: int, end_offset: int) -> None:
         """Everything was looked at: `damage` lies between the batches, and the file had `present_bytes`.
 
         `end_offset`: the offset after the last record, UNKNOWN_END where nothing says.
         """
-        self._note_epoch(None)
+        self.epoch_edges.note(None)
         if present_bytes < self.size_bytes and end_offset >= 0:
             if damage and damage[-1].end_position == present_bytes:
                 damage[-1] = damage[-1]._replace(end_position=self.size_bytes)
@@ -413,16 +446,8 @@ def doubt_epochs(findings: Findings, epoch_at: Callable[[int], int], proven: Seq
     Neither carries a checksum. Another replica's copy decides: if it says the same, it is `proven`, and the log's
     epochs are corrected. Where more batches disagree the log's epochs are wrong.
     """
-    doubtful: list[DamagedRange] = []
-    for before, batch, following in findings.epoch_edges:
-        position, end_position, first_offset, end_offset, epoch = batch
-        known = epoch_at(first_offset)
-        if known < 0 or known == epoch or is_within(first_offset, proven):
-            continue
-        if all(other is None or epoch_at(other[2]) == other[4] for other in (before, following)):
-            reason = f"leader epoch {epoch}, the epoch file says {known}"
-            doubtful.append(DamagedRange(position, end_position, first_offset, end_offset, reason))
-    findings.epoch_edges.clear()
+    doubts = findings.epoch_edges.doubts(epoch_at)
+    doubtful = [doubt.damage for doubt in doubts if not is_within(doubt.damage.first_offset, proven)]
     if doubtful:
         findings.damage = merged([*doubtful, *findings.damage])
 
