@@ -59,23 +59,41 @@ async def test_a_leader_that_answers_again_is_named_again(services):
     assert not services.lost_brokers
 
 
+def listed(services):
+    """The brokers of an answer without topics, where nothing is made up for those that are missing."""
+    response = metadata.handle(services, context(12), MetadataRequest(topics=[]))
+    assert isinstance(response, MetadataResponse)
+    return [one.node_id for one in response.brokers]
+
+
 async def test_a_broker_that_has_only_registered_is_not_listed(services):
     await services.controller.broker_heartbeat(_fence(services))
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    assert [one.node_id for one in ask(services).brokers] == []
+    assert listed(services) == []
+
+
+@pytest.mark.parametrize("names", [("t",), (), ("another",)], ids=["one topic", "all topics", "a missing topic"])
+async def test_an_answer_with_topics_never_lists_no_broker(services, names):
+    """librdkafka would give up every address that it has, and ask nobody any more."""
+    await services.controller.broker_heartbeat(_fence(services))
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    assert services.image().brokers[1].fenced
+    response = ask(services, *names)
+    assert len(response.topics) == 1
+    assert [one.node_id for one in response.brokers] == [1]
+    assert all(partition.leader_id == -1 for topic in response.topics for partition in topic.partitions)
 
 
 async def test_a_broker_fenced_a_moment_ago_is_still_listed(services, monkeypatch):
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
     await services.controller.broker_heartbeat(_fence(services))
     assert services.image().brokers[1].fenced
-    assert [one.node_id for one in ask(services).brokers] == []
+    assert listed(services) == []
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    response = ask(services)
-    assert [one.node_id for one in response.brokers] == [1]
-    assert response.topics[0].partitions[0].leader_id == -1
+    assert listed(services) == [1]
+    assert ask(services).topics[0].partitions[0].leader_id == -1
     monkeypatch.setattr(lost_brokers, "LISTED_MS", -1)
-    assert [one.node_id for one in ask(services).brokers] == []
+    assert listed(services) == []
 
 
 async def test_a_fenced_broker_that_hangs_is_not_listed(services):
@@ -84,11 +102,9 @@ async def test_a_fenced_broker_that_hangs_is_not_listed(services):
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
     await services.controller.broker_heartbeat(_fence(services))
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    assert [one.node_id for one in ask(services).brokers] == []
+    assert listed(services) == []
     services.lost_brokers.on_connection_lost(1)
-    response = metadata.handle(services, context(12), MetadataRequest(topics=[]))
-    assert isinstance(response, MetadataResponse)
-    assert [one.node_id for one in response.brokers] == [1], "its link broke, if only later than the news came"
+    assert listed(services) == [1], "its link broke, if only later than the news came"
 
 
 def _fence(services):

@@ -39,7 +39,7 @@ UNANSWERED_MS = 1_000
 # A response that names more leaders is sent without probes: no client that lost
 # its leader asks for so many.
 PROBED_AT_ONCE_MAX = 8
-LISTED_MS = 5_000
+LISTED_MS = 9_000  # as long as Kafka lists a dead broker: the default of broker.session.timeout.ms
 WAITING_MAX = 10_000
 
 

@@ -139,12 +139,7 @@ def _answering(
         for topic in topics:
             topic.topic_authorized_operations = authorized_operations.TOPIC
     response = MetadataResponse(
-        brokers=[
-            MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
-            for broker, endpoint in reachable_brokers(
-                image, context.listener_name, fenced=services.lost_brokers.recently_fenced()
-            )
-        ],
+        brokers=_brokers(services, context, image, has_topics=bool(topics)),
         cluster_id=services.cluster_id,
         controller_id=cluster_controller(image, services.node_id, services.quorum_leader_id()),
         topics=topics,
@@ -152,6 +147,24 @@ def _answering(
     if OPERATIONS_FROM <= version <= CLUSTER_OPERATIONS_TO and request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = authorized_operations.CLUSTER
     yield response
+
+
+def _brokers(
+    services: Services, context: RequestContext, image: MetadataImage, *, has_topics: bool
+) -> list[MetadataResponseBroker]:
+    """Brokers that are not fenced, or were until a moment ago. All that are registered where none is left to name.
+
+    librdkafka believes an answer that has topics and no broker: it gives up every address that it has, those of its
+    bootstrap servers too. Java clients ignore such an answer, and both ask again after one without brokers and topics.
+    """
+    listener = context.listener_name
+    found = reachable_brokers(image, listener, fenced=services.lost_brokers.recently_fenced())
+    if not found and has_topics:
+        found = reachable_brokers(image, listener, include_fenced=True)
+    return [
+        MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
+        for broker, endpoint in found
+    ]
 
 
 def _requested(
