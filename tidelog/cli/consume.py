@@ -1,23 +1,25 @@
-"""`tidelog consume`: print the records of a topic, by assignment or as a member of a group.
+"""`tidelog consume`: print the records of topics, by assignment or as a member of a group.
 
 Records go to standard output as bytes, everything said about them to standard error. Ends by itself at
-`--max-messages`, at `--until-end` or after `--timeout-ms` of silence, else by Ctrl-C, which is its normal end.
+`--max-messages`, at `--until-end`, at `--until-time` or after `--timeout-ms` of silence, else by Ctrl-C, which is its
+normal end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from tidelog.cli.common import HELP, client_options, connecting, run, say_count
-from tidelog.cli.record_format import as_json, compile_template
-from tidelog.client import Consumer, ConsumerRecord, TopicPartition
+from tidelog.cli.common import HELP, client_options, connecting, run, say_count, time_in
+from tidelog.cli.record_format import FORMATS, Render, compile_template, json_writer
+from tidelog.client import Consumer, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _POLL_MS = 200
@@ -25,25 +27,19 @@ _POLL_RECORDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """What to read and when to stop."""
 
-    topic: str
+    topics: tuple[str, ...]
+    pattern: str | None
     partition: int | None
     offset: str
+    from_ms: int | None
+    until_ms: int | None
     group: str | None
     max_messages: int | None
     until_end: bool
     timeout_ms: int | None
-
-
-def _template(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> Callable[[ConsumerRecord], bytes]:
-    try:
-        return compile_template("{value}" if value is None else value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 def _offset(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -52,127 +48,234 @@ def _offset(context: click.Context, parameter: click.Parameter, value: str | Non
     return value
 
 
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else time_in(value)
+
+
+def _pattern(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from None
+    return value
+
+
 @click.command("consume", context_settings=HELP)
-@click.argument("topic")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--include", "pattern", callback=_pattern, metavar="PATTERN", help="Topics whose whole name matches it.")
 @click.option("--from-beginning", is_flag=True, help="The same as --offset earliest.")
 @click.option(
     "-o", "--offset", callback=_offset, help="earliest, latest (default), N, or -N for the last N of each partition."
 )
+@click.option("--from-time", "from_ms", callback=_time, metavar="TIME", help="From the first record at TIME or later.")
+@click.option(
+    "--until-time", "until_ms", callback=_time, metavar="TIME", help="Stop before the first at TIME or later."
+)
 @click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
 @click.option("-g", "--group", help="Read as a member of this group and commit; the group's offsets come first.")
 @click.option("-n", "--max-messages", type=click.IntRange(1), help="Stop after so many records.")
-@click.option("-e", "--until-end", is_flag=True, help="Stop at the end that the topic had at the start.")
+@click.option("-e", "--until-end", is_flag=True, help="Stop at the end that the topics had at the start.")
 @click.option("--timeout-ms", type=click.IntRange(1), help="Stop when nothing has come for so long.")
-@click.option("-f", "--format", "template", callback=_template, metavar="TEMPLATE", help="Such as '{key}\\t{value}'.")
-@click.option("--json", "json_wanted", is_flag=True, help="One JSON object a record.")
+@click.option("-f", "--format", "template", default="{value}", metavar="TEMPLATE", help="Such as '{key}\\t{value}'.")
+@click.option("--key-format", type=click.Choice(FORMATS), default="text", show_default=True, help="How keys are shown.")
+@click.option("--value-format", type=click.Choice(FORMATS), default="text", show_default=True, help="And values.")
+@click.option(
+    "--json", "json_wanted", is_flag=True, help="One JSON object a record; `tidelog produce -F json` reads it."
+)
 @connecting
 def command(
-    topic: str,
-    from_beginning: bool,
-    offset: str | None,
-    partition: int | None,
-    group: str | None,
-    max_messages: int | None,
-    until_end: bool,
-    timeout_ms: int | None,
-    template: Callable[[ConsumerRecord], bytes],
-    json_wanted: bool,
-    bootstrap: str,
-    properties: dict[str, str],
-) -> None:
-    """Print the records of TOPIC, a line each.
+    template: str, key_format: str, value_format: str, json_wanted: bool, bootstrap: str, properties: dict[str, str],
+    **selected: Any,
+) -> None:  # fmt: skip
+    """Print the records of each TOPIC, a line each.
 
-    A TEMPLATE may name {topic}, {partition}, {offset}, {timestamp}, {key}, {value} and {headers}.
+    A TEMPLATE may name {topic}, {partition}, {offset}, {timestamp}, {key}, {value} and {headers}. A TIME is ms since
+    1970 or YYYY-MM-DDTHH:MM:SS, UTC unless it says otherwise; --until-time in the future is waited for. Topics are
+    matched with --include once, at the start; in a group also those created later.
 
     \b
     Examples:
       tidelog consume flights --from-beginning --max-messages 3
       tidelog consume flights -o earliest -e -f '{partition} {offset} {key}'
+      tidelog consume flights airlines --from-time 2026-03-01T12:00:00 --until-time 2026-03-01T13:00:00
+      tidelog consume --include 'metrics\\..*' --value-format hex
       tidelog consume flights -g delays --json
     """
-    if from_beginning and offset not in (None, "earliest"):
-        raise click.UsageError("--from-beginning and --offset contradict each other")
-    start = offset or ("earliest" if from_beginning else "latest")
-    if group is not None and (partition is not None or start not in ("earliest", "latest") or until_end):
-        raise click.UsageError("a group shares out the partitions: --group takes no --partition, --until-end or number")
-    wanted = Wanted(topic, partition, start, group, max_messages, until_end, timeout_ms)
+    selection = _selection(**selected)
+    try:
+        render = (
+            json_writer(key_format, value_format)
+            if json_wanted
+            else compile_template(template, key_format, value_format)
+        )
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--format") from None
     options = client_options(
         bootstrap,
         properties,
-        group_id=group,
-        auto_offset_reset=start if start == "latest" else "earliest",
+        group_id=selection.group,
+        auto_offset_reset=selection.offset if selection.offset == "latest" else "earliest",
         allow_auto_create_topics=False,
     )
-    render = as_json if json_wanted else template
-    count = run(_consume(options, wanted, render))
+    count = run(_consume(options, selection, render))
     say_count(count)
 
 
-async def _consume(options: dict[str, Any], wanted: Wanted, render: Callable[[ConsumerRecord], bytes]) -> int:
+def _selection(*, from_beginning: bool, offset: str | None, **selected: Any) -> Selection:
+    """The options together. Raises a usage error where they contradict each other."""
+    if from_beginning and offset not in (None, "earliest"):
+        raise click.UsageError("--from-beginning and --offset contradict each other")
+    start = offset or ("earliest" if from_beginning else "latest")
+    chosen = Selection(offset=start, **selected)
+    if bool(chosen.topics) == (chosen.pattern is not None):
+        raise click.UsageError("wanted: TOPIC, several of them, or --include PATTERN")
+    if chosen.from_ms is not None and (offset or from_beginning):
+        raise click.UsageError("--from-time says where to begin: it takes no --offset or --from-beginning")
+    if chosen.until_ms is not None and (chosen.until_end or (chosen.from_ms or 0) > chosen.until_ms):
+        raise click.UsageError("--until-time is to be later than --from-time, and takes no --until-end")
+    bounded = chosen.until_end or chosen.from_ms is not None or chosen.until_ms is not None
+    if chosen.group is not None and (chosen.partition is not None or start not in ("earliest", "latest") or bounded):
+        raise click.UsageError(
+            "a group shares out the partitions: --group takes no --partition, --until-end, number or time"
+        )
+    return chosen
+
+
+async def _consume(options: dict[str, Any], selection: Selection, render: Render) -> int:
     """Prints until told to stop; how many records."""
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     async with Consumer(**options) as consumer:
-        stops = await _prepare(consumer, wanted)
+        reading = _Reading(consumer, selection)
+        await reading.prepare()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, told.set)
-        return await _print(consumer, wanted, render, stops, told)
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        return await reading.print_all(render, stopping)
 
 
-async def _prepare(consumer: Consumer, wanted: Wanted) -> dict[TopicPartition, int]:
-    """Subscribes or assigns and seeks; partition -> the offset to stop at, where one is known."""
-    found = await consumer.partitions_for_topic(wanted.topic) or set()
-    if wanted.partition is not None:
-        found &= {wanted.partition}
-    if not found:
-        what = wanted.topic if wanted.partition is None else f"{wanted.topic}-{wanted.partition}"
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {what}")
-    if wanted.group is not None:
-        consumer.subscribe([wanted.topic])
-        return {}
-    chosen = [TopicPartition(wanted.topic, number) for number in sorted(found)]
-    consumer.assign(chosen)
-    ends = await consumer.end_offsets(chosen)
-    if wanted.offset == "earliest":
-        await consumer.seek_to_beginning(*chosen)
-    elif wanted.offset == "latest":
-        for partition, end in ends.items():
-            consumer.seek(partition, end)
-    else:
-        number = int(wanted.offset)
-        begins = await consumer.beginning_offsets(chosen)
+class _Reading:
+    """A consumer, and where it stops: `_stops` has the offset of each partition that has one."""
+
+    def __init__(self, consumer: Consumer, selection: Selection) -> None:
+        self._consumer = consumer
+        self._selection = selection
+        self._stops: dict[TopicPartition, int] = {}
+        self._waits_for_time = False
+        self._count = 0
+
+    # -- where to begin
+
+    async def prepare(self) -> None:
+        """Subscribes, or assigns and seeks. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        consumer, selection = self._consumer, self._selection
+        if selection.group is not None and selection.pattern is not None:
+            consumer.subscribe(pattern=selection.pattern)
+            return
+        chosen = await self._partitions()
+        if selection.group is not None:
+            consumer.subscribe(selection.topics)
+            return
+        consumer.assign(chosen)
+        await self._seek(chosen, await consumer.end_offsets(chosen))
+
+    async def _partitions(self) -> list[TopicPartition]:
+        selection = self._selection
+        names = list(dict.fromkeys(selection.topics))
+        if selection.pattern is not None:
+            pattern = re.compile(selection.pattern)
+            names = sorted(name for name in await self._consumer.topics() if pattern.fullmatch(name))
+            if not names:
+                raise KafkaError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic that matches {selection.pattern!r}"
+                )
+        chosen = []
+        for name in names:
+            numbers = await self._consumer.partitions_for_topic(name) or set()
+            if selection.partition is not None:
+                numbers &= {selection.partition}
+            if not numbers and selection.pattern is None:
+                what = name if selection.partition is None else f"{name}-{selection.partition}"
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {what}")
+            chosen += [TopicPartition(name, number) for number in sorted(numbers)]
+        return chosen
+
+    async def _seek(self, chosen: list[TopicPartition], ends: dict[TopicPartition, int]) -> None:
+        consumer, selection = self._consumer, self._selection
+        if selection.until_end:
+            self._stops = ends
+        if selection.until_ms is not None:
+            await self._stop_at_time(chosen, selection.until_ms, ends)
+        if selection.from_ms is not None:
+            found = await consumer.offsets_for_times(dict.fromkeys(chosen, selection.from_ms))
+            for partition in chosen:
+                at = found.get(partition)
+                consumer.seek(partition, ends[partition] if at is None else at.offset)
+        elif selection.offset == "earliest" or (selection.offset == "latest" and self._is_past()):
+            await consumer.seek_to_beginning(*chosen)
+        elif selection.offset == "latest":
+            for partition, end in ends.items():
+                consumer.seek(partition, end)
+        else:
+            number = int(selection.offset)
+            begins = await consumer.beginning_offsets(chosen)
+            for partition in chosen:
+                offset = number if number >= 0 else ends[partition] + number
+                consumer.seek(partition, min(max(begins[partition], offset), ends[partition]))
+
+    def _is_past(self) -> bool:
+        """Up to a time that is over: what comes from now on is not meant."""
+        return self._selection.until_ms is not None and not self._waits_for_time
+
+    async def _stop_at_time(self, chosen: list[TopicPartition], until_ms: int, ends: dict[TopicPartition, int]) -> None:
+        """The offsets of the first records at that time or later. A partition without one has its end, if the time is
+        over; else it is read on until it is."""
+        found = await self._consumer.offsets_for_times(dict.fromkeys(chosen, until_ms))
+        self._waits_for_time = until_ms > time.time() * 1000
         for partition in chosen:
-            offset = number if number >= 0 else ends[partition] + number
-            consumer.seek(partition, min(max(begins[partition], offset), ends[partition]))
-    return ends if wanted.until_end else {}
+            at = found.get(partition)
+            if at is not None:
+                self._stops[partition] = at.offset
+            elif not self._waits_for_time:
+                self._stops[partition] = ends[partition]
 
+    # -- until the end
 
-async def _print(
-    consumer: Consumer,
-    wanted: Wanted,
-    render: Callable[[ConsumerRecord], bytes],
-    stops: dict[TopicPartition, int],
-    told: asyncio.Event,
-) -> int:
-    loop = asyncio.get_running_loop()
-    output = sys.stdout.buffer
-    count = 0
-    last = loop.time()
-    while not told.is_set():
-        if wanted.until_end and all([await consumer.position(part) >= end for part, end in stops.items()]):
-            break
-        left = _POLL_RECORDS if wanted.max_messages is None else min(_POLL_RECORDS, wanted.max_messages - count)
-        batches = await consumer.poll(timeout_ms=_POLL_MS, max_records=left)
-        for partition, records in batches.items():
-            stop = stops.get(partition)
-            for record in records:
-                if stop is None or record.offset < stop:
-                    output.write(render(record))
-                    count += 1
-        if batches:
-            output.flush()
-            last = loop.time()
-        elif wanted.timeout_ms is not None and loop.time() - last >= wanted.timeout_ms / 1000:
-            break
-        if wanted.max_messages is not None and count >= wanted.max_messages:
-            break
-    return count
+    async def print_all(self, render: Render, stopping: asyncio.Event) -> int:
+        loop, consumer, selection = asyncio.get_running_loop(), self._consumer, self._selection
+        last = loop.time()
+        while not stopping.is_set() and not await self._is_at_end():
+            most = selection.max_messages
+            left = _POLL_RECORDS if most is None else min(_POLL_RECORDS, most - self._count)
+            batches = await consumer.poll(timeout_ms=_POLL_MS, max_records=left)
+            for partition, records in batches.items():
+                for record in records:
+                    if self._is_wanted(partition, record.offset, record.timestamp_ms):
+                        sys.stdout.buffer.write(render(record))
+                        self._count += 1
+            if batches:
+                sys.stdout.buffer.flush()
+                last = loop.time()
+            elif selection.timeout_ms is not None and loop.time() - last >= selection.timeout_ms / 1000:
+                break
+            if most is not None and self._count >= most:
+                break
+        return self._count
+
+    def _is_wanted(self, partition: TopicPartition, offset: int, timestamp_ms: int) -> bool:
+        """Before the partition's stop; the first record of a time that was waited for becomes its stop."""
+        until_ms = self._selection.until_ms
+        if partition not in self._stops and until_ms is not None and timestamp_ms >= until_ms:
+            self._stops[partition] = offset
+        stop = self._stops.get(partition)
+        return stop is None or offset < stop
+
+    async def _is_at_end(self) -> bool:
+        consumer, selection = self._consumer, self._selection
+        if not selection.until_end and selection.until_ms is None:
+            return False
+        if selection.until_ms is not None and self._waits_for_time and selection.until_ms <= time.time() * 1000:
+            self._waits_for_time = False
+            ends = await consumer.end_offsets(consumer.assignment())
+            self._stops = {**ends, **self._stops}
+        if self._waits_for_time and len(self._stops) < len(consumer.assignment()):
+            return False
+        return all([await consumer.position(partition) >= stop for partition, stop in self._stops.items()])

@@ -1,7 +1,8 @@
 """`tidelog produce`: every line of standard input becomes a record.
 
-Lines are bytes and are sent as they are, without their newline. Reading stands still while the producer's buffer is
-full, so any amount can be piped in. The first record that is refused ends the command with exit code 1.
+Lines are bytes and are sent as they are, without their newline, or are JSON objects as `tidelog consume --json` prints.
+Reading stands still while the producer's buffer is full, so any amount can be piped in. The first record that is
+refused ends the command with exit code 1.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
 
 import click
 
@@ -26,7 +27,8 @@ from tidelog.cli.common import (
     run,
     say_count,
 )
-from tidelog.client import Producer, RecordMetadata
+from tidelog.cli.record_format import FORMATS, ParsedRecord, decode, from_json
+from tidelog.client import Producer, RecordMetadata, TopicPartition
 from tidelog.protocol.batches.compression import CODECS
 
 _READ_BYTES = 1 << 16
@@ -35,10 +37,23 @@ _SETTLE_ABOVE = 1000
 
 
 @click.command("produce", context_settings=HELP)
-@click.argument("topic")
+@click.argument("topic", required=False)
+@click.option(
+    "-F",
+    "--input-format",
+    type=click.Choice(["lines", "json"]),
+    default="lines",
+    show_default=True,
+    help="json: objects as `tidelog consume --json` prints them.",
+)
 @click.option("-k", "--key-separator", metavar="TEXT", help="What stands before it in a line is the key.")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Send everything to this partition.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record.")
+@click.option("--repartition", is_flag=True, help="Choose partitions anew, whatever a JSON object says.")
+@click.option(
+    "--key-format", type=click.Choice(FORMATS), default="text", show_default=True, help="How keys are written."
+)
+@click.option("--value-format", type=click.Choice(FORMATS), default="text", show_default=True, help="And values.")
 @click.option("--null", "null_marker", metavar="TEXT", help="A key or value that is exactly this is sent as null.")
 @click.option("-z", "--compression", type=click.Choice(list(CODECS)), default="none", show_default=True)
 @click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
@@ -46,34 +61,31 @@ _SETTLE_ABOVE = 1000
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON: how many records went to which offsets.")
 @connecting
 def command(
-    topic: str,
-    key_separator: str | None,
-    partition: int | None,
-    headers: tuple[str, ...],
-    null_marker: str | None,
-    compression: str,
-    acks: str,
-    quiet: bool,
-    json_wanted: bool,
-    bootstrap: str,
-    properties: dict[str, str],
-) -> None:
+    topic: str | None, partition: int | None, repartition: bool, compression: str, acks: str, quiet: bool,
+    json_wanted: bool, bootstrap: str, properties: dict[str, str], **shape: Any,
+) -> None:  # fmt: skip
     """Send each line of standard input to TOPIC.
+
+    With --input-format json a line is an object with value or value_base64, value_hex or value_json, the same for key,
+    and topic, partition, timestamp_ms and headers. TOPIC, --partition and --repartition win over what it says.
 
     \b
     Examples:
       echo hello | tidelog produce greetings
       printf 'DL:Delta\\nUA:United\\n' | tidelog produce airlines -k : -z zstd
+      tidelog consume flights -o earliest -e --json | tidelog produce copy -F json
     """
-    if key_separator == "":
-        raise click.UsageError("--key-separator is empty")
-    shape = Shape(key_separator, null_marker, headers)
+    if repartition and partition is not None:
+        raise click.UsageError("--partition and --repartition contradict each other")
+    target = Target(topic, partition, repartition)
+    parse = _parser(target, **shape)
     options = client_options(bootstrap, properties, compression_type=compression, acks=acks, max_block_ms=PATIENCE_MS)
     # The first failure is what this command ends with; there is no need to hear of every batch behind it.
     logging.getLogger("tidelog.client.producing.sender").addHandler(logging.NullHandler())
-    sent = run(_produce(options, topic, partition, shape))
+    sent = run(_produce(options, target, parse))
     if json_wanted:
-        print_json({"topic": topic, "records": sent.count, "partitions": sent.partitions()})
+        topics = {"topic": topic} if topic is not None else {"topics": sent.topics()}
+        print_json({**topics, "records": sent.count, "partitions": sent.partitions()})
     elif not quiet:
         say_count(sent.count)
 
@@ -83,18 +95,23 @@ class Sent:
 
     def __init__(self) -> None:
         self.count = 0
-        self._offsets: dict[int, tuple[int, int]] = {}
+        self._offsets: dict[TopicPartition, tuple[int, int]] = {}
 
     def add(self, metadata: RecordMetadata) -> None:
         self.count += 1
-        first, last = self._offsets.get(metadata.partition, (metadata.offset, metadata.offset))
-        self._offsets[metadata.partition] = min(first, metadata.offset), max(last, metadata.offset)
+        partition = TopicPartition(metadata.topic, metadata.partition)
+        first, last = self._offsets.get(partition, (metadata.offset, metadata.offset))
+        self._offsets[partition] = min(first, metadata.offset), max(last, metadata.offset)
 
-    def partitions(self) -> list[dict[str, int | None]]:
+    def topics(self) -> list[str]:
+        return sorted({partition.topic for partition in self._offsets})
+
+    def partitions(self) -> list[dict[str, str | int | None]]:
         """The first and last offset in each; None with acks=0, where nothing is said of them."""
         return [
             {
-                "partition": partition,
+                "topic": partition.topic,
+                "partition": partition.partition,
                 "first_offset": first if first >= 0 else None,
                 "last_offset": last if last >= 0 else None,
             }
@@ -102,13 +119,69 @@ class Sent:
         ]
 
 
+class Target(NamedTuple):
+    """Where records go, whatever they say themselves."""
+
+    topic: str | None
+    partition: int | None
+    is_repartitioned: bool
+
+
+def _parser(
+    target: Target, input_format: str, key_separator: str | None, null_marker: str | None, **how: Any
+) -> Callable[[bytes], ParsedRecord]:
+    """What makes a record of a line; it raises ValueError or ClickException. Raises a usage error."""
+    shape = Shape(key_separator, null_marker, **how)
+    if input_format == "lines":
+        if key_separator == "":
+            raise click.UsageError("--key-separator is empty")
+        if target.topic is None:
+            raise click.UsageError("Missing argument 'TOPIC'.")
+        return shape.parse
+    if (
+        key_separator is not None
+        or null_marker is not None
+        or (how["key_format"], how["value_format"]) != ("text",) * 2
+    ):
+        raise click.UsageError(
+            "JSON objects say their keys themselves: no --key-separator, --null, --key-format or --value-format"
+        )
+
+    def parse(line: bytes) -> ParsedRecord:
+        record = from_json(line)
+        if record.topic is None and target.topic is None:
+            raise ValueError("no topic in it, and no TOPIC given")
+        return record._replace(headers=record.headers + shape.headers)
+
+    return parse
+
+
 class Shape:
     """How a line becomes a key and a value."""
 
-    def __init__(self, key_separator: str | None, null_marker: str | None, headers: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        key_separator: str | None,
+        null_marker: str | None,
+        headers: tuple[str, ...],
+        key_format: str = "text",
+        value_format: str = "text",
+    ) -> None:
+        self._key_format, self._value_format = key_format, value_format
         self._separator = key_separator.encode() if key_separator is not None else None
         self._null = null_marker.encode() if null_marker is not None else None
-        self.headers = [(name, text.encode()) for name, text in key_values(headers).items()]
+        self.headers: list[tuple[str, bytes | None]] = [
+            (name, text.encode()) for name, text in key_values(headers).items()
+        ]
+
+    def parse(self, line: bytes) -> ParsedRecord:
+        """Raises ValueError for a key or value that is not of its format."""
+        key, value = self.split(line)
+        if key is not None:
+            key = decode(key, self._key_format)
+        if value is not None:
+            value = decode(value, self._value_format)
+        return ParsedRecord(None, None, None, key, value, self.headers)
 
     def split(self, line: bytes) -> tuple[bytes | None, bytes | None]:
         """(key, value); without a separator in a line that should have one, a usage error."""
@@ -124,20 +197,37 @@ class Shape:
         return None if data == self._null else data
 
 
-async def _produce(options: dict[str, Any], topic: str, partition: int | None, shape: Shape) -> Sent:
+async def _produce(options: dict[str, Any], target: Target, parse: Callable[[bytes], ParsedRecord]) -> Sent:
     """Sends until the input ends; what was acknowledged."""
     pending: deque[asyncio.Future[RecordMetadata]] = deque()
     sent = Sent()
     async with Producer(**options) as producer:
+        number = 0
         async for line in _lines(sys.stdin.fileno()):
-            key, value = shape.split(line)
-            pending.append(await producer.send(topic, value, key, partition=partition, headers=shape.headers))
+            number += 1
+            try:
+                record = parse(line)
+            except ValueError as error:
+                raise click.ClickException(f"line {number}: {error}") from None
+            pending.append(await _send(producer, target, record))
             while pending and (pending[0].done() or len(pending) > _SETTLE_ABOVE):
                 sent.add(await pending.popleft())
         await producer.flush()
         for future in pending:
             sent.add(await future)
     return sent
+
+
+async def _send(producer: Producer, target: Target, record: ParsedRecord) -> asyncio.Future[RecordMetadata]:
+    partition = None if target.is_repartitioned else record.partition
+    return await producer.send(
+        target.topic or record.topic or "",
+        record.value,
+        record.key,
+        headers=record.headers,
+        partition=partition if target.partition is None else target.partition,
+        timestamp_ms=record.timestamp_ms,
+    )
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:

@@ -115,6 +115,107 @@ def test_keys_headers_nulls_and_bytes(cli: Cli):
     assert shown[1]["key_base64"] == "/w=="
 
 
+def test_what_consume_prints_as_json_can_be_produced_again(cli: Cli):
+    cli("topics", "create", "there", "-p", "3")
+    lines = [
+        {"partition": 2, "timestamp_ms": 7, "key": "k", "value": "text\nof two lines \u00e9", "headers": []},
+        {"partition": 0, "timestamp_ms": 1700000000000, "key_base64": "/w==", "value_hex": "00fe", "headers": []},
+        {"partition": 0, "timestamp_ms": 9, "key": None, "value": None, "headers": [{"name": "h", "value": "1"}]},
+        {"partition": 1, "timestamp_ms": 9, "key": "", "value_json": {"a": [1, "b"]}, "headers": []},
+        {"partition": 1, "timestamp_ms": 9, "value": "", "headers": [{"name": "n", "value": None}] * 2},
+    ]
+    stdin = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    assert cli("produce", "there", "-F", "json", stdin=stdin)[::2] == (0, "5 records\n")
+    first = cli("consume", "there", "-o", "earliest", "-e", "--json", "--value-format", "json")[1]
+    assert sorted(json.loads(line)["timestamp_ms"] for line in first.splitlines()) == [7, 9, 9, 9, 1700000000000]
+    cli("topics", "create", "back", "-p", "3")
+    assert cli("produce", "back", "-F", "json", "-q", stdin=first)[0] == 0
+    second = cli("consume", "back", "-o", "earliest", "-e", "--json", "--value-format", "json")[1]
+    assert sorted(second.replace(b'"back"', b'"there"').splitlines()) == sorted(first.splitlines())
+
+
+def test_records_of_several_topics_go_back_where_they_came_from(cli: Cli):
+    for name in ("left", "right"):
+        cli("topics", "create", name)
+        cli("produce", name, "-q", stdin=name.encode())
+    shown = cli("consume", "left", "right", "-o", "earliest", "-e", "--json")[1]
+    assert sorted(json.loads(line)["topic"] for line in shown.splitlines()) == ["left", "right"]
+    status, out, _ = cli("produce", "-F", "json", "--json", stdin=shown)
+    assert (status, json.loads(out)["topics"]) == (0, ["left", "right"])
+    assert cli("consume", "--include", "(left|righ.)", "-o", "-1", "-e")[1].split() in (
+        [b"left", b"right"],
+        [b"right", b"left"],
+    )
+    assert cli("consume", "--include", "lef", "-e")[2] == (
+        "tidelog: UNKNOWN_TOPIC_OR_PARTITION: there is no topic that matches 'lef'\n"
+    )
+
+
+def test_a_group_reads_the_topics_of_a_pattern(cli: Cli):
+    for name in ("pattern-1", "pattern-2", "other-pattern"):
+        cli("topics", "create", name)
+        cli("produce", name, "-q", stdin=name.encode())
+    words = ["--include", r"pattern-\d", "-g", "by-pattern", "--from-beginning", "-n", "2"]
+    assert sorted(cli("consume", *words)[1].split()) == [b"pattern-1", b"pattern-2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{", "line 2: '{' is not JSON"),
+        (b"[1]", "line 2: '[1]' is not a JSON object"),
+        (b'{"valu": 1}', "line 2: 'valu' is no field of a record: headers, key, "),
+        (b'{"value": 1}', "line 2: value is to be text or null; JSON goes into value_json"),
+        (b'{"value": "a", "value_hex": "00"}', "line 2: value and value_hex are both given"),
+        (b'{"value_hex": "0"}', "line 2: '0' is not hexadecimal"),
+        (b'{"key_base64": "!"}', "line 2: '!' is not base64"),
+        (b'{"partition": true}', "line 2: partition is to be a whole number, not True"),
+        (b'{"timestamp_ms": 1.5}', "line 2: timestamp_ms is to be a whole number, not 1.5"),
+        (b'{"headers": {"a": "b"}}', "line 2: headers is to be a list of objects with name and value"),
+        (b'{"headers": [{"value": "b"}]}', "line 2: a header is to be an object with name and value"),
+        (b'{"value": "\\ud800"}', "line 2: value has half of a surrogate pair"),
+    ],
+)
+def test_a_json_line_that_is_no_record_is_named(cli: Cli, line: bytes, problem: str):
+    status, out, err = cli("produce", "wrong-json", "-F", "json", stdin=b'{"value": "right"}\n' + line + b"\n")
+    assert (status, out, err.count("\n")) == (1, b"", 1)
+    assert err.startswith(f"tidelog: {problem}")
+
+
+def test_a_json_line_without_any_topic(cli: Cli):
+    assert cli("produce", "-F", "json", stdin=b"{}")[2] == "tidelog: line 1: no topic in it, and no TOPIC given\n"
+
+
+def test_keys_and_values_in_other_forms(cli: Cli):
+    cli("produce", "forms", "-k", ":", "--key-format", "hex", "--value-format", "base64", "-q", stdin=b"00ff:AQI=\n")
+    cli("produce", "forms", "-q", "--value-format", "json", stdin=b'{"a": 1}')
+    words = ["consume", "forms", "-o", "earliest", "-e", "-f", "{key} {value}"]
+    assert cli(*words, "--key-format", "base64", "--value-format", "hex")[1] == b"AP8= 0102\nnull 7b2261223a20317d\n"
+    assert cli(*words, "--value-format", "json")[1] == b'\x00\xff \x01\x02\nnull {"a": 1}\n'
+    assert cli("produce", "forms", "--value-format", "json", stdin=b"{")[2] == "tidelog: line 1: '{' is not JSON\n"
+
+
+def test_from_a_time_until_a_time(cli: Cli):
+    lines = b"".join(b'{"value": "%d", "timestamp_ms": %d000, "partition": 0}\n' % (each, each) for each in range(1, 6))
+    cli("produce", "timed", "-F", "json", "-q", stdin=lines)
+
+    def read(*words: str) -> bytes:
+        return cli("consume", "timed", *words)[1].replace(b"\n", b" ")
+
+    assert read("--from-time", "2000", "--until-time", "4000") == b"2 3 "
+    assert read("--from-time", "1970-01-01T00:00:03.5", "-e") == b"4 5 "
+    assert read("--until-time", "1970-01-01T00:00:03Z") == b"1 2 "
+    assert read("--until-time", "9000") == b"1 2 3 4 5 "
+    assert read("--from-time", "9000", "-e") == b""
+    soon = str(int(time.time() * 1000) + 1500)
+    assert read("--from-time", "4000", "--until-time", soon) == b"4 5 "
+    assert time.time() * 1000 >= int(soon)
+    # A record of the time that is waited for ends the wait.
+    late = str(int(time.time() * 1000) + 3_600_000)
+    cli("produce", "timed", "-F", "json", "-q", stdin=b'{"value": "late", "timestamp_ms": %s}' % late.encode())
+    assert read("--from-time", "5000", "--until-time", late) == b"5 "
+
+
 def test_more_lines_than_fit_a_read(cli: Cli):
     data = b"".join(b"%d %s\n" % (number, b"x" * (number % 300)) for number in range(5000))
     assert cli("produce", "many", "-X", "linger.ms=20", stdin=data)[2] == "5,000 records\n"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.cli.commands import cli
 from tidelog.cli.common import key_values, with_ports
 from tidelog.cli.main import main
@@ -15,6 +20,7 @@ from tidelog.cli.produce import Shape
 from tidelog.cli.record_format import as_json, compile_template
 from tidelog.client import ConsumerRecord
 
+ROOT = Path(__file__).resolve().parents[3]
 RECORD = ConsumerRecord("t", 3, 17, 1700000000000, 0, b"k", b"v\xff", (("h", b"1"), ("n", None)), 0)
 
 
@@ -123,6 +129,18 @@ def test_every_command_has_an_example_and_prints_json(name: str, leaf: click.Com
         (["topics", "list", "-b", "nonsense:"], 2),
         (["consume", "t", "-o", "--5"], 2),
         (["consume", "t", "-f", "{value!r}"], 2),
+        (["consume"], 2),
+        (["consume", "t", "--include", "t.*"], 2),
+        (["consume", "--include", "("], 2),
+        (["consume", "t", "--from-time", "soon"], 2),
+        (["consume", "t", "--from-time", "5", "-o", "5"], 2),
+        (["consume", "t", "--from-time", "5", "--until-time", "4"], 2),
+        (["consume", "t", "--until-time", "5", "-e"], 2),
+        (["consume", "t", "-g", "g", "--until-time", "5"], 2),
+        (["produce"], 2),
+        (["produce", "t", "-F", "json", "-k", ":"], 2),
+        (["produce", "t", "-F", "json", "--value-format", "hex"], 2),
+        (["produce", "t", "-p", "1", "--repartition"], 2),
     ],
 )
 def test_exit_codes_without_a_broker(words: list[str], status: int, capsys: pytest.CaptureFixture[str]):
@@ -131,3 +149,28 @@ def test_exit_codes_without_a_broker(words: list[str], status: int, capsys: pyte
     assert "Traceback" not in shown.err
     if "--help" in words:
         assert "Example" in shown.out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(shell: str):
+    """As documented: click answers when a variable of its own is set."""
+
+    def ask(instruction: str, **words: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "_TIDELOG_COMPLETE": f"{shell}_{instruction}", **words}
+        code = "import sys; sys.argv[0] = 'tidelog'; from tidelog.cli.main import main; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return done.stdout
+
+    assert "_TIDELOG_COMPLETE" in ask("source")
+    word = "2" if shell != "fish" else "de"
+    offered = ask("complete", COMP_WORDS="tidelog topics de", COMP_CWORD=word)
+    assert "describe" in offered
+    assert "delete-records" in offered
+    assert "create" not in offered

@@ -74,7 +74,7 @@ def list_brokers(bootstrap: str, properties: dict[str, str], json_wanted: bool) 
             each.state,
             each.leaders,
             each.replicas,
-            "-" if each.problem else as_bytes(each.log_bytes),
+            "-" if each.state != "running" else as_bytes(each.log_bytes),
         )
         for each in brokers
     ]
