@@ -13,11 +13,11 @@ import gc
 import logging
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.apis.dispatch import Dispatcher
 from tidelog.broker.apis.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
-from tidelog.broker.apis.services import Services
+from tidelog.broker.apis.services import Services, missing
 from tidelog.broker.broker_side import BrokerSide
 from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.broker.cluster.lifecycle import RegistrationRefused
@@ -196,10 +196,10 @@ class Node:
             clock_ms=ports.clock_ms,
             image=lambda: metadata.tracker.image,
             # Nothing that a controller alone serves asks for these.
-            partitions=broker.partitions if broker else cast(Any, None),
+            partitions=broker.partitions if broker else missing("partitions"),
             directories=self._directories,
-            moves=broker.moves if broker else cast(Any, None),
-            groups=broker.groups if broker else cast(Any, None),
+            moves=broker.moves if broker else missing("moves"),
+            groups=broker.groups if broker else missing("groups"),
             controller=metadata.controller,
             controller_channel=channel,
             raft=metadata.raft,

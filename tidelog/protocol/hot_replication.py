@@ -48,7 +48,6 @@ _INT32 = Struct(">i")
 _TWO_BYTES = Struct("BB").pack
 _NO_TAGS = b"\0\0\0"  # of the partition, the topic, the response
 _DIVERGING = Struct(">iq")
-_LEADER = Struct(">ii")
 
 
 class AskedPartition(NamedTuple):

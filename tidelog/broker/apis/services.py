@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.cluster.heartbeats import HeartbeatConnections
 from tidelog.broker.cluster.lost_brokers import LostBrokers
@@ -37,6 +37,21 @@ if TYPE_CHECKING:
     from tidelog.replication.quorum.driver import RaftNode
 
 
+class _MissingPart:
+    """Stands for a part that this node does not have: nothing that it serves asks for it, and who does is told so."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise AssertionError(f"this node has no {self._name}, and {attribute} of it was asked for")
+
+
+def missing(name: str) -> Any:
+    """For a part of `Services` that a node without its role lacks."""
+    return _MissingPart(name)
+
+
 @dataclass(slots=True)
 class Services:
     """The parts of a node that handlers may use; put together by `node.py`, the one composition root."""
@@ -55,11 +70,11 @@ class Services:
     raft: RaftNode
     broker_epoch: Callable[[], int]
     # Of nodes with the broker role; what a controller alone serves asks for none of them.
-    directories: LogDirectories = field(default=cast(Any, None))
-    moves: ReplicaMoves = field(default=cast(Any, None))
+    directories: LogDirectories = field(default_factory=lambda: missing("directories"))
+    moves: ReplicaMoves = field(default_factory=lambda: missing("moves"))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
-    inspections: Inspections = field(default=cast(Any, None))
+    inspections: Inspections = field(default_factory=lambda: missing("inspections"))
     turns: FairScheduler = field(default_factory=lambda: FairScheduler(asyncio.get_running_loop().call_soon))
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
     producer_ids: ProducerIdManager = field(init=False)

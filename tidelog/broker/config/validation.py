@@ -104,7 +104,7 @@ def broker_change_problem(settings: DynamicConfig, of_cluster: bool, after: Mapp
     if problem is not None:
         return problem
     change = _Change(settings, of_cluster, after)
-    return next(change.unmet(), None) or next(map(_wrapped, change.too_much()), None)
+    return next(change.unmet(), None) or next(change.too_much(), None)
 
 
 def _names_problem(after: Mapping[str, str]) -> str | None:
@@ -143,13 +143,6 @@ def _is_per_broker(name: str) -> bool:
 
 def _set(names: list[str]) -> str:
     return f"[{', '.join(names)}]"
-
-
-def _wrapped(problem: str) -> str:
-    return (
-        f"Invalid value org.apache.kafka.common.config.ConfigException: {problem} "
-        "for configuration Invalid dynamic configuration"
-    )
 
 
 class _Change:

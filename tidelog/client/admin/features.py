@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from tidelog.client.admin.base import AdminBase, check
 from tidelog.client.model import BrokerVersions
-from tidelog.client.network.cluster import SOFTWARE_VERSION
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
+from tidelog.version import __version__
 
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
@@ -25,7 +25,7 @@ class FeaturesAdmin(AdminBase):
         async def attempt() -> ApiVersionsResponse:
             cluster = await self._reach()
             connection = await (cluster.any_connection() if broker_id is None else cluster.connection(broker_id))
-            request = ApiVersionsRequest(client_software_name="tidelog", client_software_version=SOFTWARE_VERSION)
+            request = ApiVersionsRequest(client_software_name="tidelog", client_software_version=__version__)
             answer = await connection.call(request, ApiVersionsResponse, self._config.request_timeout_ms)
             check(answer.error_code, None, "versions" if broker_id is None else f"versions of broker {broker_id}")
             return answer

@@ -47,11 +47,6 @@ def positive_hash(key: bytes) -> int:
     return murmur2(key) & 0x7FFFFFFF
 
 
-def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The partition of `key` among `partition_count`, all of them counted whether or not they have a leader."""
-    return positive_hash(key) % partition_count
-
-
 class Spread(Protocol):
     """How records without a key are spread over a topic's partitions."""
 

@@ -96,10 +96,6 @@ class Membership:
         return self._generation != UNKNOWN_GENERATION
 
     @property
-    def is_joining(self) -> bool:
-        return self._is_joining
-
-    @property
     def is_fenced(self) -> bool:
         """Another process has its group_instance_id.
 

@@ -24,6 +24,7 @@ from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidelog.version import __version__
 
 logger = logging.getLogger(__name__)
 Response = TypeVar("Response", bound=Message)
@@ -37,8 +38,6 @@ JOINING = "joining"
 """A separate connection for JoinGroup and SyncGroup: they wait for other members, and commits must
 not.
 """
-BOOTSTRAP_NODE = -1
-SOFTWARE_VERSION = "0.1.0"
 CLOSE_TIMEOUT_S = 1.0
 """The time for written requests to leave when a client closes: a broker that hangs does not read
 them.
@@ -202,7 +201,7 @@ class Cluster:
             port,
             client_id=config.client_id,
             max_frame_bytes=config.receive_message_max_bytes,
-            software_version=SOFTWARE_VERSION,
+            software_version=__version__,
             timeout_ms=config.socket_connection_setup_timeout_ms,
         )
 

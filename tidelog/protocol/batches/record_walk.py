@@ -27,7 +27,6 @@ _MAX_RATIO: Final = {0: 1, 1: 1032, 2: 32, 3: 255, 4: 32768}
 _RUN: Final = 128
 _BETWEEN_RUNS: Final = 128
 _RUN_WORTH: Final = 16
-_MAX_DELTA_BYTES: Final = 10
 
 
 def check_plausible(count: int, section_bytes: int, codec: int) -> None:

@@ -68,12 +68,6 @@ def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), position
 
 
-def read_varlong(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Signed 64-bit varint (zigzag), as in records."""
-    value, position = read_uvarlong(buffer, position)
-    return (value >> 1) ^ -(value & 1), position
-
-
 def write_uvarint(out: bytearray, value: int) -> None:
     """Any unsigned value; the caller answers for its range."""
     while value >= 0x80:
@@ -85,33 +79,6 @@ def write_uvarint(out: bytearray, value: int) -> None:
 def write_varint(out: bytearray, value: int) -> None:
     """Signed 32 bits."""
     write_uvarint(out, (value << 1) ^ (value >> 31))
-
-
-def write_varlong(out: bytearray, value: int) -> None:
-    """Signed 64 bits."""
-    write_uvarint(out, (value << 1) ^ (value >> 63))
-
-
-def uvarint_size(value: int) -> int:
-    """Bytes that `write_uvarint` appends."""
-    return 1 if value < 0x80 else (value.bit_length() + 6) // 7
-
-
-def read_compact_bytes(buffer: Buffer, position: int) -> tuple[bytes | None, int]:
-    """Length plus one as an unsigned varint, zero for null."""
-    length, position = read_uvarint(buffer, position)
-    if length == 0:
-        return None, position
-    end = position + length - 1
-    return bytes(buffer[position:end]), end
-
-
-def write_compact_bytes(out: bytearray, value: Buffer | None) -> None:
-    if value is None:
-        out.append(0)
-    else:
-        write_uvarint(out, len(value) + 1)
-        out += value
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:

@@ -24,7 +24,6 @@ IN_PIECES = Arrays("coordinator_keys", "coordinators")
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
-SHARE_KEY = 2
 MANY_KEYS_FROM = 4
 
 _MESSAGES = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): "The coordinator is not available."}

@@ -22,7 +22,6 @@ from tidelog.protocol.uuids import ZERO_UUID
 
 REQUEST = DeleteTopicsRequest
 
-BY_STATE_FROM = 6
 DISABLED_CODE_FROM = 3
 
 
