@@ -125,7 +125,7 @@ class BrokerSide:
             settings, directories, self.partitions, self._assignments, loop, ports.clock_ms,
             lambda work: loop.run_in_executor(ports.executor, work),
         )  # fmt: skip
-        self._hosting.use(self.moves)
+        self._hosting.set_moves(self.moves)
         self.partitions.on_disk_failure = directories.failed_at
         directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
         self._make_caretakers()
@@ -214,8 +214,8 @@ class BrokerSide:
             began_s = self._loop.time()
             await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
             self._log_recovery(self._loop.time() - began_s)
-        self._hosting.loaded()
-        self.directories.missing = self._hosting.missing()
+        self._hosting.finish_load()
+        self.directories.missing = self._hosting.missing_replicas()
         epoch = await self.lifecycle.register(self.directories.clean_epoch(self._ports.boot_id))
         await self._metadata.tracker.wait_for(epoch)
         with _without_collections():

@@ -17,8 +17,8 @@ Eligible = Callable[[int, int], bool]
 """(broker id, the broker epoch its fetches state): may this replica join the ISR (KIP-841, KIP-903)?"""
 
 
-class Follower:
-    """One replica elsewhere, as its fetches describe it."""
+class FollowerReplica:
+    """The state of a remote replica, from its fetches."""
 
     __slots__ = (
         "broker_epoch", "broker_id", "in_maximal_isr", "last_caught_up_ms", "last_fetch_leader_end", "last_fetch_ms",
@@ -36,7 +36,7 @@ class Follower:
         self.in_maximal_isr = False
 
     def __repr__(self) -> str:
-        return f"<Follower {self.broker_id} at {self.log_end_offset}{' in sync' if self.in_maximal_isr else ''}>"
+        return f"<FollowerReplica {self.broker_id} at {self.log_end_offset}{' in sync' if self.in_maximal_isr else ''}>"
 
     def reset(self, now_ms: float, *, in_sync: bool) -> None:
         """Another leader epoch has begun: who is in the ISR is given the whole lag time again, the others none.
@@ -105,7 +105,7 @@ class InSyncReplicas:
         self._node_id = node_id
         self._lag_ms_max = lag_ms_max
         self.replicas: tuple[int, ...] = ()
-        self.followers: dict[int, Follower] = {}
+        self.followers: dict[int, FollowerReplica] = {}
         self.isr: tuple[int, ...] = ()
         self.leader_epoch = -1
         self.partition_epoch = -1
@@ -127,7 +127,7 @@ class InSyncReplicas:
         self.replicas = tuple(replicas)
         known = self.followers
         others = [each for each in self.replicas if each != self._node_id]
-        self.followers = {each: known.get(each) or Follower(each) for each in others}
+        self.followers = {each: known.get(each) or FollowerReplica(each) for each in others}
         self.isr = tuple(isr)
         self.partition_epoch = partition_epoch
         if leader_epoch > self.leader_epoch:
@@ -168,7 +168,9 @@ class InSyncReplicas:
 
     # ----------------------------------------------------------------------------------------------------- proposals
 
-    def expansion(self, follower: Follower, high_watermark: int, own_epoch: int, eligible: Eligible) -> Proposal | None:
+    def expansion(
+        self, follower: FollowerReplica, high_watermark: int, own_epoch: int, eligible: Eligible
+    ) -> Proposal | None:
         """Propose to take the follower in: it has reached the mark and the start of this leader's epoch.
 
         Below the latter it may lack committed records whose commitment the leader has not noticed yet.

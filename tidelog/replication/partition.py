@@ -23,7 +23,7 @@ from tidelog.storage.segments.append import check_first_holds
 
 if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import BrokerImage, PartitionImage
-    from tidelog.replication.isr import Follower, Proposal
+    from tidelog.replication.isr import FollowerReplica, Proposal
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog, ReadResult
 
 logger = logging.getLogger("tidelog.replication")
@@ -237,7 +237,7 @@ class Partition:
 
     # ------------------------------------------------------------------------------------- leader: followers, the mark
 
-    def follower(self, broker_id: int, broker_epoch: int, stated_epoch: int) -> Follower:
+    def follower(self, broker_id: int, broker_epoch: int, stated_epoch: int) -> FollowerReplica:
         """The book's entry of a replica that fetches, stating this leader epoch, or -1 for none.
 
         Raises UNKNOWN_LEADER_EPOCH for one that is not assigned, as far as this node knows (it asks again), and
@@ -254,7 +254,7 @@ class Partition:
             follower.broker_epoch = broker_epoch
         return follower
 
-    def follower_fetched(self, follower: Follower, fetch_offset: int, now_ms: float) -> None:
+    def follower_fetched(self, follower: FollowerReplica, fetch_offset: int, now_ms: float) -> None:
         """A follower fetches from `fetch_offset`: it holds everything below. Its log has been found to agree."""
         log = self.log
         moved = follower.fetched(fetch_offset, log.log_end_offset, now_ms)

@@ -141,7 +141,7 @@ async def test_an_answer_about_the_old_process_must_not_fence_the_new_one(monkey
     if planted:
 
         def careless(self, gone):
-            self._fencing.fence(list(gone), "planted")
+            self._controller.fence(list(gone), "planted")
 
         monkeypatch.setattr(FailureDetector, "_fence", careless)
     member.controller.broker_connection_lost(1, brokers[1].epoch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidelog.broker.apis.services import Services
-    from tidelog.replication.isr import Follower
+    from tidelog.replication.isr import FollowerReplica
     from tidelog.replication.partition import Partition
 
 NO_PREFERENCE = -1
@@ -24,7 +24,7 @@ def preferred_read_replica(
     own = brokers.get(services.node_id)
     if own is not None and own.rack == rack:
         return NO_PREFERENCE
-    nearby: list[Follower] = []
+    nearby: list[FollowerReplica] = []
     for follower in partition.in_sync.followers.values():
         broker = brokers.get(follower.broker_id)
         if (

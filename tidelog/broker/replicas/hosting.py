@@ -1,9 +1,10 @@
-"""The metadata image made real on this node: logs created and deleted, roles taken and given up, configs applied.
+"""Applies the metadata image to this node: creates and deletes logs, changes roles, applies
+configs.
 
-It reacts to images that are already committed and decides nothing about who leads. What a start finds on the disks is
-`found_logs.py`, which directories can be used `log_directories.py`. Invariant: after `apply`, the partitions hosted are
-those the image places here, but for those whose log directory is offline, which are answered with a storage error, and
-those put off for a moment.
+It follows committed images and elects no leaders. `found_logs.py` holds the logs that a start finds
+on the disks; `log_directories.py` knows the usable directories. Invariant: after `apply`, this node
+hosts the replicas that the image assigns to it. Two kinds are excepted: replicas in an offline log
+directory, for which requests get a storage error, and replicas deferred to the loop's next turns.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.hosting")
 
-# New logs made in one turn of the loop, each a handful of files.
-HOSTED_IN_TURN_MAX = 100
-# Until logs that could not be made for want of file descriptors or memory are tried again.
+# The bound of new logs in one turn of the loop; each log has several files.
+NEW_LOGS_PER_TURN_MAX = 100
+# The pause after a shortage of file descriptors or memory.
 SHORTAGE_PAUSE_S = 1.0
-Found = tuple["LogDirectory", "PartitionLog"]
+LogLocation = tuple["LogDirectory", "PartitionLog"]
 RoleChange = Callable[["Partition", bool], None]
 
 
 class Hosting:
-    """`on_role(partition, leads)` is told of every partition that starts or stops leading here."""
+    """`on_role(partition, leads)` is called for every partition that starts or stops leading on
+    this node.
+    """
 
     def __init__(
         self,
@@ -71,73 +74,77 @@ class Hosting:
         self._fetchers = fetchers
         self._assignments = assignments
         self._has_started = False
-        self._hosted_in_turn = 0
-        self._put_off_partitions: dict[tuple[bytes, int], None] = {}
+        self._new_logs_in_turn = 0
+        self._deferred_partitions: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
             partitions.flushes.on_flushed = fetchers.resume
-        directories.on_offline.append(self._directory_failed)
+        directories.on_offline.append(self._on_directory_failed)
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}
-        self._found = FoundLogs(directories)
-        self._out_of_reach: dict[tuple[str, int], LogDirectory | None] = {}
-        """Replicas that cannot be served: in a directory that failed (which one, where that is known), or damaged."""
+        self._found_logs = FoundLogs(directories)
+        self._offline_replicas: dict[tuple[str, int], LogDirectory | None] = {}
+        """Replicas that cannot be served: in a failed directory (None if it is unknown), or damaged."""
         self._log_configs: dict[str, LogConfig] = {}
         self._moves: ReplicaMoves | None = None
 
-    # ----------------------------------------------------------------------------------------------------- start, stop
+    # -----------------------------------------------------------------------------------------------------
+    # start, stop
 
     def load(self, image: MetadataImage) -> None:
-        """Open every log there is, recovering those of an unclean stop. Blocking: run before anything is served."""
+        """Open all logs, with recovery after an unclean stop. It blocks, so it runs before the node
+        serves.
+        """
         self._image = image
-        self._found.load(self._log_config, self._clock_ms())
+        self._found_logs.load(self._log_config, self._clock_ms())
 
-    def missing(self) -> list[str]:
-        """Replicas of this node that were in sync, or eligible to lead, and whose logs were not found."""
+    def missing_replicas(self) -> list[str]:
+        """The replicas of this node in an ISR or ELR without a log on its disks."""
         assert self._image is not None
         return [
             f"{topic.name}-{index}"
             for topic in self._image.topics_by_id.values()
-            for index, placed in topic.partitions.items()
-            if (self._node_id in placed.isr or self._node_id in placed.elr)
-            and not self._found.has((topic.name, index), topic.topic_id, placed.directory_of(self._node_id))
+            for index, assignment in topic.partitions.items()
+            if (self._node_id in assignment.isr or self._node_id in assignment.elr)
+            and not self._found_logs.has((topic.name, index), topic.topic_id, assignment.directory_of(self._node_id))
         ]
 
-    def loaded(self) -> None:
-        """The same, back on the loop's thread."""
-        self._out_of_reach.update(self._found.damaged)
-        for directory, error in self._found.failures:
+    def finish_load(self) -> None:
+        """Complete `load` on the loop's thread."""
+        self._offline_replicas.update(self._found_logs.damaged)
+        for directory, error in self._found_logs.failures:
             self._directories.failed_at_start(directory, error)
 
-    def use(self, moves: ReplicaMoves) -> None:
-        """Replicas may move from one directory to another."""
+    def set_moves(self, moves: ReplicaMoves) -> None:
+        """Set the moves of replicas between directories."""
         self._moves = moves
         moves.log_config = self._log_config
-        moves.on_promoted = self._moved
+        moves.on_promoted = self._on_promoted
 
     def start(self) -> None:
-        """The first image has been applied: set aside what it does not know."""
-        self._found.set_rest_aside()
+        """The first image is applied: set aside the logs that it does not assign to this node."""
+        self._found_logs.set_rest_aside()
         if self._moves is not None:
             self._moves.resume(self._directory_of)
         self._has_started = True
         self._set_throttle_rates()
 
     def close(self) -> None:
-        self._put_off_partitions.clear()
+        self._deferred_partitions.clear()
 
-    # ----------------------------------------------------------------------------------------------------------- image
+    # -----------------------------------------------------------------------------------------------------------
+    # image
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Follow one committed change."""
+        """Apply one committed image."""
         if not self._has_started:
             self._log_configs.clear()
         self._image = image
-        if not self._put_off_partitions:
-            self._hosted_in_turn = 0
+        if not self._deferred_partitions:
+            self._new_logs_in_turn = 0
         for topic in delta.deleted_topics.values():
             self._log_configs.pop(topic.name, None)
             for index in topic.partitions:
-                self._drop(topic, index)
+                self._delete_replica(topic, index)
         if delta.changed_configs:
             self._apply_configs(delta.changed_configs)
         for topic_id, indexes in delta.changed_partitions.items():
@@ -150,82 +157,87 @@ class Hosting:
 
     def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int]) -> None:
         for index in sorted(indexes):
-            placed = topic.partitions.get(index)
-            if placed is None or self._node_id not in placed.replicas:
-                self._drop(topic, index)
+            assignment = topic.partitions.get(index)
+            if assignment is None or self._node_id not in assignment.replicas:
+                self._delete_replica(topic, index)
                 continue
             partition = self._partitions.find(topic.topic_id, index)
             if partition is None:
-                if self._has_started and self._hosted_in_turn >= HOSTED_IN_TURN_MAX:
-                    self._put_off(topic, index)
+                if self._has_started and self._new_logs_in_turn >= NEW_LOGS_PER_TURN_MAX:
+                    self._defer(topic, index)
                     continue
-                self._hosted_in_turn += 1
+                self._new_logs_in_turn += 1
                 try:
-                    partition = self._host(topic, index, placed)
-                except OSError as shortage:  # which passes, and says nothing of a directory
-                    logger.error("%s-%d cannot be made for now: %s", topic.name, index, shortage)
-                    self._put_off(topic, index, SHORTAGE_PAUSE_S)
+                    partition = self._host(topic, index, assignment)
+                except OSError as error:  # a shortage, which passes, and is no failure of the directory
+                    logger.error("%s-%d cannot be made for now: %s", topic.name, index, error)
+                    self._defer(topic, index, SHORTAGE_PAUSE_S)
                     continue
             if partition is not None:
-                self._take_role(partition, placed)
-                self._tell_directory(partition, placed)
+                self._apply_role(partition, assignment)
+                self._report_directory(partition, assignment)
 
-    def _put_off(self, topic: TopicImage, index: int, pause_s: float = 0.0) -> None:
-        """To the loop's next turns: thousands of new logs would keep this broker from saying that it lives."""
-        if not self._put_off_partitions:
+    def _defer(self, topic: TopicImage, index: int, pause_s: float = 0.0) -> None:
+        """Defer a new replica to the loop's next turns: thousands of new logs would delay the
+        heartbeats.
+        """
+        if not self._deferred_partitions:
             if pause_s:
-                self._loop.call_later(pause_s, self._go_on)
+                self._loop.call_later(pause_s, self._apply_deferred)
             else:
-                self._loop.call_soon(self._go_on)
-        self._put_off_partitions[topic.topic_id, index] = None
+                self._loop.call_soon(self._apply_deferred)
+        self._deferred_partitions[topic.topic_id, index] = None
 
-    def _go_on(self) -> None:
-        """By the newest image: what has become of a partition meanwhile is all that counts."""
-        self._hosted_in_turn = 0
+    def _apply_deferred(self) -> None:
+        """Apply the newest image to the deferred partitions."""
+        self._new_logs_in_turn = 0
         assert self._image is not None
-        waiting, self._put_off_partitions = self._put_off_partitions, {}
-        for topic_id, index in waiting:
+        deferred, self._deferred_partitions = self._deferred_partitions, {}
+        for topic_id, index in deferred:
             topic = self._image.topics_by_id.get(topic_id)
             if topic is not None:
                 self._apply_partitions(topic, (index,))
-        self._hosted_in_turn = 0
+        self._new_logs_in_turn = 0
 
-    def _host(self, topic: TopicImage, index: int, placed: PartitionImage) -> Partition | None:
-        key, directory_id = (topic.name, index), placed.directory_of(self._node_id)
-        if key in self._out_of_reach:
+    def _host(self, topic: TopicImage, index: int, assignment: PartitionImage) -> Partition | None:
+        key, directory_id = (topic.name, index), assignment.directory_of(self._node_id)
+        if key in self._offline_replicas:
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
-        found = None
+        location = None
         try:
-            found = self._found.claim(key, topic.topic_id, directory_id)
-            self._found.set_others_aside(key, topic.topic_id)
-            found = found or self._abandoned_future(topic, index, directory_id)
+            location = self._found_logs.claim(key, topic.topic_id, directory_id)
+            self._found_logs.set_others_aside(key, topic.topic_id)
+            location = location or self._promote_future(topic, index, directory_id)
         except OSError as error:
             if is_exhaustion(error):
                 raise
             self._directories.failed_at(error.filename or "", error)
-        if found is None:
+        if location is None:
             if self._directories.may_be_offline(directory_id):
                 logger.warning("%s-%d is in a log directory that is offline", topic.name, index)
             else:
-                found = self._create(topic, index, directory_id)
-        if found is None:
-            self._out_of_reach[key] = None
+                location = self._create(topic, index, directory_id)
+        if location is None:
+            self._offline_replicas[key] = None
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
+        directory, log = location
         config = self._log_config(topic.name)
-        if found[1].config is not config:  # it was opened under the settings of an earlier image
-            found[1].set_config(config)
-        partition = self._partitions.add(topic.name, index, topic.topic_id, found[1])
+        if log.config is not config:  # the log was opened with the settings of an earlier image
+            log.set_config(config)
+        partition = self._partitions.add(topic.name, index, topic.topic_id, log)
         self._configure(partition)
-        self._directory_of[partition] = found[0]
+        self._directory_of[partition] = directory
         return partition
 
-    def _create(self, topic: TopicImage, index: int, wanted: bytes) -> Found | None:
-        """A new log in the directory the metadata names, else in the one with the fewest (Kafka's LogManager).
+    def _create(self, topic: TopicImage, index: int, directory_id: bytes) -> LogLocation | None:
+        """Create a log in the assigned directory, else in the one with the
+        fewest logs (Kafka's LogManager).
 
-        A cordoned one (KIP-1066) is taken where it is named, or where there is no other.
-        A directory that refuses has failed, and the next is tried. OSError where it is no directory's fault.
+        It uses a cordoned directory (KIP-1066) only if it is the assigned one, or if there is no
+        other. A directory in which the log cannot be created has failed, and the next one is used.
+        Raises OSError for a shortage, which is no failure of the directory.
         """
         preferred = None if self._moves is None else self._moves.preferred.pop((topic.name, index), None)
         homes = self._directories.homes
@@ -233,13 +245,13 @@ class Hosting:
 
         def order(home: LogDirectory) -> tuple[bool, bool, bool, int]:
             is_cordoned = self._directories.is_cordoned(home.path, cordoned)
-            return home.directory_id != wanted, home.path != preferred, is_cordoned, len(home.logs)
+            return home.directory_id != directory_id, home.path != preferred, is_cordoned, len(home.logs)
 
         homes.sort(key=order)
         for directory in homes:
             try:
                 config = self._log_config(topic.name)
-                made = directory.create_log(topic.name, index, topic.topic_id, config, self._clock_ms())
+                log = directory.create_log(topic.name, index, topic.topic_id, config, self._clock_ms())
             except OSError as error:
                 if is_exhaustion(error):
                     raise
@@ -249,19 +261,21 @@ class Hosting:
                 logger.error("cannot create the log of %s-%d: %s", topic.name, index, error)
                 return None
             else:
-                return directory, made
+                return directory, log
         return None
 
-    def _abandoned_future(self, topic: TopicImage, index: int, directory_id: bytes) -> Found | None:
-        """A replica that had moved, as the controller knows, when the process ended before it took over."""
+    def _promote_future(self, topic: TopicImage, index: int, directory_id: bytes) -> LogLocation | None:
+        """Promote a future log in the assigned directory: the process had ended before it completed
+        the move.
+        """
         for directory in self._directories.homes:
             future = directory.futures.get((topic.name, index))
             if future is not None and directory.directory_id == directory_id and future.topic_id == topic.topic_id:
                 return directory, directory.promote_future(topic.name, index)
         return None
 
-    def _moved(self, partition: Partition, directory: LogDirectory) -> None:
-        """Its log is another one, in this directory; the one it had goes."""
+    def _on_promoted(self, partition: Partition, directory: LogDirectory) -> None:
+        """The partition has a new log, in this directory; delete the old one."""
         source, self._directory_of[partition] = self._directory_of[partition], directory
         partition.log.set_config(self._log_config(partition.topic))
         try:
@@ -272,63 +286,67 @@ class Hosting:
         if self._fetchers is not None and not partition.leads:
             self._fetchers.follow(partition)
 
-    def _directory_failed(self, directory: LogDirectory) -> None:
-        """Its replicas lead and follow no more; whoever waits for one of them is told."""
-        self._found.forget(directory)
-        lost = [partition for partition, where in self._directory_of.items() if where is directory]
-        for partition in lost:
-            self._leave(partition)
+    def _on_directory_failed(self, directory: LogDirectory) -> None:
+        """End the roles of the directory's replicas, and answer their waiting requests with an
+        error.
+        """
+        self._found_logs.forget(directory)
+        lost_partitions = [partition for partition, home in self._directory_of.items() if home is directory]
+        for partition in lost_partitions:
+            self._end_role(partition)
             del self._directory_of[partition]
-            self._out_of_reach[partition.topic, partition.index] = directory
+            self._offline_replicas[partition.topic, partition.index] = directory
             self._partitions.remove(partition, ErrorCode.KAFKA_STORAGE_ERROR)
-        logger.warning("%d replicas in %s are offline", len(lost), directory.path)
+        logger.warning("%d replicas in %s are offline", len(lost_partitions), directory.path)
 
-    def _tell_directory(self, partition: Partition, placed: PartitionImage) -> None:
-        """With one directory there is nothing to tell: the controller has assigned it already."""
+    def _report_directory(self, partition: Partition, assignment: PartitionImage) -> None:
+        """Report the replica's directory to the controller, which assigns it
+        itself on a node with one directory.
+        """
         if self._assignments is not None and len(self._directories.home_paths) > 1:
-            moving_to = None if self._moves is None else self._moves.told_directory(partition)
-            lies_in = moving_to or self._directory_of[partition].directory_id
-            if placed.directory_of(self._node_id) != lies_in:
-                self._assignments.lies_in(partition.topic_id, partition.index, lies_in)
+            target_id = None if self._moves is None else self._moves.told_directory(partition)
+            directory_id = target_id or self._directory_of[partition].directory_id
+            if assignment.directory_of(self._node_id) != directory_id:
+                self._assignments.lies_in(partition.topic_id, partition.index, directory_id)
 
-    def _take_role(self, partition: Partition, placed: PartitionImage) -> None:
-        self._doubt_epochs(partition, placed)
-        led = partition.leads
-        if placed.leader == self._node_id:
+    def _apply_role(self, partition: Partition, assignment: PartitionImage) -> None:
+        self._doubt_epochs(partition, assignment)
+        was_leader = partition.leads
+        if assignment.leader == self._node_id:
             if self._fetchers is not None:
                 self._fetchers.unfollow(partition)
-            begins = partition.become_leader(placed)
+            is_new_leader = partition.become_leader(assignment)
             self._partitions.role_changed(partition)
             if partition.is_under_min_isr:
                 self._partitions.give_up_acks_all(partition)
-            if begins:
+            if is_new_leader:
                 self._on_role(partition, True)
             return
-        changed = partition.become_follower(placed)
-        if changed:
+        has_changed = partition.become_follower(assignment)
+        if has_changed:
             self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if led and not partition.leads:
+        if was_leader and not partition.leads:
             self._on_role(partition, False)
-        if changed and self._fetchers is not None:
+        if has_changed and self._fetchers is not None:
             self._fetchers.follow(partition)
 
-    def _doubt_epochs(self, partition: Partition, placed: PartitionImage) -> None:
-        """A log that was just opened may have taken over the damaged leader epoch of its last batch."""
+    def _doubt_epochs(self, partition: Partition, assignment: PartitionImage) -> None:
+        """Check the leader epochs of a log that may have read a damaged one from its last batch."""
         try:
-            if not partition.offline and partition.log.doubt_epochs_above(placed.leader_epoch):
+            if not partition.offline and partition.log.doubt_epochs_above(assignment.leader_epoch):
                 self._partitions.on_damage(partition)
         except OSError as error:
             self._partitions.refusal(partition, error)
 
-    def _drop(self, topic: TopicImage, index: int) -> None:
+    def _delete_replica(self, topic: TopicImage, index: int) -> None:
         partition = self._partitions.find(topic.topic_id, index)
         directory: LogDirectory | None
         if partition is not None:
-            self._leave(partition)
+            self._end_role(partition)
             self._partitions.remove(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             directory = self._directory_of.pop(partition)
         elif self._partitions.remove_unavailable(topic.name, index, topic.topic_id):
-            directory = self._out_of_reach.pop((topic.name, index), None)
+            directory = self._offline_replicas.pop((topic.name, index), None)
         else:
             return
         if self._moves is not None:
@@ -341,7 +359,7 @@ class Hosting:
             logger.error("the log of %s-%d cannot be deleted: %s", topic.name, index, error)
             self._directories.failed(directory, error)
 
-    def _leave(self, partition: Partition) -> None:
+    def _end_role(self, partition: Partition) -> None:
         if partition.leads:
             self._on_role(partition, False)
         if self._fetchers is not None:
@@ -351,31 +369,32 @@ class Hosting:
         if self._moves is not None:
             self._moves.forget(partition)
 
-    # ---------------------------------------------------------------------------------------------------------- configs
+    # ----------------------------------------------------------------------------------------------------------
+    # configs
 
     def _log_config(self, topic: str) -> LogConfig:
-        """The topic's settings; one object for all topics that set nothing, as most do."""
+        """The topic's settings; all topics without settings of their own share one object."""
         assert self._image is not None
-        own = self._image.topic_config(topic)
-        key = topic if own else ""
-        found = self._log_configs.get(key)
-        if found is None:
-            found = self._log_configs[key] = self._settings.log_config(own)
-        return found
+        topic_config = self._image.topic_config(topic)
+        key = topic if topic_config else ""
+        log_config = self._log_configs.get(key)
+        if log_config is None:
+            log_config = self._log_configs[key] = self._settings.log_config(topic_config)
+        return log_config
 
     def _min_insync_replicas(self, topic: str) -> int:
         assert self._image is not None
-        own = self._image.topic_config(topic).get("min.insync.replicas")
-        if own is None:
-            own = self._settings.topic_default("min.insync.replicas")
-        return parse_integer(trim(own or "1"))
+        value = self._image.topic_config(topic).get("min.insync.replicas")
+        if value is None:
+            value = self._settings.topic_default("min.insync.replicas")
+        return parse_integer(trim(value or "1"))
 
     def _configure(self, partition: Partition) -> None:
         assert self._image is not None
         partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
-        own = self._image.topic_config(partition.topic)
+        topic_config = self._image.topic_config(partition.topic)
         partition.throttled_as_leader, partition.throttled_as_follower = (
-            is_throttled(own.get(f"{side}.replication.throttled.replicas"), partition.index, self._node_id)
+            is_throttled(topic_config.get(f"{side}.replication.throttled.replicas"), partition.index, self._node_id)
             for side in ("leader", "follower")
         )
 
@@ -387,17 +406,17 @@ class Hosting:
             name = f"{side}.replication.throttled.rate"
             throttle.bytes_per_s = self._settings.integer(name) if self._settings.is_set(name) else UNLIMITED
 
-    def _apply_configs(self, changed: set[tuple[int, str]]) -> None:
-        names = {name for kind, name in changed if kind == TOPIC_RESOURCE}
-        every_topic = any((BROKER_RESOURCE, name) in changed for name in ("", str(self._node_id)))
-        if every_topic:
+    def _apply_configs(self, resources: set[tuple[int, str]]) -> None:
+        names = {name for kind, name in resources if kind == TOPIC_RESOURCE}
+        affects_all = any((BROKER_RESOURCE, name) in resources for name in ("", str(self._node_id)))
+        if affects_all:
             self._log_configs.clear()
         for name in names:
             self._log_configs.pop(name, None)
         for partition in self._partitions.hosted():
-            if every_topic or partition.topic in names:
+            if affects_all or partition.topic in names:
                 partition.log.set_config(self._log_config(partition.topic))
                 self._configure(partition)
-                partition.advance_high_watermark()  # a lower minimum of in-sync replicas lets it go on
-        if every_topic:
+                partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
+        if affects_all:
             self._set_throttle_rates()

@@ -1,1 +1,1 @@
-"""The controller: commands become metadata records, records become the image."""
+"""The controller: it turns commands into metadata records, and records into the image."""

@@ -1,7 +1,8 @@
-"""Everything the active controller can be asked to do: one method per request, each a pure decision carried out.
+"""The commands of the active controller: one method per request, which carries out a pure decision.
 
-A request gives its response, in which what failed alone says so; what fails as a whole is raised as a KafkaError, among
-them NOT_CONTROLLER where this node is not active. Nothing is answered before it is committed.
+A method returns the response, with the errors of single items. It raises a KafkaError for the
+whole request, for instance NOT_CONTROLLER on a node that is not active. Invariant: a response is
+sent after its records are committed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ T = TypeVar("T")
 
 
 class ControllerCommands:
-    """Mixed into `Controller`, which says how a command is carried out."""
+    """A mixin of `Controller`, which implements `command`."""
 
     _state: ControllerState
     _sessions: BrokerSessions
@@ -74,7 +75,9 @@ class ControllerCommands:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_ms: int = 0
     ) -> dict[str, CreatedTopic | KafkaError]:
-        """Each topic's outcome. Raises KafkaError(POLICY_VIOLATION, REQUEST_TIMED_OUT) for the whole request."""
+        """The result of each topic. Raises KafkaError(POLICY_VIOLATION,
+        REQUEST_TIMED_OUT) for the whole request.
+        """
 
         def decide() -> tuple[list[Any], dict[str, CreatedTopic | KafkaError]]:
             records, results = self._state.create_topics(topics)
@@ -83,7 +86,9 @@ class ControllerCommands:
         return await self.command(decide, timeout_ms)
 
     async def delete_topics(self, topic_ids: Sequence[bytes], *, timeout_ms: int = 0) -> dict[bytes, KafkaError | None]:
-        """Each topic's outcome: None where it is gone. Raises KafkaError(REQUEST_TIMED_OUT)."""
+        """The error of each topic, or None for a deleted topic. Raises
+        KafkaError(REQUEST_TIMED_OUT).
+        """
         return await self.command(lambda: self._state.delete_topics(topic_ids), timeout_ms)
 
     async def create_partitions(self, request: CreatePartitionsRequest, version: int = 0) -> CreatePartitionsResponse:
@@ -98,14 +103,15 @@ class ControllerCommands:
     async def register_broker(self, request: BrokerRegistrationRequest, version: int = 0) -> BrokerRegistrationResponse:
         def decide() -> tuple[list[Any], BrokerRegistrationResponse]:
             now_ms = self.now_ms()
-            registered = brokers.register_broker(
+            registration = brokers.register_broker(
                 self._state,
                 request,
                 has_valid_session=self._sessions.has_valid_session(request.broker_id, now_ms),
                 next_offset=self._raft.end_offset,
             )
-            self._sessions.register(request.broker_id, registered.broker_epoch, fenced=registered.fenced, now_ms=now_ms)
-            return registered.records, BrokerRegistrationResponse(broker_epoch=registered.broker_epoch)
+            epoch = registration.broker_epoch
+            self._sessions.register(request.broker_id, epoch, fenced=registration.fenced, now_ms=now_ms)
+            return registration.records, BrokerRegistrationResponse(broker_epoch=epoch)
 
         return await self.command(decide)
 

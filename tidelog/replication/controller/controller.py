@@ -1,8 +1,10 @@
-"""The controller of a node: standby until its node leads the quorum, then commands in and records out. A thin shell.
+"""The controller of a node: a thin shell that turns commands into records while the node leads the
+quorum.
 
-Decisions are the pure modules' and made at once on the newest state, committed or not; their records are appended, and
-a command is answered when they are committed and published: in log order, image before answer. When the lead is lost
-everything undecided fails with NOT_CONTROLLER, and what was not committed is forgotten.
+The pure modules in `decisions` decide, at once and on the newest state, committed or not. The
+controller appends their records. Invariant: a command is answered after its records are committed
+and their image is published, in log order. When the node loses the lead, pending commands fail with
+NOT_CONTROLLER, and the uncommitted state is dropped.
 """
 
 from __future__ import annotations
@@ -40,17 +42,17 @@ logger = logging.getLogger("tidelog.controller")
 
 T = TypeVar("T")
 
-# What one request may create is one batch, so that it is there whole or not at all.
+# A bound that no request exceeds, so that the records of a request are one atomic batch.
 RECORDS_PER_BATCH = 20_000
 TICKS_PER_SESSION = 8
 TICK_MS_MIN, TICK_MS_MAX = 20, 250
 
 
 class Controller(ControllerCommands):
-    """The commands are in `commands.py`; here is how they are carried out, and what goes on between them.
+    """Carries out the commands of `commands.py`, and the periodic tasks between them.
 
-    `probe(endpoint)`: what the host there says to an attempt to connect. `bootstrap_values()`: what Kafka's `format`
-    left for the first start of a cluster.
+    `probe(endpoint)`: the result of an attempt to connect. `bootstrap_values()`: the records that
+    Kafka's `format` wrote for the first start of a cluster.
     """
 
     def __init__(
@@ -80,10 +82,10 @@ class Controller(ControllerCommands):
         self._bootstrap_values = bootstrap_values
         self._state = ControllerState(settings, rng, node_id)
         self._sessions = BrokerSessions(settings.session_timeout_ms)
-        self._seen_brokers: Mapping[int, BrokerImage] = {}
+        self._published_brokers: Mapping[int, BrokerImage] = {}
         self._detector = FailureDetector(self, probe, loop, settings)
-        self._built: deque[BuiltImage] = deque()
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._uncommitted_images: deque[BuiltImage] = deque()
+        self._pending_commands: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._tick_ms = min(max(settings.session_timeout_ms // TICKS_PER_SESSION, TICK_MS_MIN), TICK_MS_MAX)
         self._tick_due_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -93,13 +95,13 @@ class Controller(ControllerCommands):
 
     @property
     def image(self) -> MetadataImage:
-        """The newest committed one."""
+        """The newest committed image."""
         return self._tracker.image
 
-    # -- the lead comes and goes -------------------------------------------------------------------------------------
+    # -- changes of leadership ---------------------------------------------------------------------------------------
 
     def on_lead(self, epoch: int, *, in_transaction: bool) -> None:
-        """This node leads, and the tracker has published everything from before."""
+        """This node leads the quorum, and the tracker has published all earlier records."""
         now_ms = self.now_ms()
         image = self._tracker.image
         self._state = ControllerState(self._settings, self._rng, self.node_id)
@@ -120,7 +122,8 @@ class Controller(ControllerCommands):
         self._balance_due_ms = now_ms + self._settings.imbalance_check_interval_ms
         self._unclean_due_ms = now_ms + self._settings.unclean_check_interval_ms
         self._start_timer(now_ms)
-        # A broker that died with the last controller would otherwise have a whole session.
+        # Otherwise a broker that died together with the last controller would keep
+        # its session until the timeout.
         self._detector.suspect_all()
 
     def on_resign(self, epoch: int) -> None:
@@ -128,57 +131,63 @@ class Controller(ControllerCommands):
             return
         logger.info("controller %d is no longer active, epoch %d is over", self.node_id, epoch)
         self.is_active = False
-        self._built.clear()
+        self._uncommitted_images.clear()
         self._detector.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._waiting:
-            _, future = self._waiting.popleft()
+        while self._pending_commands:
+            _, future = self._pending_commands.popleft()
             if not future.done():
                 future.set_exception(not_controller())
 
     async def close(self) -> None:
-        """The quorum is closed first, or the node no longer leads; nothing is waited for."""
+        """Stop without waiting for commits. The quorum is closed before, or the node no longer
+        leads.
+        """
         self.on_resign(self.epoch)
         await self._detector.close()
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> float:
-        """Of the monotonic clock."""
+        """Monotonic time."""
         return self._loop.time() * 1000
 
     async def command(self, decide: Callable[[], tuple[list[Any], T]], timeout_ms: int = 0) -> T:
-        """Decide, append, wait until it is committed. Raises what `decide` does, NOT_CONTROLLER, REQUEST_TIMED_OUT."""
+        """Decide, append, and wait for the commit. Raises the errors of `decide`,
+        NOT_CONTROLLER, REQUEST_TIMED_OUT.
+        """
         self._check_active()
-        records, answer = decide()
+        records, result = decide()
         self._append(records)
-        # An answer without records may still rest on an image that is not committed yet: it waits too.
-        if not self._built:
-            return answer
+        # A result without records may depend on an uncommitted image, so it waits too.
+        if not self._uncommitted_images:
+            return result
         if timeout_ms <= 0:
-            await self._committed()
-            return answer
+            await self._wait_until_committed()
+            return result
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._committed()
+                await self._wait_until_committed()
         except TimeoutError:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT) from None
-        return answer
+        return result
 
     def _check_active(self) -> None:
         if not self.is_active:
             raise not_controller()
 
     def _append(self, records: Sequence[Any]) -> None:
-        """As few atomic batches as their size allows. Raises KafkaError(NOT_CONTROLLER, UNKNOWN_SERVER_ERROR)."""
+        """Append in atomic batches, as few as possible. Raises
+        KafkaError(NOT_CONTROLLER, UNKNOWN_SERVER_ERROR).
+        """
         for start in range(0, len(records), RECORDS_PER_BATCH):
             self._append_batch(records[start : start + RECORDS_PER_BATCH])
 
     def _append_batch(self, records: Sequence[Any]) -> None:
         now_ms = self._clock_ms()
-        # A batch may raise the level itself, and then its other records are of the new one already.
+        # A batch may change the metadata version, which then applies to its other records.
         builder = ImageBuilder(self._state.image)
         builder.replay_all(record for record in records if not isinstance(record, AbortTransactionRecord))
         metadata_version = builder.feature_level(METADATA_VERSION) or LATEST_METADATA_VERSION
@@ -195,33 +204,33 @@ class Controller(ControllerCommands):
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the metadata log failed: {error}") from error
         image, delta = builder.build(last_offset, self._raft.epoch, now_ms, self.node_id)
         self._state.adopt(image, delta)
-        self._built.append(BuiltImage(image, delta, sum(map(len, values))))
+        self._uncommitted_images.append(BuiltImage(image, delta, sum(map(len, values))))
 
-    async def _committed(self) -> None:
-        """Until everything appended so far is committed and published."""
+    async def _wait_until_committed(self) -> None:
+        """Wait until all records appended so far are committed and published."""
         future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((self._state.image.offset, future))
+        self._pending_commands.append((self._state.image.offset, future))
         await future
 
     def take_committed(self, end_offset: int) -> Sequence[BuiltImage] | None:
         if not self.is_active:
             return None
         committed: list[BuiltImage] = []
-        while self._built and self._built[0].image.offset < end_offset:
-            committed.append(self._built.popleft())
+        while self._uncommitted_images and self._uncommitted_images[0].image.offset < end_offset:
+            committed.append(self._uncommitted_images.popleft())
         return committed
 
     def on_published(self, end_offset: int) -> None:
         brokers = self._tracker.image.brokers
-        if brokers is not self._seen_brokers:  # an image that changes none shares them with the one before
-            self._seen_brokers = brokers
+        if brokers is not self._published_brokers:  # images share the brokers while they are unchanged
+            self._published_brokers = brokers
             self._detector.learn({broker.node_id: broker.epoch for broker in brokers.values()})
-        while self._waiting and self._waiting[0][0] < end_offset:
-            _, future = self._waiting.popleft()
+        while self._pending_commands and self._pending_commands[0][0] < end_offset:
+            _, future = self._pending_commands.popleft()
             if not future.done():
                 future.set_result(None)
 
-    # -- between commands --------------------------------------------------------------------------------------------
+    # -- periodic tasks ----------------------------------------------------------------------------------------------
 
     def _start_timer(self, now_ms: float) -> None:
         self._tick_due_ms = now_ms + self._tick_ms
@@ -233,18 +242,18 @@ class Controller(ControllerCommands):
         if late_ms > self._tick_ms:
             self._sessions.forgive(late_ms)
         self._start_timer(now_ms)
-        stale = self._sessions.stale(now_ms)
-        if stale:
-            self.fence(stale, "said nothing for the session timeout")
+        stale_ids = self._sessions.stale(now_ms)
+        if stale_ids:
+            self.fence(stale_ids, "said nothing for the session timeout")
         if self._settings.auto_rebalance and now_ms >= self._balance_due_ms and self.is_active:
-            more = self._do(elect_preferred_leaders)
-            self._balance_due_ms = now_ms + (0 if more else self._settings.imbalance_check_interval_ms)
+            has_more = self._run_decision(elect_preferred_leaders)
+            self._balance_due_ms = now_ms + (0 if has_more else self._settings.imbalance_check_interval_ms)
         if now_ms >= self._unclean_due_ms and self.is_active:
-            more = self._do(elect_unclean_leaders)
-            self._unclean_due_ms = now_ms + (0 if more else self._settings.unclean_check_interval_ms)
+            has_more = self._run_decision(elect_unclean_leaders)
+            self._unclean_due_ms = now_ms + (0 if has_more else self._settings.unclean_check_interval_ms)
 
-    def _do(self, decide: Callable[[ControllerState], list[Any]]) -> bool:
-        """Something nobody waits for; whether there was anything to do."""
+    def _run_decision(self, decide: Callable[[ControllerState], list[Any]]) -> bool:
+        """Carry out a decision of the controller itself; returns whether it had records."""
         try:
             records = decide(self._state)
             self._append(records)
@@ -254,35 +263,38 @@ class Controller(ControllerCommands):
         return bool(records)
 
     def unfenced_epochs(self) -> dict[int, int]:
-        """Broker id -> epoch of those whose session lives."""
+        """Broker id -> epoch, of the unfenced brokers."""
         return {broker_id: self._sessions.epoch_of(broker_id) for broker_id in self._sessions.unfenced()}
 
     def last_contact_ms(self, broker_id: int) -> float:
         return self._sessions.last_contact_ms(broker_id)
 
     def broker_endpoint(self, broker_id: int) -> Endpoint | None:
-        """Where other brokers reach it; None where it has no listener of the name that this controller knows.
+        """The endpoint of the inter-broker listener that this controller is configured with, or
+        None.
 
-        Another listener says nothing: its address may be meant for clients, and lead to this host here.
+        Other listeners are no substitute: the address of a client listener may lead to this host.
         """
         broker = self.image.brokers.get(broker_id)
         listener = None if broker is None else broker.endpoints.get(self._settings.inter_broker_listener)
         return None if listener is None else Endpoint(listener.host, listener.port)
 
-    def fence(self, broker_ids: Sequence[int], why: str) -> None:
-        """All in one decision."""
+    def fence(self, broker_ids: Sequence[int], reason: str) -> None:
+        """Fence the brokers in one decision."""
         self._sessions.fence(broker_ids)
-        known = [
+        unfenced_ids = [
             broker_id
             for broker_id in broker_ids
             if broker_id in self._state.image.brokers and not self._state.image.brokers[broker_id].fenced
         ]
-        if known:
-            logger.info("fencing brokers %s: %s", known, why)
-            self._do(lambda state: fence_brokers(state, known))
+        if unfenced_ids:
+            logger.info("fencing brokers %s: %s", unfenced_ids, reason)
+            self._run_decision(lambda state: fence_brokers(state, unfenced_ids))
 
     def broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
-        """A broker's connection to this controller is gone; if its process is too, it is fenced at once."""
+        """A broker's connection to this controller is closed. Fence the broker
+        at once if its process is gone.
+        """
         if self.is_active and self.unfenced_epochs().get(broker_id) == broker_epoch:
             self._detector.suspect(broker_id, broker_epoch)
 

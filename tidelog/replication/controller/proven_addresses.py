@@ -1,8 +1,9 @@
-"""At which brokers' addresses a refused connection means that the process is gone. Pure.
+"""The broker addresses at which a refused connection means that the process is gone. Pure.
 
-An address proves itself by accepting a connection from this controller, in the broker's present epoch: one that never
-did may lead elsewhere from here (a name for clients, a firewall that rejects). A refusal is believed once in an epoch:
-a broker that lives on in the same epoch shows that it was wrong.
+An address is proven when it accepts a connection from this controller in the broker's present
+epoch. An unproven address may lead elsewhere from this host (a name for clients, a firewall that
+rejects). A refusal is trusted once in an epoch: a broker that lives on in the same epoch shows that
+the refusal was wrong.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ class Proof(NamedTuple):
     epoch: int
     endpoint: Endpoint
     is_spent: bool = False
-    """A refusal was believed already."""
+    """A refusal was trusted before."""
 
 
 class ProvenAddresses:
     def __init__(self) -> None:
         self._proofs: dict[int, Proof] = {}
 
-    def accepted(self, broker_id: int, epoch: int, endpoint: Endpoint) -> None:
-        """A connection was made there."""
-        if not self.is_known(broker_id, epoch, endpoint):
+    def add_proof(self, broker_id: int, epoch: int, endpoint: Endpoint) -> None:
+        """The address has accepted a connection."""
+        if not self.has_proof(broker_id, epoch, endpoint):
             self._proofs[broker_id] = Proof(epoch, endpoint)
 
-    def is_known(self, broker_id: int, epoch: int, endpoint: Endpoint) -> bool:
+    def has_proof(self, broker_id: int, epoch: int, endpoint: Endpoint) -> bool:
         proof = self._proofs.get(broker_id)
         return proof is not None and proof[:2] == (epoch, endpoint)
 
-    def believes_refusal(self, broker_id: int, epoch: int, endpoint: Endpoint) -> bool:
-        return self.is_known(broker_id, epoch, endpoint) and not self._proofs[broker_id].is_spent
+    def trusts_refusal(self, broker_id: int, epoch: int, endpoint: Endpoint) -> bool:
+        return self.has_proof(broker_id, epoch, endpoint) and not self._proofs[broker_id].is_spent
 
-    def spend(self, broker_id: int) -> None:
-        """The broker is fenced because its address refused."""
+    def mark_spent(self, broker_id: int) -> None:
+        """The broker is fenced because its address has refused a connection."""
         proof = self._proofs.get(broker_id)
         if proof is not None:
             self._proofs[broker_id] = proof._replace(is_spent=True)
 
-    def keep_only(self, broker_ids: Container[int]) -> None:
-        for broker_id in [one for one in self._proofs if one not in broker_ids]:
+    def retain(self, broker_ids: Container[int]) -> None:
+        for broker_id in [known_id for known_id in self._proofs if known_id not in broker_ids]:
             del self._proofs[broker_id]

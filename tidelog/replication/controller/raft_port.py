@@ -1,6 +1,7 @@
-"""What the controller and the tracker use of the quorum: the log as values, and who hears of it.
+"""The interface of the quorum for the controller and the tracker: the metadata log as values.
 
-The quorum's driver fits `RaftLog` without importing it; tests have a small one of their own.
+The quorum's driver implements `RaftLog` without importing it; tests have an implementation of their
+own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class CommittedBatch(Protocol):
-    """Values of one batch of the metadata log (none of a control batch), and the offset of its last record."""
+    """The values of one batch of the metadata log (empty for a control batch), and its last offset."""
 
     @property
     def last_offset(self) -> int: ...
@@ -35,7 +36,7 @@ class RaftLog(Protocol):
     def end_offset(self) -> int: ...
 
     def append(self, values: Sequence[bytes], now_ms: int) -> int:
-        """One atomic batch; returns the offset of its last record, which is not committed yet."""
+        """Append one atomic batch; returns the offset of its last record, before its commit."""
         ...
 
     def read(self, from_offset: int) -> Iterable[CommittedBatch]: ...
@@ -50,6 +51,6 @@ class RaftLog(Protocol):
 
 
 class RunInExecutor(Protocol):
-    """Runs a call on another thread; awaits what it returns."""
+    """Runs a call on another thread and awaits its result."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidelog.protocol.errors import KafkaError
     from tidelog.protocol.messages.fetch import FetchRequest
     from tidelog.replication.controller.metadata.image import BrokerImage
-    from tidelog.replication.isr import Follower
+    from tidelog.replication.isr import FollowerReplica
     from tidelog.replication.partition import Partition, ReplicaPorts
     from tidelog.storage.segments.reader import ColdRead
 
@@ -67,7 +67,7 @@ class FollowerEntry:
         self.session = session
         self.key = key
         self.partition: Partition | None = None
-        self.follower: Follower | None = None
+        self.follower: FollowerReplica | None = None
         self.leader_epoch = -1
         self.fetch_offset = -1
         self.last_epoch = -1
