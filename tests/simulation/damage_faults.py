@@ -194,7 +194,7 @@ class DamageFaults(Faults):
         )
 
     def _cut_of_known_end(self, injury: Injury, files: dict[str, Inode], partition: str) -> Injury:
-        """A cut that some file tells of: part of a batch is left, or a checkpoint knows of what is gone.
+        """A cut that some file tells of: part of a batch is left, a checkpoint knows of what is gone, or all is gone.
 
         A log that ends between two batches, above all checkpoints, is what a process leaves that was killed before it
         wrote more. Only the other replicas know better (docs/decisions/0016-damage-and-repair.md, limits).
@@ -213,8 +213,10 @@ class DamageFaults(Faults):
             for line in lines:
                 if line.startswith(f"{topic} {index} ") and line.rpartition(" ")[2].isdecimal():
                     known_end = max(known_end, int(line.rpartition(" ")[2]))
-        first_lost = batches[int(injury.place * len(batches))].base_offset
-        return injury if first_lost < known_end else replace(injury, way="cut_tail")
+        first_lost = batches[int(injury.place * len(batches))]
+        # A segment is begun behind others when there is a record for it: an empty one tells of a loss.
+        empties = not first_lost.position and known_end < first_lost.base_offset == int(name[-24:-4]) > 0
+        return injury if first_lost.base_offset < known_end or empties else replace(injury, way="cut_tail")
 
     def _damage(self, node: SimulatedNode) -> None:
         if self._is_over:

@@ -220,6 +220,21 @@ def test_what_a_killed_process_leaves_behind_the_last_whole_batch_is_cut_and_the
     assert log.log_end_offset < 2 * COUNT
 
 
+@pytest.mark.parametrize("high_watermark", [70, 2 * COUNT])
+def test_an_empty_last_segment_after_a_kill_may_have_held_records(made: Logs, high_watermark: int) -> None:
+    """It is begun when there is a record for it. One that is known to be empty by the high watermark has lost none."""
+    if high_watermark == 2 * COUNT:
+        made.log.roll(NOW)
+    path = made.folder / made.files("*.log")[-1]
+    (made.path / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 70\n")
+    (made.path / "replication-offset-checkpoint").write_text(f"0\n1\nt 0 {high_watermark}\n")
+    made.kill()
+    path.write_bytes(b"")
+    log = made.open(machine_ran_on=True)
+    assert log.log_end_offset == int(path.name[:20])
+    assert made.directory.lost == ({("t", 0)} if high_watermark == 70 else set())
+
+
 def test_a_whole_segment_that_is_gone_is_damage(made: Logs) -> None:
     copy, end = copy_of(made), made.log.log_end_offset
     made.close()

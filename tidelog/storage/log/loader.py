@@ -503,6 +503,9 @@ class _Loader:
                 segments = segments[: index + 1]
                 self._end_in_damage(segments, tail)
                 later = segments[index + 1 :]
+            elif index and not later and self._may_have_held_records(segment):
+                logger.error("%s is empty, and may have held what was acknowledged", segment.path)
+                self.on_loss()
             next_offset = segments[-1].next_offset if tail is not None else segment.next_offset
             # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device. An
             # empty one is scanned again, or filled and synced as it is rolled.
@@ -534,6 +537,15 @@ class _Loader:
             return None
         self._remove(later)  # first, or a crash before the cut would leave them behind the gap
         return rest._replace(first_offset=next_offset)
+
+    def _may_have_held_records(self, active: Segment) -> bool:
+        """Whether the empty last segment of a killed process has lost what it held.
+
+        A segment is begun behind others when there is a record for it. One that retention, or a cut, has left empty is
+        no longer above the high watermark once that is checkpointed.
+        """
+        is_killed = self.ending is Ending.KILLED and not self.checkpoints.is_synced
+        return is_killed and not active.size_bytes and active.base_offset > self.checkpoints.high_watermark
 
     def _is_torn(self, damage: DamagedRange) -> bool:
         """Whether a loss of power explains it: then the log ends there. Else it is damage, and the log goes on."""
