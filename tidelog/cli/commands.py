@@ -31,6 +31,7 @@ _COMMANDS = {
     "elect-leaders": ("tidelog.cli.elect_leaders", "Make first replicas leaders again, or any that lives."),
     "reassign": ("tidelog.cli.reassign.command", "Move partitions between brokers."),
     "quorum": ("tidelog.cli.quorum", "Describe the metadata quorum, change its voters."),
+    "top": ("tidelog.cli.top.command", "Watch topics, groups and brokers with their rates."),
     "log": ("tidelog.cli.logs.command", "Look into the files of a data directory."),
     "bench": ("tidelog.bench.command", "Measure clusters: acks and replicas, scale, Apache Kafka beside."),
 }

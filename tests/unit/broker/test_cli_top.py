@@ -1,0 +1,214 @@
+"""`tidelog top`: what two snapshots say together, one view for scripts, and the live view of a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.patience import PATIENCE_S
+from tidelog import EmbeddedBroker
+from tidelog.cli.main import main
+from tidelog.cli.top.command import _screen
+from tidelog.cli.top.rates import view
+from tidelog.cli.top.snapshot import Snapshot
+from tidelog.client import TopicPartition
+from tidelog.client.groups.model import GroupDescription
+from tidelog.client.model import ClusterDescription, Node, PartitionDescription, TopicDescription
+from tidelog.client.sync import Consumer, Producer
+
+ROOT = Path(__file__).resolve().parents[3]
+F0, F1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def snapshot(at_s: float, ends: tuple[int, int], committed: int, size_bytes: int) -> Snapshot:
+    """Two brokers and one that is down; partition 1 has no leader."""
+    nodes = (Node(1, "a", 9092), Node(2, "b", 9092), Node(3, "c", 9092, fenced=True))
+    topics = {
+        "flights": TopicDescription(
+            "flights",
+            bytes(16),
+            False,
+            (PartitionDescription(0, 1, 0, (1, 2), (1, 2)), PartitionDescription(1, None, 0, (2, 3), (2,))),
+        ),
+        "airports": TopicDescription("airports", bytes(16), False, (PartitionDescription(0, 2, 0, (2,), (2,)),)),
+        "__consumer_offsets": TopicDescription("__consumer_offsets", bytes(16), True, ()),
+    }
+    return Snapshot(
+        at_s,
+        ClusterDescription("c", 1, nodes),
+        topics,
+        2,
+        {F0: ends[0], TopicPartition("airports", 0): ends[1]},
+        {1: {F0: size_bytes}},
+        {"g": GroupDescription("g", "Stable", "consumer", "range", ())},
+        {"g": {F0: committed, F1: 7}},
+    )
+
+
+def test_rates_are_what_changed_in_the_time_between():
+    shown = view(snapshot(10.0, (100, 5), 50, 1000), snapshot(14.0, (140, 5), 60, 3000))
+    flights, airports = shown.topics
+    assert (flights.topic, flights.records_per_s, flights.bytes_per_s, flights.size_bytes) == (
+        "flights",
+        10.0,
+        500.0,
+        3000,
+    )
+    assert (flights.partitions, flights.under_replicated, flights.without_leader) == (2, 1, 1)
+    assert (airports.topic, airports.records_per_s, airports.bytes_per_s) == ("airports", 0.0, 0.0)
+    (group,) = shown.groups
+    assert (group.lag, group.records_per_s, group.topics) == (80, 2.5, 1)
+    assert [(each.broker, each.state, each.records_per_s, each.bytes_per_s) for each in shown.brokers] == [
+        (1, "running", 10.0, 500.0),
+        (2, "unreachable", 0.0, None),
+        (3, "fenced", 0.0, None),
+    ]
+
+
+def test_what_was_deleted_or_reset_has_not_grown():
+    shown = view(snapshot(10.0, (100, 5), 50, 1000), snapshot(11.0, (20, 5), 10, 500))
+    assert (shown.topics[0].records_per_s, shown.topics[0].bytes_per_s, shown.groups[0].records_per_s) == (
+        0.0,
+        0.0,
+        0.0,
+    )
+
+
+def test_the_first_view_has_no_rates_and_what_is_new_has_grown_by_nothing():
+    now = snapshot(10.0, (100, 5), 50, 1000)
+    assert {each.records_per_s for each in view(None, now).topics} == {None}
+    before = snapshot(9.0, (100, 5), 50, 1000)
+    before.end_offsets.clear()
+    assert {each.records_per_s for each in view(before, now).topics} == {0.0}
+
+
+def test_rows_are_chosen_and_sorted():
+    before, now = snapshot(10.0, (100, 5), 50, 1000), snapshot(11.0, (101, 15), 50, 1000)
+    assert [each.topic for each in view(before, now).topics] == ["airports", "flights"]
+    assert [each.topic for each in view(before, now, sort="size").topics] == ["flights", "airports"]
+    assert [each.topic for each in view(before, now, sort="name", internal=True).topics] == [
+        "__consumer_offsets",
+        "airports",
+        "flights",
+    ]
+    assert [each.topic for each in view(before, now, pattern="fl.*").topics] == ["flights"]
+    assert view(before, now, pattern="fl.*").groups == []
+
+
+def test_a_small_terminal_shows_the_first_rows_and_how_many_there_are():
+    now = snapshot(10.0, (100, 5), 50, 1000)
+    now.topics.update({f"t{each}": now.topics["airports"] for each in range(50)})
+    console = Console(width=100, height=24, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(_screen(view(None, now, sort="name"), "NETWORK_EXCEPTION: gone", 24))
+    text = console.export_text()
+    assert "controller 2" in text
+    assert "NETWORK_EXCEPTION: gone" in text
+    assert "airports" in text
+    assert "and 49 more" in text
+    assert _screen(None, "gone", 24) is not None
+
+
+# ------------------------------------------------------------------------------------------------------ on a real node
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture
+def cli(broker: EmbeddedBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("TIDELOG_BOOTSTRAP_SERVER", broker.bootstrap_servers)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = main(list(words))
+        return (status, *capfd.readouterr())
+
+    return run
+
+
+def test_one_view_of_a_node(cli: Cli, broker: EmbeddedBroker):
+    with Producer(bootstrap_servers=broker.bootstrap_servers, acks="all") as producer:
+        for _ in range(5):
+            producer.send_and_wait("watched", b"v")
+    with Consumer(
+        "watched", bootstrap_servers=broker.bootstrap_servers, group_id="watchers", auto_offset_reset="earliest"
+    ) as consumer:
+        while not consumer.poll(timeout_ms=500, max_records=2):
+            continue
+        consumer.commit()
+        status, out, _ = cli("top", "--once", "--delay", "0.2", "--json")
+        shown = json.loads(out)
+        assert status == 0
+        assert shown["topics"][0] | {"size_bytes": 0} == {
+            "topic": "watched",
+            "partitions": 1,
+            "under_replicated": 0,
+            "without_leader": 0,
+            "size_bytes": 0,
+            "records_per_s": 0.0,
+            "bytes_per_s": 0.0,
+        }
+        assert [(each["group"], each["lag"], each["members"]) for each in shown["groups"]] == [("watchers", 3, 1)]
+        assert [each["state"] for each in shown["brokers"]] == ["running"]
+    tables = cli("top", "--once", "-d", "0.1", "--include", "watch.*")[1].split("\n\n")
+    assert [table.split()[0] for table in tables] == ["BROKER", "TOPIC", "GROUP"]
+    assert "__consumer_offsets" not in "".join(tables)
+
+
+def test_an_output_that_is_no_terminal_has_one_view(cli: Cli):
+    status, out, _ = cli("top", "-d", "0.1")
+    assert (status, out.split()[0]) == (0, "BROKER")
+    assert cli("top", "--json")[0] == 2
+    assert cli("top", "--include", "(")[0] == 2
+
+
+def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidelog", "top", "-d", "0.2", "-b", broker.bootstrap_servers],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while shown.count(b"BROKER") < 2 and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.2)[0]:
+                shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.2)[0]:
+                try:
+                    shown += os.read(ours, 65536)
+                except OSError:  # the terminal's other end is closed
+                    break
+        assert process.wait(PATIENCE_S) == 0
+        assert b"Traceback" not in shown
+        assert shown.count(b"BROKER") >= 2
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
