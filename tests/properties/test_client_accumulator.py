@@ -54,10 +54,10 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @rule(partition=st.sampled_from(PARTITIONS))
     def take(self, partition):
         queue = self.accumulator.queue(partition)
-        if not queue.waiting or self.accumulator.ready_in_ms(queue, self.now_ms) > 0:
+        if not queue.waiting_batches or self.accumulator.ready_in_ms(queue, self.now_ms) > 0:
             return
-        head = queue.waiting[0]
-        full = len(queue.waiting) > 1
+        head = queue.waiting_batches[0]
+        full = len(queue.waiting_batches) > 1
         assert full or head.attempts or self.now_ms >= head.created_ms + LINGER_MS or head.number < self.flushed
         batch = self.accumulator.take(queue)
         self.on_wire.append(batch)
@@ -72,9 +72,9 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @rule()
     def flush(self):
         self.accumulator.flush()
-        self.flushed = self.accumulator.opened_batches
-        for queue in self.accumulator.active():
-            head = queue.waiting[0]
+        self.flushed = self.accumulator.opened_batch_count
+        for queue in self.accumulator.active_queues():
+            head = queue.waiting_batches[0]
             assert head.attempts or self.accumulator.ready_in_ms(queue, self.now_ms) == 0
 
     @precondition(lambda self: self.on_wire)
@@ -88,11 +88,11 @@ class AccumulatorMachine(RuleBasedStateMachine):
         batch = self._pick(which)
         self.accumulator.put_back(batch, self.now_ms + backoff_ms)
         queue = self.accumulator.queue(batch.partition)
-        assert batch in queue.waiting
+        assert batch in queue.waiting_batches
 
     @rule()
     def expire(self):
-        for batch in self.accumulator.expired(self.now_ms):
+        for batch in self.accumulator.expired_batches(self.now_ms):
             assert batch.created_ms <= self.now_ms - TIMEOUT_MS
             if batch in self.on_wire:
                 self.on_wire.remove(batch)
@@ -104,7 +104,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         return batch
 
     def _end(self, batch: ProducerBatch[int]) -> None:
-        self.accumulator.end(batch)
+        self.accumulator.complete(batch)
         for ticket in batch.tickets:
             self.unended[batch.partition].remove(ticket)
             del self.sizes[ticket]
@@ -114,16 +114,16 @@ class AccumulatorMachine(RuleBasedStateMachine):
         assert self.accumulator.used_bytes == sum(self.sizes.values())
         held: dict[TopicPartition, list[int]] = {partition: [] for partition in PARTITIONS}
         count = 0
-        for batch in self.accumulator.unended():
+        for batch in self.accumulator.incomplete_batches():
             held[batch.partition].extend(batch.tickets)
             count += 1
-        assert count == self.accumulator.unended_count
+        assert count == self.accumulator.incomplete_count
         for partition in PARTITIONS:
             assert sorted(held[partition]) == self.unended[partition]
-            waiting = [t for batch in self.accumulator.queue(partition).waiting for t in batch.tickets]
+            waiting = [t for batch in self.accumulator.queue(partition).waiting_batches for t in batch.tickets]
             assert waiting == sorted(waiting)
-        active = {queue.partition for queue in self.accumulator.active()}
-        assert active == {partition for partition in PARTITIONS if self.accumulator.queue(partition).waiting}
+        active = {queue.partition for queue in self.accumulator.active_queues()}
+        assert active == {partition for partition in PARTITIONS if self.accumulator.queue(partition).waiting_batches}
 
 
 TestAccumulator = AccumulatorMachine.TestCase

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tidelog.client.model import TopicPartition
 from tidelog.client.producing.accumulator import Accumulator, ProducerBatch
-from tidelog.client.producing.producer_session import REST_MS, ProducerSession, Verdict, _Sequences
+from tidelog.client.producing.producer_session import IDLE_MS, ProducerSession, Verdict, _PartitionSequences
 from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.errors import ErrorCode
 
@@ -162,22 +162,22 @@ class World:
 
     def pump(self) -> None:
         """As `Sender`: expire, settle, then one request with the head of every partition that may be sent."""
-        for batch in self.accumulator.expired(self.now_ms):
+        for batch in self.accumulator.expired_batches(self.now_ms):
             self.fail(batch)
-        self.session.settle()
+        self.session.restart_partitions()
         if self.session.needs_identity:
             self.identities += 1
             self.session.adopt_identity(self.identities, 0)
-            self.session.settle()
+            self.session.restart_partitions()
         for inquiry in self.session.inquiries():
             self.inquire(*inquiry)
         if len(self.wire) + len(self.answers) >= IN_FLIGHT:
             return
         request = []
-        for queue in list(self.accumulator.active()):
+        for queue in list(self.accumulator.active_queues()):
             if self.accumulator.ready_in_ms(queue, self.now_ms) == 0 and self.session.may_send(queue.head):
                 batch = self.accumulator.take(queue)
-                self.session.begin(batch, self.now_ms)
+                self.session.prepare_send(batch, self.now_ms)
                 request.append(Sent(batch))
         if request:
             self.wire.append(request)
@@ -190,7 +190,7 @@ class World:
         if said is None:
             how = self.choose(8)
             if how == 3:
-                for batch in self.session.unanswerable(partition, number):
+                for batch in self.session.abandon_inquiry(partition, number):
                     self.fail(batch)
                 return
             said = self.logs[partition].describe(self.choose(6) if how == 2 else 0)
@@ -200,8 +200,8 @@ class World:
         node_id, producer_id, epoch, last_sequence = said
         if producer_id != self.session.producer_id_of(partition):
             epoch = last_sequence = -1
-        assert self.session.knows_epoch(partition, epoch)
-        preferred = self.session.learned(partition, number, node_id, epoch, last_sequence)
+        assert self.session.is_known_epoch(partition, epoch)
+        preferred = self.session.handle_log_end(partition, number, node_id, epoch, last_sequence)
         if preferred is not None:
             self.send_first(preferred)
 
@@ -215,23 +215,23 @@ class World:
             self.hear_one(sent.batch, code, node_id)
 
     def hear_one(self, batch: Batch, code: ErrorCode, node_id: int) -> None:
-        if batch.ended:
+        if batch.is_complete:
             return
         if code is ErrorCode.NONE:
-            for each in (*self.session.vouched_for(batch), batch):
-                self.session.acknowledged(each)
-                self.accumulator.end(each)
+            for each in (*self.session.batches_acknowledged_with(batch), batch):
+                self.session.handle_acknowledgement(each)
+                self.accumulator.complete(each)
                 self.acknowledged.update(each.tickets)
-        elif self.session.refused(batch, code, node_id) is Verdict.RETRY:
+        elif self.session.handle_error(batch, code, node_id) is Verdict.RETRY:
             self.accumulator.put_back(batch, self.now_ms + self.choose(2) * 5)
         elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.record_count > 1 and self.choose(4):
-            self.session.divided(batch, self.accumulator.divide(batch))
+            self.session.handle_split(batch, self.accumulator.split(batch))
         else:
             self.fail(batch)
 
     def fail(self, batch: Batch) -> None:
-        self.session.abandoned(batch)
-        self.accumulator.end(batch)
+        self.session.handle_failure(batch)
+        self.accumulator.complete(batch)
         self.failed.update(batch.tickets)
 
     # -- the network and the broker
@@ -283,8 +283,8 @@ class World:
             self.pump()
             self.deliver()
             self.hear()
-        if not self.wire and not self.answers and not self.accumulator.unended_count:
-            self.now_ms += REST_MS
+        if not self.wire and not self.answers and not self.accumulator.incomplete_count:
+            self.now_ms += IDLE_MS
             partition = PARTITIONS[self.choose(2)]
             self.logs[partition].producer_id = -1
             self.burst(partition)
@@ -319,11 +319,11 @@ class World:
     def heal(self) -> None:
         """From here on everything works; in bounded time nothing may be left."""
         self.choices = iter(())
-        for _ in range(60 + self.accumulator.unended_count):
+        for _ in range(60 + self.accumulator.incomplete_count):
             for step in (self.pump, self.deliver, self.hear):
                 step()
             self.now_ms += 10
-        assert self.accumulator.unended_count == 0, "stuck"
+        assert self.accumulator.incomplete_count == 0, "stuck"
         self.check()
         everything = {ticket for order in self.sent_order.values() for ticket in order}
         assert self.acknowledged | self.failed == everything
@@ -359,10 +359,10 @@ def test_the_same_when_epochs_run_out(choices):
 class StartsNearTheEnd(ProducerSession):
     """The sequences of the first epoch go round after a few records."""
 
-    def _start_anew(self, state: _Sequences) -> None:
-        super()._start_anew(state)
+    def _reset_sequences(self, state: _PartitionSequences) -> None:
+        super()._reset_sequences(state)
         if state.producer_epoch == 0:
-            state.next_sequence = state.settled_up_to = 0x7FFFFFFF - 7
+            state.next_sequence = state.acknowledged_end = 0x7FFFFFFF - 7
 
 
 @given(st.lists(st.integers(0, 239), max_size=200))
@@ -411,12 +411,12 @@ def test_long_runs(seed):
 class ResendsAnew(ProducerSession):
     """Sabotage: a batch gets a new sequence each time it is sent."""
 
-    def begin(self, batch: Batch, now_ms: float) -> None:
+    def prepare_send(self, batch: Batch, now_ms: float) -> None:
         if batch.base_sequence >= 0:
             state = self._partitions[batch.partition]
-            state.unsettled.remove(batch)
+            state.unsettled_batches.remove(batch)
             batch.base_sequence = -1
-        super().begin(batch, now_ms)
+        super().prepare_send(batch, now_ms)
 
 
 class PipelinesFromRest(ProducerSession):
@@ -424,7 +424,7 @@ class PipelinesFromRest(ProducerSession):
 
     def may_send(self, batch: Batch) -> bool:
         if batch.partition in self._partitions:
-            self._partitions[batch.partition].confirmed = True
+            self._partitions[batch.partition].is_confirmed = True
         return super().may_send(batch)
 
 
@@ -439,16 +439,16 @@ class KeepsTooManyUnsettled(ProducerSession):
 class ForgetsTheGap(ProducerSession):
     """Sabotage: after a batch was given up the next ones go on as if its sequence had been used."""
 
-    def abandoned(self, batch: Batch) -> None:
-        super().abandoned(batch)
-        self._restarting.pop(batch.partition, None)
+    def handle_failure(self, batch: Batch) -> None:
+        super().handle_failure(batch)
+        self._pending_restarts.pop(batch.partition, None)
         if batch.partition in self._partitions:
-            self._partitions[batch.partition].gap = False
+            self._partitions[batch.partition].has_gap = False
 
-    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
+    def handle_error(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return Verdict.RETRY
-        return super().refused(batch, code, node_id)
+        return super().handle_error(batch, code, node_id)
 
 
 class NeverBumps(ProducerSession):
@@ -461,19 +461,19 @@ class NeverBumps(ProducerSession):
 class TakesOutOfOrderForMissing(ProducerSession):
     """Sabotage: what is refused as out of sequence is taken to be in no log, as the Java producer takes it."""
 
-    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
-        self._partitions[batch.partition].unsettled[0].in_doubt = False
-        return super().refused(batch, code, node_id)
+    def handle_error(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
+        self._partitions[batch.partition].unsettled_batches[0].may_be_in_log = False
+        return super().handle_error(batch, code, node_id)
 
 
 class BelievesAnyReplica(ProducerSession):
     """Sabotage: it does not matter whose log lacks a batch."""
 
-    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
+    def handle_error(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
         state = self._partitions[batch.partition]
-        if state.checked_by != -1:
-            state.checked_by = node_id
-        return super().refused(batch, code, node_id)
+        if state.checked_node_id != -1:
+            state.checked_node_id = node_id
+        return super().handle_error(batch, code, node_id)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ async def test_times_of_records_inside_batches_and_of_large_ones(
     async with Producer(bootstrap_servers=broker.bootstrap_servers, batch_size=400_000) as producer:
         for time_ms in times[:4]:
             await producer.send_and_wait(topic, b"x" * 300_000, partition=1, timestamp_ms=time_ms)
-    cluster = await admin._reach()
+    cluster = await admin._connected_cluster()
     found = await first_record_times(cluster, {second: 2, first: 57}, 5000)
     assert found == {first: times[57], second: times[2]}
     assert await first_record_times(cluster, {first: 100, second: 9}, 5000) == {first: None, second: None}

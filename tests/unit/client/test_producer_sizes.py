@@ -36,7 +36,7 @@ async def test_batches_that_are_too_large_are_divided_and_keep_their_order(idemp
         assert {(each.key, each.headers) for each in records} == {(b"k", (("h", b"x"),))}
         assert [each.timestamp for each in records] == [future.result().timestamp_ms for future in sent]
         assert sending._accumulator.used_bytes == 0
-        assert sending._accumulator.unended_count == 0
+        assert sending._accumulator.incomplete_count == 0
 
 
 async def test_one_record_that_is_too_large_fails_and_the_others_of_its_batch_arrive(caplog):

@@ -1,1 +1,1 @@
-"""The administrator's client, by subject."""
+"""The admin client, one module for each kind of resource."""

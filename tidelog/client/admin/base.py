@@ -1,7 +1,7 @@
-"""What every call of the admin client rests on: its life, and asking again until an answer stands.
+"""The base of the admin client: its lifecycle, retries, and requests to the controller.
 
-Not here: what can be asked, which is in `admin` and `admin_cluster`. Invariant: a request that was perhaps carried out
-is not sent again unless doing it twice does no harm.
+Not here: the calls themselves, in the other modules of this package. Invariant: a request that may
+have been carried out is sent again only when it is repeatable without harm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.client.network.connection import Connection
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
 
 
@@ -28,12 +28,12 @@ class AdminBase:
         self._config = AdminConfig.from_options(options)
         self._cluster: Cluster | None = None
         self._closed = False
-        self._forwarding = True
+        self._uses_forwarding = True
 
-    # -- life
+    # -- lifecycle
 
     async def start(self) -> None:
-        """Reach the cluster; every call does it too. Raises KafkaError(NETWORK_EXCEPTION)."""
+        """Connect to the cluster; every call does it too. Raises KafkaError(NETWORK_EXCEPTION)."""
         if self._closed:
             raise RuntimeError("this admin client is closed")
         if self._cluster is None:
@@ -59,14 +59,17 @@ class AdminBase:
     ) -> None:
         await self.close()
 
-    async def _reach(self) -> Cluster:
+    async def _connected_cluster(self) -> Cluster:
         await self.start()
         assert self._cluster is not None
         return self._cluster
 
-    async def _until(self, attempt: Callable[[], Awaitable[Outcome]], *, repeatable: bool = True) -> Outcome:
-        """Attempt until it succeeds or fails for good. A request that cannot be repeated is, after a refusal only."""
-        cluster = await self._reach()
+    async def _retry(self, attempt: Callable[[], Awaitable[Result]], *, repeatable: bool = True) -> Result:
+        """Run `attempt` until it succeeds or fails for good.
+
+        A request that is not repeatable is sent again only after an error response.
+        """
+        cluster = await self._connected_cluster()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.default_api_timeout_ms / 1000
         failures = 0
@@ -76,27 +79,29 @@ class AdminBase:
             except KafkaError as error:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
-                unheard = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
-                final = not error.retriable or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if final or (unheard and not repeatable) or loop.time() + wait_s >= deadline:
+                is_unanswered = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
+                is_final = not error.retriable or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if is_final or (is_unanswered and not repeatable) or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
 
     async def _controller(self) -> Connection:
-        """Where requests for the controller go: to any broker, which forwards them; to the named one if it did not."""
-        cluster = await self._reach()
-        named = cluster.metadata.controller_id
-        if self._forwarding or named not in cluster.metadata.nodes:
+        """The connection for controller requests: any broker that forwards them, else the named
+        controller.
+        """
+        cluster = await self._connected_cluster()
+        controller_id = cluster.metadata.controller_id
+        if self._uses_forwarding or controller_id not in cluster.metadata.nodes:
             return await cluster.any_connection()
-        return await cluster.connection(named)
+        return await cluster.connection(controller_id)
 
     def _redirect(self, cluster: Cluster, codes: Iterable[int]) -> None:
         if ErrorCode.NOT_CONTROLLER in set(codes):
-            self._forwarding = not self._forwarding
+            self._uses_forwarding = not self._uses_forwarding
             cluster.request_refresh()
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
 
-    async def _ask_controller(
+    async def _call_controller(
         self,
         request: Message,
         response: type[Response],
@@ -104,23 +109,23 @@ class AdminBase:
         *,
         repeatable: bool = True,
     ) -> Response:
-        """The answer of a controller that is the active one. `codes`: the errors in an answer."""
+        """The response of the active controller. `codes` returns the error codes in a response."""
 
         async def attempt() -> Response:
             connection = await self._controller()
-            answer = await connection.call(request, response, self._config.request_timeout_ms)
-            self._redirect(await self._reach(), codes(answer))
-            return answer
+            response_message = await connection.call(request, response, self._config.request_timeout_ms)
+            self._redirect(await self._connected_cluster(), codes(response_message))
+            return response_message
 
-        return await self._until(attempt, repeatable=repeatable)
+        return await self._retry(attempt, repeatable=repeatable)
 
 
-def check(code: int, message: str | None, what: str) -> None:
-    error = refusal(code, message, what)
+def raise_on_error(code: int, message: str | None, subject: str) -> None:
+    error = error_of(code, message, subject)
     if error is not None:
         raise error
 
 
-def refusal(code: int, message: str | None, what: str) -> KafkaError | None:
-    """The KafkaError that an error code and message of an answer stand for."""
-    return KafkaError(ErrorCode.of(code), f"{what}: {message}" if message else what) if code else None
+def error_of(code: int, message: str | None, subject: str) -> KafkaError | None:
+    """The KafkaError for an error code and message in a response, None without an error."""
+    return KafkaError(ErrorCode.of(code), f"{subject}: {message}" if message else subject) if code else None

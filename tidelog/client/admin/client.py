@@ -1,8 +1,9 @@
-"""The administrator's client: topics and records; `admin_cluster`, `admin_configs` and `admin_groups` have the rest.
+"""The admin client: topics and records. The other modules of this package have the rest.
 
-Requests go to any broker, the controller's through it, a partition's to its leader, a group's to its coordinator.
-Invariant: what a cluster refuses is a KafkaError naming what was refused; what may pass (a leader being elected, a
-connection that broke) is tried again for `default_api_timeout_ms`, unless trying twice could do it twice.
+Requests go to any broker, which forwards those for the controller; requests for a partition go to
+its leader, those for a group to its coordinator. Invariant: a refusal is a KafkaError that names
+the refused resource. A retriable error (a leader election, a broken connection) is retried for
+`default_api_timeout_ms`, unless the request is not repeatable.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidelog.client.admin.base import check
+from tidelog.client.admin.base import raise_on_error
 from tidelog.client.admin.cluster import ClusterAdmin
 from tidelog.client.admin.configs import ConfigAdmin
 from tidelog.client.admin.features import FeaturesAdmin
@@ -54,11 +55,11 @@ from tidelog.protocol.messages.describe_producers import (
 )
 from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
-_SPECS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
+_SPECIAL_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
 class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
-    """Manages a cluster. Options are Kafka's admin configuration with underscores.
+    """Manages a cluster. Options are Kafka's admin options with underscores.
 
     async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:
         await admin.create_topics([NewTopic("flights", num_partitions=6)])
@@ -69,66 +70,77 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
     async def create_topics(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
     ) -> dict[str, bytes]:
-        """Create topics; their ids by name. Raises the KafkaError of the first that was refused, such as
-        TOPIC_ALREADY_EXISTS, INVALID_REPLICATION_FACTOR, INVALID_CONFIG; the others may have been created.
+        """Create topics. Returns their ids by name.
+
+        Raises the KafkaError of the first refused topic, such as TOPIC_ALREADY_EXISTS,
+        INVALID_REPLICATION_FACTOR, INVALID_CONFIG. Other topics may have been created.
         """
         request = CreateTopicsRequest(
-            topics=[_creatable(topic) for topic in topics],
+            topics=[_to_creatable_topic(topic) for topic in topics],
             timeout_ms=timeout_ms or self._config.request_timeout_ms,
             validate_only=validate_only,
         )
-        response = await self._ask_controller(
-            request, CreateTopicsResponse, lambda answer: [each.error_code for each in answer.topics], repeatable=False
+        response = await self._call_controller(
+            request,
+            CreateTopicsResponse,
+            lambda answer: [topic.error_code for topic in answer.topics],
+            repeatable=False,
         )
-        for each in response.topics:
-            check(each.error_code, each.error_message, f"topic {each.name!r}")
-        return {each.name: each.topic_id for each in response.topics}
+        for topic in response.topics:
+            raise_on_error(topic.error_code, topic.error_message, f"topic {topic.name!r}")
+        return {topic.name: topic.topic_id for topic in response.topics}
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
-        """Delete topics. Raises the KafkaError of the first that was refused; the others may have been deleted."""
-        wanted = as_names(names)
+        """Delete topics. Raises the KafkaError of the first refused topic.
+
+        Other topics may have been deleted.
+        """
+        topic_names = as_names(names)
 
         async def attempt() -> DeleteTopicsResponse:
-            cluster = await self._reach()
+            cluster = await self._connected_cluster()
             connection = await self._controller()
-            by_state = connection.version_of(DeleteTopicsRequest) >= 6
+            uses_topic_states = connection.version_of(DeleteTopicsRequest) >= 6
             request = DeleteTopicsRequest(
-                topics=[DeleteTopicState(name=name) for name in wanted] if by_state else [],
-                topic_names=[] if by_state else wanted,
+                topics=[DeleteTopicState(name=name) for name in topic_names] if uses_topic_states else [],
+                topic_names=[] if uses_topic_states else topic_names,
                 timeout_ms=timeout_ms or self._config.request_timeout_ms,
             )
             response = await connection.call(request, DeleteTopicsResponse, self._config.request_timeout_ms)
-            self._redirect(cluster, (each.error_code for each in response.responses))
+            self._redirect(cluster, (result.error_code for result in response.responses))
             return response
 
-        response = await self._until(attempt, repeatable=False)
-        for each in response.responses:
-            check(each.error_code, each.error_message, f"topic {each.name!r}")
+        response = await self._retry(attempt, repeatable=False)
+        for result in response.responses:
+            raise_on_error(result.error_code, result.error_message, f"topic {result.name!r}")
 
     async def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
-        response = await self._metadata(None)
+        response = await self._fetch_metadata(None)
         return sorted(
             topic.name for topic in response.topics if topic.name and (include_internal or not topic.is_internal)
         )
 
     async def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
-        """Topics by name, all of them without `names`. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
-        wanted = None if names is None else as_names(names)
-        response = await self._metadata(wanted)
-        described: dict[str, TopicDescription] = {}
+        """Topics by name; all topics without `names`.
+
+        Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION).
+        """
+        topic_names = None if names is None else as_names(names)
+        response = await self._fetch_metadata(topic_names)
+        descriptions: dict[str, TopicDescription] = {}
         for topic in response.topics:
-            if wanted is not None:
-                check(topic.error_code, None, f"topic {topic.name!r}")
+            if topic_names is not None:
+                raise_on_error(topic.error_code, None, f"topic {topic.name!r}")
             if topic.name is not None:
-                described[topic.name] = _described(topic)
-        return described
+                descriptions[topic.name] = _to_description(topic)
+        return descriptions
 
-    async def _metadata(self, topics: list[str] | None) -> MetadataResponse:
+    async def _fetch_metadata(self, topics: list[str] | None) -> MetadataResponse:
         async def attempt() -> MetadataResponse:
-            return await (await self._reach()).fetch_metadata(topics)
+            return await (await self._connected_cluster()).fetch_metadata(topics)
 
-        return await self._until(attempt)
+        return await self._retry(attempt)
 
     # -- offsets
 
@@ -138,81 +150,90 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
         *,
         isolation_level: str = "read_uncommitted",
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Offsets by partition for "earliest", "latest", "max_timestamp", or a time in ms (None: nothing that late)."""
+        """Offsets by partition for "earliest", "latest", "max_timestamp" or a time in ms; None: no
+        record that late.
+        """
         timestamps = {}
-        for partition, given in partitions.items():
-            timestamp = _SPECS.get(given) if isinstance(given, str) else given
+        for partition, spec in partitions.items():
+            timestamp = _SPECIAL_TIMESTAMPS.get(spec) if isinstance(spec, str) else spec
             if timestamp is None:
-                raise ValueError(f"{given!r} is none of {', '.join(_SPECS)}, nor a time in ms")
+                raise ValueError(f"{spec!r} is none of {', '.join(_SPECIAL_TIMESTAMPS)}, nor a time in ms")
             timestamps[as_partition(partition)] = timestamp
-        cluster = await self._reach()
+        cluster = await self._connected_cluster()
         timeout_ms = self._config.default_api_timeout_ms
         return await list_offsets(cluster, timestamps, isolation_level=isolation_level, timeout_ms=timeout_ms)
 
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete what is before these offsets (-1: everything); the first offset left, by partition."""
-        cluster = await self._reach()
-        wanted = {as_partition(partition): offset for partition, offset in offsets.items()}
-        for topic in {partition.topic for partition in wanted}:
+        """Delete the records before these offsets (-1: all).
+
+        Returns the new log start offsets by partition.
+        """
+        cluster = await self._connected_cluster()
+        targets = {as_partition(partition): offset for partition, offset in offsets.items()}
+        for topic in {partition.topic for partition in targets}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
-        left: dict[TopicPartition, int] = {}
+        low_watermarks: dict[TopicPartition, int] = {}
 
         async def attempt() -> None:
-            for leader, partitions in self._by_leader(cluster, [each for each in wanted if each not in left]).items():
+            missing = [partition for partition in targets if partition not in low_watermarks]
+            for leader, partitions in self._by_leader(cluster, missing).items():
                 topics: dict[str, DeleteRecordsTopic] = {}
                 for partition in partitions:
                     entry = topics.setdefault(partition.topic, DeleteRecordsTopic(name=partition.topic))
-                    number, offset = partition.partition, wanted[partition]
+                    number, offset = partition.partition, targets[partition]
                     entry.partitions.append(DeleteRecordsPartition(partition_index=number, offset=offset))
                 request = DeleteRecordsRequest(topics=list(topics.values()), timeout_ms=self._config.request_timeout_ms)
                 response = await cluster.call(leader, request, DeleteRecordsResponse)
-                for answer in response.topics:
-                    for each in answer.partitions:
-                        partition = TopicPartition(answer.name, each.partition_index)
-                        if ErrorCode.of(each.error_code).invalidates_metadata:
+                for topic_result in response.topics:
+                    for result in topic_result.partitions:
+                        partition = TopicPartition(topic_result.name, result.partition_index)
+                        if ErrorCode.of(result.error_code).invalidates_metadata:
                             cluster.request_refresh()
-                        check(each.error_code, None, str(partition))
-                        left[partition] = each.low_watermark
+                        raise_on_error(result.error_code, None, str(partition))
+                        low_watermarks[partition] = result.low_watermark
 
-        await self._until(attempt)
-        return left
+        await self._retry(attempt)
+        return low_watermarks
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerState]]:
-        """Who has written to these partitions with a producer id, as their leaders remember it (KIP-664).
+        """The state of the active producer ids in these partitions, from their leaders (KIP-664).
 
-        Raises KafkaError of the first partition that cannot be described, such as UNKNOWN_TOPIC_OR_PARTITION.
+        Raises the KafkaError of the first failed partition, such as UNKNOWN_TOPIC_OR_PARTITION.
         """
-        cluster = await self._reach()
-        wanted = [as_partition(each) for each in partitions]
-        for topic in {partition.topic for partition in wanted}:
+        cluster = await self._connected_cluster()
+        targets = [as_partition(partition) for partition in partitions]
+        for topic in {partition.topic for partition in targets}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
-        described: dict[TopicPartition, list[ProducerState]] = {}
+        producers: dict[TopicPartition, list[ProducerState]] = {}
 
         async def attempt() -> None:
-            missing = [each for each in wanted if each not in described]
-            for leader, own in self._by_leader(cluster, missing).items():
+            missing = [partition for partition in targets if partition not in producers]
+            for leader, led_partitions in self._by_leader(cluster, missing).items():
                 topics: dict[str, DescribeProducersRequestTopicRequest] = {}
-                for topic, number in own:
+                for topic, number in led_partitions:
                     entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
                     entry.partition_indexes.append(number)
                 request = DescribeProducersRequest(topics=list(topics.values()))
                 response = await cluster.call(leader, request, DescribeProducersResponse)
-                for answer in response.topics:
-                    for each in answer.partitions:
-                        partition = TopicPartition(answer.name, each.partition_index)
-                        if ErrorCode.of(each.error_code).invalidates_metadata:
+                for topic_result in response.topics:
+                    for result in topic_result.partitions:
+                        partition = TopicPartition(topic_result.name, result.partition_index)
+                        if ErrorCode.of(result.error_code).invalidates_metadata:
                             cluster.request_refresh()
-                        check(each.error_code, each.error_message, str(partition))
-                        described[partition] = sorted(_producer(one) for one in each.active_producers)
+                        raise_on_error(result.error_code, result.error_message, str(partition))
+                        producers[partition] = sorted(_producer(state) for state in result.active_producers)
 
-        await self._until(attempt)
-        return {partition: described[partition] for partition in wanted if partition in described}
+        await self._retry(attempt)
+        return {partition: producers[partition] for partition in targets if partition in producers}
 
     @staticmethod
     def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE."""
+        """Partitions by leader.
+
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE.
+        """
         by_leader: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
             leader = cluster.metadata.leader(partition)
@@ -235,14 +256,14 @@ def _producer(state: DescribeProducersResponseProducerState) -> ProducerState:
     )
 
 
-def _creatable(topic: Any) -> CreatableTopic:
+def _to_creatable_topic(topic: Any) -> CreatableTopic:
     if not isinstance(topic, NewTopic):
         raise TypeError(f"expected a list of NewTopic, not one of {topic!r}")
-    assigned = bool(topic.replica_assignments)
+    has_assignments = bool(topic.replica_assignments)
     return CreatableTopic(
         name=topic.name,
-        num_partitions=-1 if assigned else topic.num_partitions,
-        replication_factor=-1 if assigned else topic.replication_factor,
+        num_partitions=-1 if has_assignments else topic.num_partitions,
+        replication_factor=-1 if has_assignments else topic.replication_factor,
         assignments=[
             CreatableReplicaAssignment(partition_index=partition, broker_ids=list(brokers))
             for partition, brokers in topic.replica_assignments.items()
@@ -251,16 +272,16 @@ def _creatable(topic: Any) -> CreatableTopic:
     )
 
 
-def _described(topic: MetadataResponseTopic) -> TopicDescription:
+def _to_description(topic: MetadataResponseTopic) -> TopicDescription:
     partitions = tuple(
         PartitionDescription(
-            each.partition_index,
-            each.leader_id if each.leader_id >= 0 else None,
-            each.leader_epoch,
-            tuple(each.replica_nodes),
-            tuple(each.isr_nodes),
-            tuple(each.offline_replicas),
+            partition.partition_index,
+            partition.leader_id if partition.leader_id >= 0 else None,
+            partition.leader_epoch,
+            tuple(partition.replica_nodes),
+            tuple(partition.isr_nodes),
+            tuple(partition.offline_replicas),
         )
-        for each in sorted(topic.partitions, key=lambda partition: partition.partition_index)
+        for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index)
     )
     return TopicDescription(topic.name or "", topic.topic_id, topic.is_internal, partitions)

@@ -1,14 +1,14 @@
-"""What an administrator asks of the cluster itself: who it is, elections, moves of replicas, the quorum.
+"""Admin calls about the cluster: description, elections, reassignments, the metadata quorum.
 
-All of it is the active controller's to answer; brokers pass it on. Invariant: answers per partition are given per
-partition, None for success, since what one partition refuses says nothing of the others.
+The active controller answers them; brokers forward them to it. Invariant: results are returned by
+partition, None for success, because the error of one partition does not concern the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tidelog.client.admin.base import AdminBase, check, refusal
+from tidelog.client.admin.base import AdminBase, error_of, raise_on_error
 from tidelog.client.model import (
     ClusterDescription,
     Node,
@@ -42,31 +42,35 @@ _PREFERRED, _UNCLEAN = 0, 1
 
 
 class ClusterAdmin(AdminBase):
-    """The part of `Admin` that is about the cluster."""
+    """The cluster calls of `Admin`."""
 
     async def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
-        """Id, controller and brokers; with `include_fenced` also those that are down but registered."""
+        """Id, controller and brokers; with `include_fenced` also fenced brokers."""
 
         async def attempt() -> DescribeClusterResponse:
-            cluster = await self._reach()
+            cluster = await self._connected_cluster()
             connection = await cluster.any_connection()
-            fenced = include_fenced and connection.supports(DescribeClusterRequest, 2)
-            request = DescribeClusterRequest(include_fenced_brokers=fenced)
+            includes_fenced = include_fenced and connection.supports(DescribeClusterRequest, 2)
+            request = DescribeClusterRequest(include_fenced_brokers=includes_fenced)
             return await connection.call(request, DescribeClusterResponse, self._config.request_timeout_ms)
 
-        response = await self._until(attempt)
-        check(response.error_code, response.error_message, "the cluster")
+        response = await self._retry(attempt)
+        raise_on_error(response.error_code, response.error_message, "the cluster")
         nodes = tuple(
-            Node(each.broker_id, each.host, each.port, each.rack, each.is_fenced) for each in response.brokers
+            Node(broker.broker_id, broker.host, broker.port, broker.rack, broker.is_fenced)
+            for broker in response.brokers
         )
         return ClusterDescription(response.cluster_id, response.controller_id, nodes)
 
     async def unregister_broker(self, broker_id: int) -> None:
-        """Forget a broker that will not come back. Raises KafkaError(BROKER_ID_NOT_REGISTERED)."""
-        response = await self._ask_controller(
+        """Remove the registration of a broker that is gone.
+
+        Raises KafkaError(BROKER_ID_NOT_REGISTERED).
+        """
+        response = await self._call_controller(
             UnregisterBrokerRequest(broker_id=broker_id), UnregisterBrokerResponse, lambda answer: [answer.error_code]
         )
-        check(response.error_code, response.error_message, f"broker {broker_id}")
+        raise_on_error(response.error_code, response.error_message, f"broker {broker_id}")
 
     # -- partitions
 
@@ -78,18 +82,22 @@ class ClusterAdmin(AdminBase):
         validate_only: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """Give topics more partitions, up to `counts` in all; `assignments` are the replicas of each new one.
+        """Grow topics to `counts` partitions in total. `assignments` are the replicas of each new
+        partition.
 
-        Raises the KafkaError of the first topic that was refused, such as INVALID_PARTITIONS; others may have grown.
+        Raises the KafkaError of the first refused topic, such as INVALID_PARTITIONS. Other topics
+        may have grown.
         """
-        placed = assignments or {}
+        new_assignments = assignments or {}
         request = CreatePartitionsRequest(
             topics=[
                 CreatePartitionsTopic(
                     name=name,
                     count=count,
-                    assignments=[CreatePartitionsAssignment(broker_ids=list(brokers)) for brokers in placed[name]]
-                    if name in placed
+                    assignments=[
+                        CreatePartitionsAssignment(broker_ids=list(brokers)) for brokers in new_assignments[name]
+                    ]
+                    if name in new_assignments
                     else None,
                 )
                 for name, count in counts.items()
@@ -97,14 +105,14 @@ class ClusterAdmin(AdminBase):
             timeout_ms=timeout_ms or self._config.request_timeout_ms,
             validate_only=validate_only,
         )
-        response = await self._ask_controller(
+        response = await self._call_controller(
             request,
             CreatePartitionsResponse,
-            lambda answer: [each.error_code for each in answer.results],
+            lambda answer: [result.error_code for result in answer.results],
             repeatable=False,
         )
-        for each in response.results:
-            check(each.error_code, each.error_message, f"topic {each.name!r}")
+        for result in response.results:
+            raise_on_error(result.error_code, result.error_message, f"topic {result.name!r}")
 
     async def elect_leaders(
         self,
@@ -113,9 +121,10 @@ class ClusterAdmin(AdminBase):
         unclean: bool = False,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Make the first replica leader again or, `unclean`, any that is alive, though records may be lost.
+        """Elect the preferred leader, or with `unclean` any live replica, which may lose records.
 
-        Without `partitions` in the whole cluster; then those that need no election are left out. None: elected.
+        Without `partitions` it covers the whole cluster, and the result omits partitions that need
+        no election. The result of an elected partition is None.
         """
         request = ElectLeadersRequest(
             election_type=_UNCLEAN if unclean else _PREFERRED,
@@ -124,16 +133,16 @@ class ClusterAdmin(AdminBase):
             else [TopicPartitions(topic=topic, partitions=numbers) for topic, numbers in _by_topic(partitions).items()],
             timeout_ms=timeout_ms or self._config.request_timeout_ms,
         )
-        response = await self._ask_controller(request, ElectLeadersResponse, lambda answer: [answer.error_code])
-        check(response.error_code, None, "election")
-        outcomes: dict[TopicPartition, KafkaError | None] = {}
+        response = await self._call_controller(request, ElectLeadersResponse, lambda answer: [answer.error_code])
+        raise_on_error(response.error_code, None, "election")
+        results: dict[TopicPartition, KafkaError | None] = {}
         for topic in response.replica_election_results:
-            for each in topic.partition_result:
-                partition = TopicPartition(topic.topic, each.partition_id)
-                error = refusal(each.error_code, each.error_message, str(partition))
+            for result in topic.partition_result:
+                partition = TopicPartition(topic.topic, result.partition_id)
+                error = error_of(result.error_code, result.error_message, str(partition))
                 if partitions is not None or error is None or error.code is not ErrorCode.ELECTION_NOT_NEEDED:
-                    outcomes[partition] = error
-        return outcomes
+                    results[partition] = error
+        return results
 
     async def alter_partition_reassignments(
         self,
@@ -142,10 +151,13 @@ class ClusterAdmin(AdminBase):
         allow_replication_factor_change: bool = True,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Start moving partitions to these replicas; None for a partition cancels its move. None: accepted."""
+        """Start to move partitions to these replicas. A target of None cancels the move.
+
+        The result of an accepted partition is None.
+        """
         topics: dict[str, alter_partition_reassignments.ReassignableTopic] = {}
-        for given, replicas in targets.items():
-            topic, number = as_partition(given)
+        for partition, replicas in targets.items():
+            topic, number = as_partition(partition)
             entry = topics.setdefault(topic, alter_partition_reassignments.ReassignableTopic(name=topic))
             entry.partitions.append(
                 alter_partition_reassignments.ReassignablePartition(
@@ -157,24 +169,24 @@ class ClusterAdmin(AdminBase):
             allow_replication_factor_change=allow_replication_factor_change,
             topics=list(topics.values()),
         )
-        response = await self._ask_controller(
+        response = await self._call_controller(
             request,
             alter_partition_reassignments.AlterPartitionReassignmentsResponse,
             lambda answer: [answer.error_code],
         )
-        check(response.error_code, response.error_message, "reassignment")
+        raise_on_error(response.error_code, response.error_message, "reassignment")
         return {
-            TopicPartition(topic.name, each.partition_index): refusal(
-                each.error_code, each.error_message, f"{topic.name}-{each.partition_index}"
+            TopicPartition(topic.name, result.partition_index): error_of(
+                result.error_code, result.error_message, f"{topic.name}-{result.partition_index}"
             )
             for topic in response.responses
-            for each in topic.partitions
+            for result in topic.partitions
         }
 
     async def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
-        """The moves under way, everywhere or of these partitions."""
+        """The ongoing reassignments, of all partitions or of these."""
         request = ListPartitionReassignmentsRequest(
             timeout_ms=timeout_ms or self._config.request_timeout_ms,
             topics=None
@@ -184,16 +196,16 @@ class ClusterAdmin(AdminBase):
                 for topic, numbers in _by_topic(partitions).items()
             ],
         )
-        response = await self._ask_controller(
+        response = await self._call_controller(
             request, ListPartitionReassignmentsResponse, lambda answer: [answer.error_code]
         )
-        check(response.error_code, response.error_message, "reassignments")
+        raise_on_error(response.error_code, response.error_message, "reassignments")
         return {
-            TopicPartition(topic.name, each.partition_index): PartitionReassignment(
-                tuple(each.replicas), tuple(each.adding_replicas), tuple(each.removing_replicas)
+            TopicPartition(topic.name, partition.partition_index): PartitionReassignment(
+                tuple(partition.replicas), tuple(partition.adding_replicas), tuple(partition.removing_replicas)
             )
             for topic in response.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
 
     # -- the metadata quorum
@@ -209,23 +221,23 @@ class ClusterAdmin(AdminBase):
             answer = await connection.call(
                 request, describe_quorum.DescribeQuorumResponse, self._config.request_timeout_ms
             )
-            check(answer.error_code, answer.error_message, "the metadata quorum")
-            for each in answer.topics[0].partitions if answer.topics else ():
-                check(each.error_code, each.error_message, "the metadata quorum")
+            raise_on_error(answer.error_code, answer.error_message, "the metadata quorum")
+            for result in answer.topics[0].partitions if answer.topics else ():
+                raise_on_error(result.error_code, result.error_message, "the metadata quorum")
             return answer
 
-        response = await self._until(attempt)
+        response = await self._retry(attempt)
         if not response.topics or not response.topics[0].partitions:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the answer does not tell of the metadata quorum")
-        told = response.topics[0].partitions[0]
+        partition_result = response.topics[0].partitions[0]
         return QuorumDescription(
-            told.leader_id,
-            told.leader_epoch,
-            told.high_watermark,
-            tuple(map(_replica, told.current_voters)),
-            tuple(map(_replica, told.observers)),
+            partition_result.leader_id,
+            partition_result.leader_epoch,
+            partition_result.high_watermark,
+            tuple(map(_replica, partition_result.current_voters)),
+            tuple(map(_replica, partition_result.observers)),
             {
-                node.node_id: tuple((each.name, each.host, each.port) for each in node.listeners)
+                node.node_id: tuple((listener.name, listener.host, listener.port) for listener in node.listeners)
                 for node in response.nodes
             },
         )
@@ -233,7 +245,7 @@ class ClusterAdmin(AdminBase):
     async def add_raft_voter(
         self, node_id: int, directory_id: bytes, endpoints: Iterable[tuple[str, str, int]]
     ) -> None:
-        """Make a controller that is an observer so far a voter. `endpoints`: (listener, host, port)."""
+        """Make an observing controller a voter. `endpoints` are (listener, host, port)."""
         request = add_raft_voter.AddRaftVoterRequest(
             cluster_id=None,
             timeout_ms=int(self._config.request_timeout_ms),
@@ -241,33 +253,33 @@ class ClusterAdmin(AdminBase):
             voter_directory_id=directory_id,
             listeners=[add_raft_voter.Listener(name=name, host=host, port=port) for name, host, port in endpoints],
         )
-        response = await self._ask_controller(
+        response = await self._call_controller(
             request, add_raft_voter.AddRaftVoterResponse, lambda answer: [answer.error_code], repeatable=False
         )
-        check(response.error_code, response.error_message, f"voter {node_id}")
+        raise_on_error(response.error_code, response.error_message, f"voter {node_id}")
 
     async def remove_raft_voter(self, node_id: int, directory_id: bytes) -> None:
-        """Take a voter out of the quorum."""
+        """Remove a voter from the quorum."""
         request = RemoveRaftVoterRequest(cluster_id=None, voter_id=node_id, voter_directory_id=directory_id)
-        response = await self._ask_controller(
+        response = await self._call_controller(
             request, RemoveRaftVoterResponse, lambda answer: [answer.error_code], repeatable=False
         )
-        check(response.error_code, response.error_message, f"voter {node_id}")
+        raise_on_error(response.error_code, response.error_message, f"voter {node_id}")
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     numbers: dict[str, list[int]] = {}
-    for given in partitions:
-        topic, number = as_partition(given)
+    for partition in partitions:
+        topic, number = as_partition(partition)
         numbers.setdefault(topic, []).append(number)
     return numbers
 
 
-def _replica(told: describe_quorum.ReplicaState) -> QuorumReplica:
+def _replica(state: describe_quorum.ReplicaState) -> QuorumReplica:
     return QuorumReplica(
-        told.replica_id,
-        told.replica_directory_id,
-        told.log_end_offset,
-        told.last_fetch_timestamp,
-        told.last_caught_up_timestamp,
+        state.replica_id,
+        state.replica_directory_id,
+        state.log_end_offset,
+        state.last_fetch_timestamp,
+        state.last_caught_up_timestamp,
     )

@@ -1,7 +1,8 @@
-"""The admin client and all that has configs: topics, brokers, their loggers, groups, metrics subscriptions.
+"""Admin calls about configs: of topics, brokers, broker loggers, groups and metrics subscriptions.
 
-`describe_configs` and `incremental_alter_configs` are the short way for topics and brokers, the others address every
-kind alike. Invariant: what belongs to one broker is asked of that broker, the rest of any.
+`describe_configs` and `incremental_alter_configs` are shortcuts for topics and brokers. The other
+calls address every type of resource. Invariant: requests for a resource of one broker go to that
+broker, all others to any broker.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.client.admin.base import AdminBase, check
+from tidelog.client.admin.base import AdminBase, raise_on_error
 from tidelog.client.model import ConfigEntry, as_names
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -27,12 +28,15 @@ from tidelog.protocol.messages.list_config_resources import ListConfigResourcesR
 
 TYPES = {"topic": 2, "broker": 4, "broker-logger": 8, "client-metrics": 16, "group": 32}
 _NAMES = {number: name for name, number in TYPES.items()}
-_OF_ONE_BROKER = ("broker", "broker-logger")
+_BROKER_SPECIFIC_TYPES = ("broker", "broker-logger")
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 class ConfigResource(NamedTuple):
-    """`type` is one of `TYPES`; the name of a broker is its id, empty for what holds for all of them."""
+    """`type` is one of `TYPES`.
+
+    The name of a broker is its id, empty for the default of all brokers.
+    """
 
     type: str
     name: str
@@ -42,7 +46,11 @@ class ConfigResource(NamedTuple):
 
 
 class ConfigChange(NamedTuple):
-    """One key set (`value`), put back (DELETE), or its list made longer or shorter by values with commas between."""
+    """One change of a key: SET `value`, DELETE (restore the default), or APPEND to and SUBTRACT
+    from a list.
+
+    List values are separated by commas.
+    """
 
     name: str
     value: str | None
@@ -50,7 +58,7 @@ class ConfigChange(NamedTuple):
 
 
 class ConfigAdmin(AdminBase):
-    """The part of `Admin` that is about configs of any kind."""
+    """The config calls of `Admin`."""
 
     async def describe_configs(
         self,
@@ -60,11 +68,14 @@ class ConfigAdmin(AdminBase):
         keys: Iterable[str] | None = None,
         documentation: bool = False,
     ) -> dict[str | int, dict[str, ConfigEntry]]:
-        """Configuration by topic name or broker id, with where each value comes from; only `keys` when given."""
-        asked: dict[ConfigResource, str | int] = {ConfigResource("topic", name): name for name in as_names(topics)}
-        asked |= {ConfigResource("broker", str(broker)): broker for broker in brokers}
-        found = await self.describe_config_resources(asked, keys=keys, documentation=documentation)
-        return {asked[resource]: entries for resource, entries in found.items()}
+        """Configs by topic name or broker id, with the source of each value.
+
+        `keys` selects single keys.
+        """
+        resources: dict[ConfigResource, str | int] = {ConfigResource("topic", name): name for name in as_names(topics)}
+        resources |= {ConfigResource("broker", str(broker)): broker for broker in brokers}
+        configs = await self.describe_config_resources(resources, keys=keys, documentation=documentation)
+        return {resources[resource]: entries for resource, entries in configs.items()}
 
     async def incremental_alter_configs(
         self,
@@ -73,75 +84,90 @@ class ConfigAdmin(AdminBase):
         brokers: Mapping[int | None, Mapping[str, str | None]] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Set single configs by topic name or broker id (None: of every broker); None as a value puts a default back.
+        """Set single configs by topic name or broker id. Broker id None is the default of all
+        brokers.
 
-        Raises the KafkaError of the first resource that was refused; others may have been changed.
+        A value of None restores the default. Raises the KafkaError of the first refused resource.
+        Other resources may have changed.
         """
-        of_brokers = dict(brokers or {})
-        of_all = of_brokers.pop(None, None)
-        wanted = {ConfigResource("broker", str(broker)): configs for broker, configs in of_brokers.items()}
-        wanted |= {ConfigResource("topic", name): configs for name, configs in (topics or {}).items()}
-        if of_all is not None:
-            wanted[ConfigResource("broker", "")] = of_all
+        broker_configs = dict(brokers or {})
+        default_configs = broker_configs.pop(None, None)
+        by_resource = {ConfigResource("broker", str(broker)): configs for broker, configs in broker_configs.items()}
+        by_resource |= {ConfigResource("topic", name): configs for name, configs in (topics or {}).items()}
+        if default_configs is not None:
+            by_resource[ConfigResource("broker", "")] = default_configs
         changes = {
             resource: [ConfigChange(key, value, DELETE if value is None else SET) for key, value in configs.items()]
-            for resource, configs in wanted.items()
+            for resource, configs in by_resource.items()
         }
         await self.alter_config_resources(changes, validate_only=validate_only)
 
     async def list_config_resources(self, types: Iterable[str] = ()) -> list[ConfigResource]:
-        """All there are, or those of some types. Groups and metrics subscriptions: those with configs of their own."""
+        """All resources, or those of some types.
+
+        Groups and metrics subscriptions appear when they have configs.
+        """
         request = ListConfigResourcesRequest(resource_types=[TYPES[name] for name in types])
 
         async def attempt() -> ListConfigResourcesResponse:
-            connection = await (await self._reach()).any_connection()
+            connection = await (await self._connected_cluster()).any_connection()
             return await connection.call(request, ListConfigResourcesResponse, self._config.request_timeout_ms)
 
-        response = await self._until(attempt)
-        check(response.error_code, None, "the list of resources")
-        found = [ConfigResource(_NAMES[each.resource_type], each.resource_name) for each in response.config_resources]
-        return sorted(found)
+        response = await self._retry(attempt)
+        raise_on_error(response.error_code, None, "the list of resources")
+        return sorted(
+            ConfigResource(_NAMES[resource.resource_type], resource.resource_name)
+            for resource in response.config_resources
+        )
 
     async def describe_config_resources(
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] | None = None, documentation: bool = False
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
-        """Every config of these, or some keys. Raises the KafkaError of the first that is refused."""
-        wanted = None if keys is None else list(keys)
-        found: dict[ConfigResource, dict[str, ConfigEntry]] = {}
-        for broker, some in _by_broker(resources).items():
+        """All configs of these resources, or some keys.
+
+        Raises the KafkaError of the first refused resource.
+        """
+        configuration_keys = None if keys is None else list(keys)
+        configs: dict[ConfigResource, dict[str, ConfigEntry]] = {}
+        for broker, group in _by_broker(resources).items():
             request = DescribeConfigsRequest(
                 resources=[
                     DescribeConfigsResource(
-                        resource_type=TYPES[each.type], resource_name=each.name, configuration_keys=wanted
+                        resource_type=TYPES[resource.type],
+                        resource_name=resource.name,
+                        configuration_keys=configuration_keys,
                     )
-                    for each in some
+                    for resource in group
                 ],
                 include_synonyms=True,
                 include_documentation=documentation,
             )
-            for result in await self._ask_for_configs(broker, request):
+            for result in await self._fetch_configs(broker, request):
                 resource = ConfigResource(_NAMES[result.resource_type], result.resource_name)
-                check(result.error_code, result.error_message, f"configuration of {resource}")
-                found[resource] = {each.name: each for each in _entries(result, documentation)}
-        return found
+                raise_on_error(result.error_code, result.error_message, f"configuration of {resource}")
+                configs[resource] = {entry.name: entry for entry in _entries(result, documentation)}
+        return configs
 
-    async def _ask_for_configs(
+    async def _fetch_configs(
         self, broker: int | None, request: DescribeConfigsRequest
     ) -> Sequence[DescribeConfigsResult]:
         async def attempt() -> DescribeConfigsResponse:
-            cluster = await self._reach()
+            cluster = await self._connected_cluster()
             connection = await (cluster.any_connection() if broker is None else cluster.connection(broker))
             if not connection.supports(DescribeConfigsRequest, 3):
                 request.include_documentation = False
             return await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
 
-        return (await self._until(attempt)).results
+        return (await self._retry(attempt)).results
 
     async def alter_config_resources(
         self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool = False
     ) -> None:
-        """Change single configs. Raises the KafkaError of the first that is refused; others may have been changed."""
-        for broker, some in _by_broker(changes).items():
+        """Change single configs. Raises the KafkaError of the first refused resource.
+
+        Others may have changed.
+        """
+        for broker, group in _by_broker(changes).items():
             request = IncrementalAlterConfigsRequest(
                 resources=[
                     AlterConfigsResource(
@@ -152,46 +178,46 @@ class ConfigAdmin(AdminBase):
                             for change in changes[resource]
                         ],
                     )
-                    for resource in some
+                    for resource in group
                 ],
                 validate_only=validate_only,
             )
-            for answer in (await self._ask_to_alter(broker, request)).responses:
-                resource = ConfigResource(_NAMES[answer.resource_type], answer.resource_name)
-                check(answer.error_code, answer.error_message, f"configuration of {resource}")
+            for result in (await self._send_alter_request(broker, request)).responses:
+                resource = ConfigResource(_NAMES[result.resource_type], result.resource_name)
+                raise_on_error(result.error_code, result.error_message, f"configuration of {resource}")
 
-    async def _ask_to_alter(
+    async def _send_alter_request(
         self, broker: int | None, request: IncrementalAlterConfigsRequest
     ) -> IncrementalAlterConfigsResponse:
         async def attempt() -> IncrementalAlterConfigsResponse:
-            cluster = await self._reach()
+            cluster = await self._connected_cluster()
             connection = await (self._controller() if broker is None else cluster.connection(broker))
             answer = await connection.call(request, IncrementalAlterConfigsResponse, self._config.request_timeout_ms)
-            self._redirect(cluster, (each.error_code for each in answer.responses))
+            self._redirect(cluster, (result.error_code for result in answer.responses))
             return answer
 
-        return await self._until(attempt)
+        return await self._retry(attempt)
 
 
 def _entries(result: DescribeConfigsResult, documentation: bool) -> list[ConfigEntry]:
     return [
         ConfigEntry(
-            each.name,
-            each.value,
-            each.config_source,
-            each.read_only,
-            each.is_sensitive,
-            tuple((synonym.name, synonym.value, synonym.source) for synonym in each.synonyms),
-            each.documentation if documentation else None,
+            config.name,
+            config.value,
+            config.config_source,
+            config.read_only,
+            config.is_sensitive,
+            tuple((synonym.name, synonym.value, synonym.source) for synonym in config.synonyms),
+            config.documentation if documentation else None,
         )
-        for each in result.configs
+        for config in result.configs
     ]
 
 
 def _by_broker(resources: Iterable[ConfigResource]) -> dict[int | None, list[ConfigResource]]:
-    """Which broker to ask for what; None: any."""
-    found: dict[int | None, list[ConfigResource]] = {}
+    """Resources by the broker that answers for them; None: any broker."""
+    groups: dict[int | None, list[ConfigResource]] = {}
     for resource in resources:
-        is_own = resource.type in _OF_ONE_BROKER and resource.name
-        found.setdefault(int(resource.name) if is_own else None, []).append(resource)
-    return found
+        is_broker_specific = resource.type in _BROKER_SPECIFIC_TYPES and resource.name
+        groups.setdefault(int(resource.name) if is_broker_specific else None, []).append(resource)
+    return groups

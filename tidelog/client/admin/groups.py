@@ -1,7 +1,8 @@
-"""What an administrator asks of consumer groups: which there are, who is in them, what they have read; and changes it.
+"""Admin calls about consumer groups: lists, descriptions, offsets, lag, and changes to them.
 
-Each group's coordinator answers for it; lists come from all brokers. Invariant: one answer per group or partition that
-was asked about, None for success where something was to be done, since what is refused for one says nothing of others.
+Each group's coordinator answers for the group; lists come from all brokers. Invariant: one result
+for each requested group or partition, None for a change that succeeded, because the error of one
+does not concern the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tidelog.client.admin.base import AdminBase, check, refusal
+from tidelog.client.admin.base import AdminBase, error_of, raise_on_error
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.model import DEAD, GroupDescription, GroupListing, GroupMember, PartitionLag
@@ -40,287 +41,314 @@ from tidelog.protocol.messages.offset_delete import (
 Response = TypeVar("Response", bound=Message)
 Row = TypeVar("Row")
 
-_STATES_FROM, _TYPES_FROM = 4, 5
-_FINDS_AT_ONCE = 50
+_FIRST_VERSION_WITH_STATES, _FIRST_VERSION_WITH_TYPES = 4, 5
+_LOOKUPS_AT_ONCE = 50
 
 
 class GroupAdmin(AdminBase):
-    """The part of `Admin` that is about consumer groups."""
+    """The consumer group calls of `Admin`."""
 
     # -- groups
 
     async def list_groups(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[GroupListing]:
-        """All groups of the cluster, or those in one of the states and of one of the types; sorted by id.
+        """All groups of the cluster, or those in one of the states and of one of the types; sorted
+        by id.
 
-        Raises KafkaError when a broker cannot answer, UNSUPPORTED_VERSION where it is too old to choose.
+        Raises KafkaError when a broker does not answer, UNSUPPORTED_VERSION when it is too old to
+        filter.
         """
         request = ListGroupsRequest(states_filter=as_names(states), types_filter=as_names(types))
-        found: dict[int, ListGroupsResponse] = {}
+        responses: dict[int, ListGroupsResponse] = {}
 
-        async def ask(cluster: Cluster, node_id: int) -> None:
+        async def call(cluster: Cluster, node_id: int) -> None:
             connection = await cluster.connection(node_id)
-            for wanted, since in ((request.states_filter, _STATES_FROM), (request.types_filter, _TYPES_FROM)):
-                if wanted and not connection.supports(ListGroupsRequest, since):
+            for names, version in (
+                (request.states_filter, _FIRST_VERSION_WITH_STATES),
+                (request.types_filter, _FIRST_VERSION_WITH_TYPES),
+            ):
+                if names and not connection.supports(ListGroupsRequest, version):
                     raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"broker {node_id} cannot choose among groups")
             response = await connection.call(request, ListGroupsResponse, self._config.request_timeout_ms)
-            check(response.error_code, None, f"groups of broker {node_id}")
-            found[node_id] = response
+            raise_on_error(response.error_code, None, f"groups of broker {node_id}")
+            responses[node_id] = response
 
         async def attempt() -> None:
-            cluster = await self._reach()
-            brokers = [each.node_id for each in (await cluster.fetch_metadata([])).brokers]
-            if any(each not in cluster.metadata.nodes for each in brokers):
+            cluster = await self._connected_cluster()
+            node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
+            if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
                 await cluster.wait_for_metadata(self._config.request_timeout_ms)
-            await _all(ask(cluster, each) for each in brokers if each not in found)
+            await _gather(call(cluster, node_id) for node_id in node_ids if node_id not in responses)
 
-        await self._until(attempt)
-        listed = {
-            each.group_id: GroupListing(each.group_id, each.protocol_type, each.group_state, each.group_type)
-            for response in found.values()
-            for each in response.groups
+        await self._retry(attempt)
+        listings = {
+            group.group_id: GroupListing(group.group_id, group.protocol_type, group.group_state, group.group_type)
+            for response in responses.values()
+            for group in response.groups
         }
-        return [listed[group_id] for group_id in sorted(listed)]
+        return [listings[group_id] for group_id in sorted(listings)]
 
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """State, protocol and members by group id. Raises the KafkaError of the first that cannot be described,
-        GROUP_ID_NOT_FOUND for one that does not exist.
+        """State, protocol and members by group id. Raises the KafkaError of the first failed group.
+
+        GROUP_ID_NOT_FOUND means that the group does not exist.
         """
-        answers = await self._ask_coordinators(
+        results = await self._call_coordinators(
             as_names(group_ids),
             lambda groups: DescribeGroupsRequest(groups=groups),
             DescribeGroupsResponse,
-            lambda response: {each.group_id: (each.error_code, each) for each in response.groups},
+            lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
         )
-        described: dict[str, GroupDescription] = {}
-        for group_id, (node, code, answer) in answers.items():
-            if not code and answer.group_state == DEAD:
-                code = ErrorCode.GROUP_ID_NOT_FOUND  # what brokers before 4.0 mean by it
-            check(code, answer.error_message, f"group {group_id!r}")
-            described[group_id] = _described(answer, node)
-        return described
+        descriptions: dict[str, GroupDescription] = {}
+        for group_id, (node, code, group) in results.items():
+            if not code and group.group_state == DEAD:
+                code = ErrorCode.GROUP_ID_NOT_FOUND  # brokers before 4.0 report a missing group as Dead
+            raise_on_error(code, group.error_message, f"group {group_id!r}")
+            descriptions[group_id] = _to_description(group, node)
+        return descriptions
 
     async def delete_groups(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
-        """Delete groups without members, with all that they have committed. None: deleted."""
-        answers = await self._ask_coordinators(
+        """Delete groups without members and their committed offsets.
+
+        The result of a deleted group is None.
+        """
+        results = await self._call_coordinators(
             as_names(group_ids),
             lambda groups: DeleteGroupsRequest(groups_names=groups),
             DeleteGroupsResponse,
-            lambda response: {each.group_id: (each.error_code, None) for each in response.results},
+            lambda response: {result.group_id: (result.error_code, None) for result in response.results},
         )
-        return {group_id: refusal(code, None, f"group {group_id!r}") for group_id, (_, code, _) in answers.items()}
+        return {group_id: error_of(code, None, f"group {group_id!r}") for group_id, (_, code, _) in results.items()}
 
     async def remove_group_members(
         self, group_id: str, instance_ids: Iterable[str] | None = None, *, reason: str = "removed by an administrator"
     ) -> dict[str, KafkaError | None]:
-        """Take static members out of a group by their instance ids, without these all members; None: removed.
+        """Remove static members from a group by their instance ids; without instance ids all
+        members.
 
-        A dynamic member is told by its member id, and joins again if it is alive. A static one does not, while its
-        process still runs it is refused with UNKNOWN_MEMBER_ID.
+        The result of a removed member is None. Dynamic members are keyed by member id; a live
+        dynamic member joins again. A static member does not: while its process runs, it gets
+        UNKNOWN_MEMBER_ID.
         """
         if instance_ids is None:
             members = (await self.describe_groups([group_id]))[group_id].members
-            identities = [MemberIdentity(member_id=each.member_id) for each in members]
+            identities = [MemberIdentity(member_id=member.member_id) for member in members]
             for identity, member in zip(identities, members):
                 identity.group_instance_id = member.instance_id
         else:
-            identities = [MemberIdentity(group_instance_id=each) for each in as_names(instance_ids)]
+            identities = [MemberIdentity(group_instance_id=instance_id) for instance_id in as_names(instance_ids)]
         if not identities:
             return {}
         for identity in identities:
             identity.reason = reason
-        coordinator = Coordinator(await self._reach(), group_id)
+        coordinator = Coordinator(await self._connected_cluster(), group_id)
         request = LeaveGroupRequest(group_id=group_id, members=identities)
 
         async def attempt() -> LeaveGroupResponse:
             response = await coordinator.call(request, LeaveGroupResponse)
             coordinator.handle_error(ErrorCode.of(response.error_code))
-            check(response.error_code, None, f"group {group_id!r}")
+            raise_on_error(response.error_code, None, f"group {group_id!r}")
             return response
 
         return {
-            each.group_instance_id or each.member_id: refusal(
-                each.error_code, None, f"member {each.group_instance_id or each.member_id}"
+            member.group_instance_id or member.member_id: error_of(
+                member.error_code, None, f"member {member.group_instance_id or member.member_id}"
             )
-            for each in (await self._until(attempt)).members
+            for member in (await self._retry(attempt)).members
         }
 
-    async def _ask_coordinators(
+    async def _call_coordinators(
         self,
         group_ids: list[str],
         request_for: Callable[[list[str]], Message],
         response_class: type[Response],
         rows: Callable[[Response], Mapping[str, tuple[int, Row]]],
     ) -> dict[str, tuple[Node | None, int, Row]]:
-        """For each group who answered, its error code and its row; one request to each coordinator.
+        """For each group its coordinator, error code and row, with one request to each coordinator.
 
-        What may pass, such as a coordinator that moved, is asked again.
+        Retriable errors, such as a moved coordinator, are retried.
         """
-        answers: dict[str, tuple[Node | None, int, Row]] = {}
-        wanted = list(dict.fromkeys(group_ids))
+        results: dict[str, tuple[Node | None, int, Row]] = {}
+        unique_ids = list(dict.fromkeys(group_ids))
 
-        async def ask(cluster: Cluster, node_id: int, groups: list[str]) -> None:
+        async def call(cluster: Cluster, node_id: int, groups: list[str]) -> None:
             response = await cluster.call(node_id, request_for(groups), response_class, purpose=COORDINATOR)
-            problem: KafkaError | None = None
+            last_error: KafkaError | None = None
             for group_id, (code, row) in rows(response).items():
-                error = refusal(code, None, f"group {group_id!r}")
+                error = error_of(code, None, f"group {group_id!r}")
                 if error is not None and error.retriable:
-                    problem = error
+                    last_error = error
                 else:
-                    answers[group_id] = (cluster.metadata.nodes.get(node_id), code, row)
-            if problem is not None:
-                raise problem
+                    results[group_id] = (cluster.metadata.nodes.get(node_id), code, row)
+            if last_error is not None:
+                raise last_error
 
         async def attempt() -> None:
-            cluster = await self._reach()
-            missing = [group_id for group_id in wanted if group_id not in answers]
+            cluster = await self._connected_cluster()
+            missing = [group_id for group_id in unique_ids if group_id not in results]
             by_node: dict[int, list[str]] = {}
-            for start in range(0, len(missing), _FINDS_AT_ONCE):
-                some = missing[start : start + _FINDS_AT_ONCE]
-                nodes = await asyncio.gather(*(cluster.find_coordinator(group_id) for group_id in some))
-                for group_id, node_id in zip(some, nodes):
+            for start in range(0, len(missing), _LOOKUPS_AT_ONCE):
+                part = missing[start : start + _LOOKUPS_AT_ONCE]
+                nodes = await asyncio.gather(*(cluster.find_coordinator(group_id) for group_id in part))
+                for group_id, node_id in zip(part, nodes):
                     by_node.setdefault(node_id, []).append(group_id)
-            await _all(ask(cluster, node_id, groups) for node_id, groups in by_node.items())
+            await _gather(call(cluster, node_id, groups) for node_id, groups in by_node.items())
 
-        await self._until(attempt)
-        return {group_id: answers[group_id] for group_id in wanted}
+        await self._retry(attempt)
+        return {group_id: results[group_id] for group_id in unique_ids}
 
     # -- offsets
 
     async def list_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None, *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed, everywhere or for these partitions; those without an offset are left out."""
-        coordinator = Coordinator(await self._reach(), group_id)
-        wanted = None if partitions is None else [as_partition(each) for each in partitions]
+        """The committed offsets of a group, of all partitions or of these.
+
+        Omits partitions without one.
+        """
+        coordinator = Coordinator(await self._connected_cluster(), group_id)
+        checked = None if partitions is None else [as_partition(partition) for partition in partitions]
         timeout_ms = self._config.default_api_timeout_ms
-        return await coordinator.committed(wanted, timeout_ms, require_stable=require_stable)
+        return await coordinator.committed(checked, timeout_ms, require_stable=require_stable)
 
     async def list_consumer_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """`list_group_offsets` by the name that Java and other clients know it by."""
+        """`list_group_offsets` under its name in Java and other clients."""
         return await self.list_group_offsets(group_id, partitions)
 
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
     ) -> None:
-        """Commit for a group that has no members at present.
+        """Commit offsets for a group that has no members.
 
-        Raises KafkaError: UNKNOWN_MEMBER_ID while it has some, UNKNOWN_TOPIC_OR_PARTITION; others may be committed.
+        Raises KafkaError: UNKNOWN_MEMBER_ID while the group has members,
+        UNKNOWN_TOPIC_OR_PARTITION. Other partitions may be committed.
         """
-        coordinator = Coordinator(await self._reach(), group_id)
-        wanted = {
+        coordinator = Coordinator(await self._connected_cluster(), group_id)
+        to_commit = {
             as_partition(partition): offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
             for partition, offset in offsets.items()
         }
-        await coordinator.commit(wanted, GroupIdentity(), self._config.default_api_timeout_ms)
+        await coordinator.commit(to_commit, GroupIdentity(), self._config.default_api_timeout_ms)
 
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Forget what a group has committed for partitions of topics that none of its members subscribes to.
+        """Delete committed offsets of a group, for topics to which no member subscribes.
 
-        None: forgotten. Raises KafkaError for the whole, such as GROUP_ID_NOT_FOUND or NON_EMPTY_GROUP.
+        The result of a deleted offset is None. Raises KafkaError for the whole group, such as
+        GROUP_ID_NOT_FOUND or NON_EMPTY_GROUP.
         """
-        wanted = [as_partition(each) for each in partitions]
+        targets = [as_partition(partition) for partition in partitions]
         request = OffsetDeleteRequest(
             group_id=group_id,
             topics=[
                 OffsetDeleteRequestTopic(
                     name=topic, partitions=[OffsetDeleteRequestPartition(partition_index=number) for number in numbers]
                 )
-                for topic, numbers in by_topic(dict.fromkeys(wanted)).items()
+                for topic, numbers in by_topic(dict.fromkeys(targets)).items()
             ],
         )
-        coordinator = Coordinator(await self._reach(), group_id)
+        coordinator = Coordinator(await self._connected_cluster(), group_id)
 
         async def attempt() -> OffsetDeleteResponse:
             response = await coordinator.call(request, OffsetDeleteResponse)
             coordinator.handle_error(ErrorCode.of(response.error_code))
-            check(response.error_code, None, f"offsets of group {group_id!r}")
+            raise_on_error(response.error_code, None, f"offsets of group {group_id!r}")
             return response
 
-        response = await self._until(attempt)
-        told = {
-            TopicPartition(topic.name, each.partition_index): each.error_code
+        response = await self._retry(attempt)
+        codes = {
+            TopicPartition(topic.name, result.partition_index): result.error_code
             for topic in response.topics
-            for each in topic.partitions
+            for result in topic.partitions
         }
-        unsaid = int(ErrorCode.UNKNOWN_SERVER_ERROR)
-        return {partition: refusal(told.get(partition, unsaid), None, str(partition)) for partition in wanted}
+        missing_result_code = int(ErrorCode.UNKNOWN_SERVER_ERROR)
+        return {
+            partition: error_of(codes.get(partition, missing_result_code), None, str(partition))
+            for partition in targets
+        }
 
     async def group_lag(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None, *, times: bool = False
     ) -> dict[TopicPartition, PartitionLag]:
-        """How far a group is behind, wherever it has committed or in these partitions; sorted.
+        """The lag of a group in all partitions with a committed offset, or in these; sorted.
 
-        With `times` also since when: the first record it has not read is looked at, which costs a fetch of a batch per
-        partition that lags. Partitions of deleted topics are left out.
+        With `times` it also returns the timestamp of the first unread record, which costs a fetch
+        of one batch per lagging partition. Omits partitions of deleted topics.
         """
         committed = await self.list_group_offsets(group_id)
-        wanted = committed if partitions is None else [as_partition(each) for each in partitions]
-        existing = await self._existing(wanted)
-        cluster, timeout_ms = await self._reach(), self._config.default_api_timeout_ms
-        led = {partition: LATEST_TIMESTAMP for partition, is_led in existing.items() if is_led}
-        ends = await list_offsets(cluster, led, timeout_ms=timeout_ms)
+        targets = committed if partitions is None else [as_partition(partition) for partition in partitions]
+        leader_states = await self._leader_states(targets)
+        cluster, timeout_ms = await self._connected_cluster(), self._config.default_api_timeout_ms
+        led_partitions = {partition: LATEST_TIMESTAMP for partition, has_leader in leader_states.items() if has_leader}
+        ends = await list_offsets(cluster, led_partitions, timeout_ms=timeout_ms)
         lags: dict[TopicPartition, PartitionLag] = {}
-        for partition in sorted(existing):
+        for partition in sorted(leader_states):
             offset, end = committed.get(partition), ends.get(partition)
             lags[partition] = PartitionLag(offset and offset.offset, end and end.offset)
         if times:
-            behind = {
-                partition: each.committed for partition, each in lags.items() if each.committed is not None and each.lag
+            lagging = {
+                partition: lag.committed for partition, lag in lags.items() if lag.committed is not None and lag.lag
             }
-            for partition, since_ms in (await first_record_times(cluster, behind, timeout_ms)).items():
+            for partition, since_ms in (await first_record_times(cluster, lagging, timeout_ms)).items():
                 lags[partition] = replace(lags[partition], unread_since_ms=since_ms)
         return lags
 
-    async def _existing(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bool]:
-        """Those that there are, and whether each has a leader: a group may remember topics that are gone."""
+    async def _leader_states(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bool]:
+        """Whether each existing partition has a leader.
+
+        Omits partitions of deleted topics, which a group may keep.
+        """
         grouped = by_topic(partitions)
 
         async def attempt() -> dict[TopicPartition, bool]:
-            response = await (await self._reach()).fetch_metadata(sorted(grouped))
+            response = await (await self._connected_cluster()).fetch_metadata(sorted(grouped))
             return {
-                TopicPartition(topic.name, each.partition_index): each.leader_id >= 0
+                TopicPartition(topic.name, partition.partition_index): partition.leader_id >= 0
                 for topic in response.topics
                 if topic.name is not None
-                for each in topic.partitions
-                if each.partition_index in grouped[topic.name]
+                for partition in topic.partitions
+                if partition.partition_index in grouped[topic.name]
             }
 
-        return await self._until(attempt) if grouped else {}
+        return await self._retry(attempt) if grouped else {}
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for every one of them, then raise the first error."""
-    for outcome in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
+async def _gather(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all calls, then raise the first error."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
-def _described(answer: DescribedGroup, node: Node | None) -> GroupDescription:
-    readable = answer.protocol_type == PROTOCOL_TYPE
+def _to_description(group: DescribedGroup, node: Node | None) -> GroupDescription:
+    is_consumer_protocol = group.protocol_type == PROTOCOL_TYPE
     return GroupDescription(
-        answer.group_id,
-        answer.group_state,
-        answer.protocol_type,
-        answer.protocol_data,
-        tuple(_member(each, readable) for each in answer.members),
+        group.group_id,
+        group.group_state,
+        group.protocol_type,
+        group.protocol_data,
+        tuple(_to_member(member, is_consumer_protocol) for member in group.members),
         node,
     )
 
 
-def _member(told: DescribedGroupMember, readable: bool) -> GroupMember:
+def _to_member(member: DescribedGroupMember, is_consumer_protocol: bool) -> GroupMember:
     topics: tuple[str, ...] = ()
     assignment: tuple[TopicPartition, ...] = ()
-    if readable:
+    if is_consumer_protocol:
         try:
-            if told.member_metadata:
-                topics = decode_subscription(told.member_metadata).topics
-            assignment = decode_assignment(told.member_assignment)
+            if member.member_metadata:
+                topics = decode_subscription(member.member_metadata).topics
+            assignment = decode_assignment(member.member_assignment)
         except MalformedMessage:
-            pass  # a client's own; what it means is between the members
+            pass  # a client's own format, which only the members understand
     return GroupMember(
-        told.member_id, told.group_instance_id, told.client_id, told.client_host, topics, tuple(sorted(assignment))
+        member.member_id,
+        member.group_instance_id,
+        member.client_id,
+        member.client_host,
+        topics,
+        tuple(sorted(assignment)),
     )

@@ -1,9 +1,10 @@
-"""The producer's memory: records gathered into one batch per partition until they are worth sending.
+"""The producer's memory: collects records into batches by partition until they are due to be sent.
 
-Here: batching, linger, the memory bound, order of retries, expiry. Not here: sequences (`producer_session`), leaders
-and requests (`sender`), and futures: a record's ticket is an opaque value handed back when its batch ends. Pure.
-Invariants: a batch is in exactly one of waiting, on the wire, ended; within a partition the waiting batches stay in the
-order in which they were created, retried or not; `used_bytes` is the sum over batches that have not ended.
+Here: batching, linger, the memory bound, order of retries, expiry. Not here: sequences
+(`producer_session`), leaders and requests (`sender`), and futures: a record's ticket is an opaque
+value that the batch returns at its end. Pure. Invariants: a batch is in exactly one state: waiting,
+in flight or complete. The waiting batches of a partition stay in creation order, retries included.
+`used_bytes` is the sum over batches that are not complete.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ Ticket = TypeVar("Ticket")
 Headers = Sequence[tuple[str, bytes | None]]
 
 RECORD_OVERHEAD_BYTES = 128
-"""Charged per record beside its own bytes, for its ticket and bookkeeping, so that the bound holds for tiny records."""
+"""Charged per record for its ticket and bookkeeping, so that the bound holds for tiny records too.
+"""
 
 
 class ProducerBatch(Generic[Ticket]):
-    """Records of one partition that travel together, with the identity under which they were first sent."""
+    """Records of one partition that are sent together, with the identity of their first attempt."""
 
     __slots__ = (
         "attempts",
@@ -32,11 +34,11 @@ class ProducerBatch(Generic[Ticket]):
         "builder",
         "charged_bytes",
         "created_ms",
-        "ended",
         "first_record",
-        "in_doubt",
+        "in_flight",
+        "is_complete",
+        "may_be_in_log",
         "number",
-        "on_wire",
         "partition",
         "parts",
         "producer_epoch",
@@ -51,7 +53,11 @@ class ProducerBatch(Generic[Ticket]):
     ) -> None:
         self.number = number
         self.first_record = first_record
-        """Of a part of a batch that was divided: where it begins in that batch, whose number it has."""
+        """The index of the first record in the original batch; above 0 for later parts of a split
+        batch.
+
+        A part has the number of the original batch.
+        """
         self.partition = partition
         self.builder = builder
         self.created_ms = now_ms
@@ -60,27 +66,27 @@ class ProducerBatch(Generic[Ticket]):
         self.charged_bytes = 0
         self.attempts = 0
         self.retry_at_ms = 0.0
-        self.on_wire = False
-        self.ended = False
+        self.in_flight = False
+        self.is_complete = False
         self.parts: list[ProducerBatch[Ticket]] = []
-        """The batches that it was divided into."""
+        """The batches into which this batch was split."""
         self.producer_id = -1
         self.producer_epoch = -1
         self.base_sequence = -1
-        self.in_doubt = False
-        """An attempt got no answer, or one that does not exclude that the batch is in the log."""
+        self.may_be_in_log = False
+        """An attempt got no response, or a response after which the batch may be in the log."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its place in the order of its partition."""
+        """The sort key within the partition."""
         return self.number, self.first_record
 
-    def unended(self) -> Iterator[ProducerBatch[Ticket]]:
-        """Itself, or those of its parts that have not ended."""
-        if not self.ended:
+    def incomplete_batches(self) -> Iterator[ProducerBatch[Ticket]]:
+        """This batch, or its parts, as far as they are not complete."""
+        if not self.is_complete:
             yield self
         for part in self.parts:
-            yield from part.unended()
+            yield from part.incomplete_batches()
 
     @property
     def record_count(self) -> int:
@@ -92,22 +98,24 @@ class ProducerBatch(Generic[Ticket]):
 
 
 class PartitionQueue(Generic[Ticket]):
-    """The batches of one partition: waiting in order, the last of them perhaps still open, and those on the wire."""
+    """The batches of one partition: waiting ones in order, the last perhaps open, and those in
+    flight.
+    """
 
-    __slots__ = ("on_wire", "open_batch", "partition", "preferred", "waiting")
+    __slots__ = ("in_flight", "open_batch", "partition", "preferred_batch", "waiting_batches")
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
-        self.waiting: deque[ProducerBatch[Ticket]] = deque()
-        self.preferred: ProducerBatch[Ticket] | None = None
-        """A waiting batch that is sent before those that were created before it."""
+        self.waiting_batches: deque[ProducerBatch[Ticket]] = deque()
+        self.preferred_batch: ProducerBatch[Ticket] | None = None
+        """A waiting batch that is sent before older ones."""
         self.open_batch: ProducerBatch[Ticket] | None = None
-        self.on_wire: list[ProducerBatch[Ticket]] = []
+        self.in_flight: list[ProducerBatch[Ticket]] = []
 
     @property
     def head(self) -> ProducerBatch[Ticket]:
-        """The batch to send next. Something must be waiting."""
-        return self.waiting[0] if self.preferred is None else self.preferred
+        """The batch to send next. Requires a waiting batch."""
+        return self.waiting_batches[0] if self.preferred_batch is None else self.preferred_batch
 
 
 class Accumulator(Generic[Ticket]):
@@ -128,23 +136,23 @@ class Accumulator(Generic[Ticket]):
         self._linger_ms = linger_ms
         self._delivery_timeout_ms = delivery_timeout_ms
         self._queues: dict[TopicPartition, PartitionQueue[Ticket]] = {}
-        self._active: dict[TopicPartition, PartitionQueue[Ticket]] = {}
-        self._flushed_number = 0
-        self._unended = 0
+        self._active_queues: dict[TopicPartition, PartitionQueue[Ticket]] = {}
+        self._flush_end_number = 0
+        self._incomplete_count = 0
         self.used_bytes = 0
-        self.opened_batches = 0
-        """How many batches were ever opened: a caller compares two readings to see that one was."""
-        self.exhausted = False
-        """Somebody waits for memory: everything is worth sending now."""
+        self.opened_batch_count = 0
+        """The number of batches ever opened. A caller detects a new batch by its change."""
+        self.is_exhausted = False
+        """A caller waits for memory, so all batches are due now."""
 
-    # -- taking records in
+    # -- append
 
     def queue(self, partition: TopicPartition) -> PartitionQueue[Ticket]:
-        """The queue of a partition, made on first use."""
-        found = self._queues.get(partition)
-        if found is None:
-            found = self._queues[partition] = PartitionQueue(partition)
-        return found
+        """The queue of a partition, created on first use."""
+        queue = self._queues.get(partition)
+        if queue is None:
+            queue = self._queues[partition] = PartitionQueue(partition)
+        return queue
 
     def append(
         self,
@@ -156,10 +164,10 @@ class Accumulator(Generic[Ticket]):
         ticket: Ticket,
         now_ms: float,
     ) -> bool:
-        """Add a record; False when the memory is full, and then nothing was added.
+        """Add a record. Returns False, and adds nothing, when the memory is full.
 
-        One record is always taken when nothing else is held, even if it is more than the memory: refusing it would wait
-        forever. Raises KafkaError(MESSAGE_TOO_LARGE) above `max_record_bytes`.
+        An empty accumulator accepts any record, even one larger than the memory, which would
+        otherwise wait forever. Raises KafkaError(MESSAGE_TOO_LARGE) above `max_record_bytes`.
         """
         size_bytes = RECORD_OVERHEAD_BYTES
         if key is not None:
@@ -179,101 +187,105 @@ class Accumulator(Generic[Ticket]):
             return False
         batch = queue.open_batch
         if batch is None or not batch.builder.append(timestamp_ms, key, value, headers):
-            batch = self._open(queue, now_ms)
-            taken = batch.builder.append(timestamp_ms, key, value, headers)
-            assert taken, "an empty batch takes any record"
+            batch = self._open_batch(queue, now_ms)
+            was_added = batch.builder.append(timestamp_ms, key, value, headers)
+            assert was_added, "an empty batch takes any record"
         batch.tickets.append(ticket)
         batch.timestamps_ms.append(timestamp_ms)
         batch.charged_bytes += size_bytes
         self.used_bytes = used_bytes + size_bytes
         return True
 
-    def _open(self, queue: PartitionQueue[Ticket], now_ms: float) -> ProducerBatch[Ticket]:
-        batch: ProducerBatch[Ticket] = ProducerBatch(self.opened_batches, queue.partition, self._new_builder(), now_ms)
-        self.opened_batches += 1
-        self._unended += 1
+    def _open_batch(self, queue: PartitionQueue[Ticket], now_ms: float) -> ProducerBatch[Ticket]:
+        batch: ProducerBatch[Ticket] = ProducerBatch(
+            self.opened_batch_count, queue.partition, self._new_builder(), now_ms
+        )
+        self.opened_batch_count += 1
+        self._incomplete_count += 1
         queue.open_batch = batch
-        queue.waiting.append(batch)
-        self._active[queue.partition] = queue
+        queue.waiting_batches.append(batch)
+        self._active_queues[queue.partition] = queue
         return batch
 
-    # -- deciding what to send
+    # -- batches to send
 
-    def active(self) -> Iterable[PartitionQueue[Ticket]]:
-        """Queues with something waiting, in rotation: the one that was sent from longest ago comes first."""
-        return self._active.values()
+    def active_queues(self) -> Iterable[PartitionQueue[Ticket]]:
+        """Queues with waiting batches, the least recently used first."""
+        return self._active_queues.values()
 
     def ready_in_ms(self, queue: PartitionQueue[Ticket], now_ms: float) -> float:
-        """How long until the head of a non-empty queue is worth sending, as far as time goes; 0 when it is now."""
+        """The time until the head of a non-empty queue is due; 0 when it is due now."""
         head = queue.head
         if head.attempts:
             return max(0.0, head.retry_at_ms - now_ms)
-        if head is not queue.open_batch or head.number < self._flushed_number or self.exhausted:
+        if head is not queue.open_batch or head.number < self._flush_end_number or self.is_exhausted:
             return 0.0
         return max(0.0, head.created_ms + self._linger_ms - now_ms)
 
     def take(self, queue: PartitionQueue[Ticket]) -> ProducerBatch[Ticket]:
-        """The head of the queue goes onto the wire. Records that follow open a batch of their own."""
+        """Move the head of the queue to the batches in flight. Later records open a new batch."""
         batch = queue.head
-        self._off_waiting(queue, batch)
-        batch.on_wire = True
+        self._remove_waiting(queue, batch)
+        batch.in_flight = True
         batch.attempts += 1
-        queue.on_wire.append(batch)
-        self._active.pop(queue.partition, None)
-        if queue.waiting:
-            self._active[queue.partition] = queue
+        queue.in_flight.append(batch)
+        self._active_queues.pop(queue.partition, None)
+        if queue.waiting_batches:
+            self._active_queues[queue.partition] = queue
         return batch
 
     def prefer(self, batch: ProducerBatch[Ticket]) -> None:
-        """A waiting batch is sent next, once, before those that were created before it."""
+        """Send this waiting batch next, once, before older ones."""
         queue = self._queues[batch.partition]
-        assert batch in queue.waiting
-        queue.preferred = batch
+        assert batch in queue.waiting_batches
+        queue.preferred_batch = batch
 
-    def _off_waiting(self, queue: PartitionQueue[Ticket], batch: ProducerBatch[Ticket]) -> None:
-        if queue.waiting[0] is batch:
-            queue.waiting.popleft()
+    def _remove_waiting(self, queue: PartitionQueue[Ticket], batch: ProducerBatch[Ticket]) -> None:
+        if queue.waiting_batches[0] is batch:
+            queue.waiting_batches.popleft()
         else:
-            queue.waiting.remove(batch)
+            queue.waiting_batches.remove(batch)
         if batch is queue.open_batch:
             queue.open_batch = None
-        if batch is queue.preferred:
-            queue.preferred = None
-        if not queue.waiting:
-            del self._active[queue.partition]
+        if batch is queue.preferred_batch:
+            queue.preferred_batch = None
+        if not queue.waiting_batches:
+            del self._active_queues[queue.partition]
 
-    # -- hearing how it went
+    # -- results
 
     def put_back(self, batch: ProducerBatch[Ticket], retry_at_ms: float) -> None:
-        """The batch did not make it and is to be sent again: back to its place in the order."""
-        queue = self._off_wire(batch)
+        """Return a batch in flight to its place in the waiting batches, for a retry."""
+        queue = self._remove_in_flight(batch)
         batch.retry_at_ms = retry_at_ms
-        self._wait(queue, batch)
+        self._insert_in_order(queue, batch)
 
-    def _wait(self, queue: PartitionQueue[Ticket], batch: ProducerBatch[Ticket]) -> None:
+    def _insert_in_order(self, queue: PartitionQueue[Ticket], batch: ProducerBatch[Ticket]) -> None:
         place = 0
-        for waiting in queue.waiting:
-            if waiting.order > batch.order:
+        for other in queue.waiting_batches:
+            if other.order > batch.order:
                 break
             place += 1
-        queue.waiting.insert(place, batch)
-        self._active[queue.partition] = queue
+        queue.waiting_batches.insert(place, batch)
+        self._active_queues[queue.partition] = queue
 
-    def divide(self, batch: ProducerBatch[Ticket]) -> list[ProducerBatch[Ticket]]:
-        """A batch on the wire is too large for the broker: its records in two batches, or a few, to be sent now."""
+    def split(self, batch: ProducerBatch[Ticket]) -> list[ProducerBatch[Ticket]]:
+        """Split a batch in flight that is too large for the broker into two or more waiting
+        batches.
+        """
         records = list(iter_records(batch.builder.build(), batch.size_bytes))
         assert len(records) == batch.record_count > 1
         parts: list[ProducerBatch[Ticket]] = []
         for index, record in enumerate(records):
             headers = record.headers
-            anew = index in (0, len(records) // 2)
-            if anew or not parts[-1].builder.append(record.timestamp, record.key, record.value, headers):
+            starts_part = index in (0, len(records) // 2)
+            if starts_part or not parts[-1].builder.append(record.timestamp, record.key, record.value, headers):
                 first_record = batch.first_record + index
                 part: ProducerBatch[Ticket] = ProducerBatch(
                     batch.number, batch.partition, self._new_builder(), batch.created_ms, first_record
                 )
                 part.attempts = batch.attempts
-                part.in_doubt = batch.in_doubt
+                part.may_be_in_log = batch.may_be_in_log
                 parts.append(part)
                 part.builder.append(record.timestamp, record.key, record.value, headers)
             parts[-1].tickets.append(batch.tickets[index])
@@ -281,63 +293,69 @@ class Accumulator(Generic[Ticket]):
         for part in parts:
             part.charged_bytes = batch.charged_bytes * part.record_count // batch.record_count
         parts[-1].charged_bytes += batch.charged_bytes - sum(part.charged_bytes for part in parts)
-        queue = self._off_wire(batch)
-        batch.ended = True
+        queue = self._remove_in_flight(batch)
+        batch.is_complete = True
         batch.parts = parts
         for part in parts:
-            self._wait(queue, part)
-        self._unended += len(parts) - 1
+            self._insert_in_order(queue, part)
+        self._incomplete_count += len(parts) - 1
         return parts
 
-    def end(self, batch: ProducerBatch[Ticket]) -> None:
-        """The batch succeeded or failed for good: its memory is free."""
-        assert not batch.ended, "a batch ends once"
+    def complete(self, batch: ProducerBatch[Ticket]) -> None:
+        """Complete a batch that succeeded or failed for good, and free its memory."""
+        assert not batch.is_complete, "a batch ends once"
         queue = self._queues[batch.partition]
-        if batch.on_wire:
-            self._off_wire(batch)
+        if batch.in_flight:
+            self._remove_in_flight(batch)
         else:
-            self._off_waiting(queue, batch)
-        batch.ended = True
-        self._unended -= 1
+            self._remove_waiting(queue, batch)
+        batch.is_complete = True
+        self._incomplete_count -= 1
         self.used_bytes -= batch.charged_bytes
 
-    def _off_wire(self, batch: ProducerBatch[Ticket]) -> PartitionQueue[Ticket]:
+    def _remove_in_flight(self, batch: ProducerBatch[Ticket]) -> PartitionQueue[Ticket]:
         queue = self._queues[batch.partition]
-        queue.on_wire.remove(batch)
-        batch.on_wire = False
+        queue.in_flight.remove(batch)
+        batch.in_flight = False
         return queue
 
-    # -- the rest
+    # -- expiry and flush
 
-    def expired(self, now_ms: float) -> list[ProducerBatch[Ticket]]:
-        """Batches, waiting or on the wire, whose delivery timeout is over; the caller fails and ends them."""
-        deadline = now_ms - self._delivery_timeout_ms
-        found: list[ProducerBatch[Ticket]] = []
+    def expired_batches(self, now_ms: float) -> list[ProducerBatch[Ticket]]:
+        """Batches, waiting or in flight, past their delivery timeout.
+
+        The caller fails and completes them.
+        """
+        created_ms_max = now_ms - self._delivery_timeout_ms
+        batches: list[ProducerBatch[Ticket]] = []
         for queue in self._queues.values():
-            if queue.on_wire or queue.waiting:
-                found.extend(batch for batch in queue.on_wire if batch.created_ms <= deadline)
-                for batch in queue.waiting:
-                    if batch.created_ms > deadline:
+            if queue.in_flight or queue.waiting_batches:
+                batches.extend(batch for batch in queue.in_flight if batch.created_ms <= created_ms_max)
+                for batch in queue.waiting_batches:
+                    if batch.created_ms > created_ms_max:
                         break
-                    found.append(batch)
-        return found
+                    batches.append(batch)
+        return batches
 
     def flush(self) -> None:
-        """Everything appended so far is worth sending at once; later records wait their linger again."""
-        self._flushed_number = self.opened_batches
+        """Make all records appended so far due at once.
 
-    def unended(self) -> Iterator[ProducerBatch[Ticket]]:
-        """Every batch that has not ended, per partition in order."""
+        Later records wait for their linger time.
+        """
+        self._flush_end_number = self.opened_batch_count
+
+    def incomplete_batches(self) -> Iterator[ProducerBatch[Ticket]]:
+        """Every batch that is not complete, in order within each partition."""
         for queue in self._queues.values():
-            yield from queue.on_wire
-            yield from queue.waiting
+            yield from queue.in_flight
+            yield from queue.waiting_batches
 
     @property
-    def unended_count(self) -> int:
-        return self._unended
+    def incomplete_count(self) -> int:
+        return self._incomplete_count
 
     def forget(self, partition: TopicPartition) -> None:
-        """Drop the queue of a partition that is no longer used; kept while anything of it has not ended."""
+        """Drop the queue of an unused partition, unless it has batches that are not complete."""
         queue = self._queues.get(partition)
-        if queue is not None and not queue.waiting and not queue.on_wire:
+        if queue is not None and not queue.waiting_batches and not queue.in_flight:
             del self._queues[partition]

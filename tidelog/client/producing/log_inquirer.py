@@ -1,8 +1,8 @@
-"""Asks partition leaders how far their logs reach for one producer (DescribeProducers, KIP-664).
+"""Fetches one producer's last sequence in the leaders' logs (DescribeProducers, KIP-664).
 
-Here: one request per leader, retries, errors. When to ask and what an answer means is the session's
-(`producer_session`). Invariant: an inquiry that is open has a request under way, waits for its retry, or is taken up by
-the next `ask`.
+Here: one request per leader, retries, errors. `producer_session` decides when to inquire and what a
+result means. Invariant: an open inquiry has a request in flight, waits for its retry, or starts
+with the next `start`.
 """
 
 from __future__ import annotations
@@ -27,64 +27,65 @@ from tidelog.protocol.messages.describe_producers import (
 logger = logging.getLogger(__name__)
 
 Inquiry = tuple[TopicPartition, int]
-Learned = Callable[[ProducerBatch[Any] | None], None]
-Unanswerable = Callable[[TopicPartition, list[ProducerBatch[Any]], KafkaError], None]
+OnLogEnd = Callable[[ProducerBatch[Any] | None], None]
+OnUnanswerable = Callable[[TopicPartition, list[ProducerBatch[Any]], KafkaError], None]
 
 
 class LogInquirer:
-    """One per sender. `learned` and `unanswerable` hand on what the session returns."""
+    """The inquirer of one sender. Its callbacks get what the session returns for a result."""
 
     def __init__(
-        self, cluster: Cluster, session: ProducerSession, learned: Learned, unanswerable: Unanswerable
+        self, cluster: Cluster, session: ProducerSession, on_log_end: OnLogEnd, on_unanswerable: OnUnanswerable
     ) -> None:
         self._cluster = cluster
         self._session = session
-        self._learned = learned
-        self._unanswerable = unanswerable
+        self._on_log_end = on_log_end
+        self._on_unanswerable = on_unanswerable
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._taken: set[Inquiry] = set()
+        self._open_inquiries: set[Inquiry] = set()
 
-    def ask(self, inquiries: Iterable[Inquiry]) -> None:
-        """Start what has not been started. Cheap when there is nothing."""
-        new = [inquiry for inquiry in inquiries if inquiry not in self._taken]
-        if not new:
+    def start(self, inquiries: Iterable[Inquiry]) -> None:
+        """Start the inquiries that are not running. Cheap without new ones."""
+        new_inquiries = [inquiry for inquiry in inquiries if inquiry not in self._open_inquiries]
+        if not new_inquiries:
             return
-        self._taken.update(new)
-        task = asyncio.get_running_loop().create_task(self._ask_until_answered(new))
+        self._open_inquiries.update(new_inquiries)
+        task = asyncio.get_running_loop().create_task(self._inquire_until_settled(new_inquiries))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
     def close(self) -> None:
-        """End what is under way, unanswered."""
+        """Cancel the running inquiries."""
         for task in self._tasks:
             task.cancel()
 
-    async def _ask_until_answered(self, inquiries: list[Inquiry]) -> None:
+    async def _inquire_until_settled(self, inquiries: list[Inquiry]) -> None:
         failures = 0
         try:
-            left = inquiries
-            while left:
+            remaining = inquiries
+            while remaining:
                 by_leader: dict[int, list[Inquiry]] = {}
-                for inquiry in left:
+                for inquiry in remaining:
                     by_leader.setdefault(self._cluster.metadata.leader(inquiry[0]), []).append(inquiry)
-                unanswered = await asyncio.gather(*(self._ask_leader(*each) for each in by_leader.items()))
+                calls = [self._inquire_at_leader(leader, part) for leader, part in by_leader.items()]
+                to_retry = [inquiry for part in await asyncio.gather(*calls) for inquiry in part]
                 # The producer's batches expire meanwhile, which closes their inquiries.
-                left = [each for some in unanswered for each in some if self._session.is_open(*each)]
-                if left:
+                remaining = [inquiry for inquiry in to_retry if self._session.is_open(*inquiry)]
+                if remaining:
                     failures += 1
                     self._cluster.request_refresh()
                     await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)
         finally:
-            self._taken.difference_update(inquiries)
+            self._open_inquiries.difference_update(inquiries)
 
-    async def _ask_leader(self, node_id: int, inquiries: list[Inquiry]) -> list[Inquiry]:
-        """Returns those to ask for again."""
+    async def _inquire_at_leader(self, node_id: int, inquiries: list[Inquiry]) -> list[Inquiry]:
+        """Send one request. Returns the inquiries to retry."""
         if node_id < 0:
             return inquiries
         topics: dict[str, DescribeProducersRequestTopicRequest] = {}
         for (topic, number), _ in inquiries:
-            wanted = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
-            wanted.partition_indexes.append(number)
+            entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
+            entry.partition_indexes.append(number)
         request = DescribeProducersRequest(topics=list(topics.values()))
         try:
             response = await self._cluster.call(node_id, request, DescribeProducersResponse)
@@ -92,42 +93,42 @@ class LogInquirer:
             if error.retriable:
                 return inquiries
             for inquiry in inquiries:
-                self._give_up(inquiry, error)
+                self._abandon(inquiry, error)
             return []
-        answers = {
+        results = {
             (topic.name, partition.partition_index): partition
             for topic in response.topics
             for partition in topic.partitions
         }
-        return [inquiry for inquiry in inquiries if not self._settle(node_id, inquiry, answers.get(inquiry[0]))]
+        return [inquiry for inquiry in inquiries if not self._settle(node_id, inquiry, results.get(inquiry[0]))]
 
     def _settle(
-        self, node_id: int, inquiry: Inquiry, answer: DescribeProducersResponsePartitionResponse | None
+        self, node_id: int, inquiry: Inquiry, result: DescribeProducersResponsePartitionResponse | None
     ) -> bool:
-        """False when it is to be asked again."""
+        """Apply one partition's result; False when the inquiry must be retried."""
         if not self._session.is_open(*inquiry):
             return True
-        if answer is None:
-            self._give_up(inquiry, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer lacks the partition"))
+        if result is None:
+            self._abandon(inquiry, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer lacks the partition"))
             return True
-        code = ErrorCode.of(answer.error_code)
+        code = ErrorCode.of(result.error_code)
         if code is not ErrorCode.NONE:
             if not code.retriable:
-                self._give_up(inquiry, KafkaError(code, answer.error_message))
+                self._abandon(inquiry, KafkaError(code, result.error_message))
             return not code.retriable
         partition, number = inquiry
         producer_id = self._session.producer_id_of(partition)
-        epoch = last_sequence = -1
-        for producer in answer.active_producers:
+        producer_epoch = last_sequence = -1
+        for producer in result.active_producers:
             if producer.producer_id == producer_id:
-                epoch, last_sequence = producer.producer_epoch, producer.last_sequence
-        if not self._session.knows_epoch(partition, epoch):
-            text = f"its log has epoch {epoch} of producer {producer_id}"
-            self._give_up(inquiry, KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, text))
+                producer_epoch, last_sequence = producer.producer_epoch, producer.last_sequence
+        if not self._session.is_known_epoch(partition, producer_epoch):
+            text = f"its log has epoch {producer_epoch} of producer {producer_id}"
+            self._abandon(inquiry, KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, text))
             return True
-        logger.debug("%s: the leader's log ends at epoch %d, sequence %d", partition, epoch, last_sequence)
-        self._learned(self._session.learned(partition, number, node_id, epoch, last_sequence))
+        logger.debug("%s: the leader's log ends at epoch %d, sequence %d", partition, producer_epoch, last_sequence)
+        self._on_log_end(self._session.handle_log_end(partition, number, node_id, producer_epoch, last_sequence))
         return True
 
-    def _give_up(self, inquiry: Inquiry, reason: KafkaError) -> None:
-        self._unanswerable(inquiry[0], self._session.unanswerable(*inquiry), reason)
+    def _abandon(self, inquiry: Inquiry, reason: KafkaError) -> None:
+        self._on_unanswerable(inquiry[0], self._session.abandon_inquiry(*inquiry), reason)

@@ -1,8 +1,9 @@
-"""The asynchronous producer: `send` gives a future, batches go out in the background.
+"""The asynchronous producer: `send` returns a future, and batches are sent in the background.
 
-This is the face: arguments, serializers, partition choice, back pressure. Batching is the accumulator's, sending the
-sender's, sequences the session's. Invariant: `send` suspends for long only when memory is full or a topic is not yet
-known; otherwise it at most lets the event loop run once per few batches, so that a tight loop of sends also sends.
+Here: arguments, serializers, partition choice, back pressure. The accumulator batches, the sender
+sends, the session assigns sequences. Invariant: `send` suspends for long only when memory is full
+or a topic's metadata is missing. Otherwise it yields to the event loop at most once per few
+batches, so that a tight loop of sends also sends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MAX_TIMESTAMP_MS = 2**62
 
 
 class _Route:
-    """Where the records of one topic can go; replaced when its metadata changes."""
+    """The partition queues of one topic. Replaced when its metadata changes."""
 
     __slots__ = ("count", "queues", "spread", "topic")
 
@@ -49,14 +50,14 @@ class _Route:
 
 
 class Producer:
-    """Sends records. Options are Kafka's producer configuration with underscores (`docs/client.md` lists them).
+    """Sends records. Options are Kafka's producer options with underscores (see `docs/client.md`).
 
         async with Producer(bootstrap_servers="127.0.0.1:9092") as producer:
             future = await producer.send("topic", b"value", key=b"key")
             metadata = await future
 
-    Raises ConfigError for a wrong option. With idempotence, on by default, a record is in the log once and in order
-    however often it was sent (KIP-98), for the life of this object.
+    Raises ConfigError for a wrong option. With idempotence, on by default, a record is in the log
+    once and in order after any number of attempts (KIP-98), for the lifetime of this object.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -73,40 +74,47 @@ class Producer:
         self._session = ProducerSession(
             idempotent=config.idempotent, max_in_flight=config.max_in_flight_requests_per_connection
         )
-        self._custom: CustomPartitioner | None = None if isinstance(config.partitioner, str) else config.partitioner
-        self._keyed = self._custom is None and config.partitioner == "default" and not config.partitioner_ignore_keys
+        self._custom_partitioner: CustomPartitioner | None = (
+            None if isinstance(config.partitioner, str) else config.partitioner
+        )
+        self._hashes_keys = (
+            self._custom_partitioner is None and config.partitioner == "default" and not config.partitioner_ignore_keys
+        )
         self._rng = random.Random()
         self._routes: dict[str, _Route] = {}
-        self._opened_seen = 0
-        self._opened_yielded = 0
+        self._last_opened_count = 0
+        self._opened_count_at_yield = 0
         self._cluster: Cluster | None = None
         self._sender: Sender | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._room_lock = asyncio.Lock()
-        self._waiting_for_room = 0
+        self._start_task: asyncio.Task[None] | None = None
+        self._memory_lock = asyncio.Lock()
+        self._memory_waiter_count = 0
         self._closed = False
 
-    # -- life
+    # -- lifecycle
 
     async def start(self) -> None:
-        """Reach the cluster. `send` does it too, the first time. Raises KafkaError(NETWORK_EXCEPTION)."""
+        """Connect to the cluster; the first `send` does it too.
+
+        Raises KafkaError(NETWORK_EXCEPTION).
+        """
         if self._closed:
             raise RuntimeError("this producer is closed")
         if self._sender is not None:
             return
-        if self._starting is None:
-            self._starting = asyncio.get_running_loop().create_task(self._start())
-            self._starting.add_done_callback(_retrieve)
-        starting = self._starting
+        if self._start_task is None:
+            self._start_task = asyncio.get_running_loop().create_task(self._start())
+            self._start_task.add_done_callback(_retrieve_exception)
+        start_task = self._start_task
         try:
-            await asyncio.shield(starting)
+            await asyncio.shield(start_task)
         except asyncio.CancelledError:
-            if starting.cancelled():  # by `close`
+            if start_task.cancelled():  # `close` cancelled it
                 raise RuntimeError("this producer is closed") from None
             raise
         finally:
-            if starting.done():
-                self._starting = None
+            if start_task.done():
+                self._start_task = None
 
     async def _start(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=True, rng=self._rng)
@@ -121,23 +129,25 @@ class Producer:
         cluster.on_metadata = self._on_metadata
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, within `timeout_ms` (None: as long as delivery timeouts allow), and disconnect."""
+        """Deliver the sent records within `timeout_ms` (None: within their delivery timeouts) and
+        disconnect.
+        """
         if self._closed:
             return
         self._closed = True
-        starting = self._starting
+        start_task = self._start_task
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                if starting is not None:
-                    await asyncio.wait([starting])
+                if start_task is not None:
+                    await asyncio.wait([start_task])
                 if self._sender is not None:
                     await self._sender.flush()
         except TimeoutError:
             pass
         finally:
-            if starting is not None:
-                starting.cancel()
-                await asyncio.wait([starting])
+            if start_task is not None:
+                start_task.cancel()
+                await asyncio.wait([start_task])
             if self._sender is not None:
                 self._sender.close()
             if self._cluster is not None:
@@ -166,12 +176,13 @@ class Producer:
         ticket: Any = None,
         waited_ms: float = 0.0,
     ) -> asyncio.Future[RecordMetadata]:
-        """Hand over one record; the future ends with its RecordMetadata or a KafkaError.
+        """Append one record. The returned future gets its RecordMetadata or a KafkaError.
 
-        `value` and `key` are bytes or None, or whatever the serializer takes; headers are (name, bytes or None);
-        `ticket` is a future to use instead of a new one; `waited_ms` is the part of `max_block_ms` that went by waiting
-        for this topic's metadata before the call. Raises KafkaError: REQUEST_TIMED_OUT when there is no room or no
-        metadata within `max_block_ms`, MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError unless bytes.
+        `value` and `key` are bytes or None, or any input of the serializer. Headers are (name,
+        bytes or None). `ticket` is a future to use instead of a new one. `waited_ms` is the part of
+        `max_block_ms` that was spent before the call on the topic's metadata. Raises KafkaError:
+        REQUEST_TIMED_OUT without memory or metadata within `max_block_ms`, MESSAGE_TOO_LARGE,
+        UNKNOWN_TOPIC_OR_PARTITION; TypeError for other types.
         """
         config = self._config
         if config.value_serializer is not None:
@@ -192,10 +203,10 @@ class Producer:
         if route is None or self._closed or (partition is not None and not 0 <= partition < route.count):
             route = await self._find_route(topic, partition, waited_ms)
         if partition is None:
-            if key is not None and self._keyed:
+            if key is not None and self._hashes_keys:
                 partition = positive_hash(key) % route.count
-            elif self._custom is not None:
-                partition = self._ask_custom(self._custom, route, key, value)
+            elif self._custom_partitioner is not None:
+                partition = self._choose_custom_partition(self._custom_partitioner, route, key, value)
             else:
                 partition = route.spread.choose(route.topic.available_partitions)
                 route.spread.sent((0 if value is None else len(value)) + (0 if key is None else len(key)) + 16)
@@ -204,16 +215,16 @@ class Producer:
         if ticket is None:
             ticket = loop.create_future()
         queue = route.queues[partition]
-        if self._waiting_for_room or not accumulator.append(
+        if self._memory_waiter_count or not accumulator.append(
             queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000
         ):
-            await self._append_when_room(queue, timestamp_ms, key, value, headers, ticket)
-        if accumulator.opened_batches != self._opened_seen:
-            self._opened_seen = accumulator.opened_batches
+            await self._append_when_memory_is_free(queue, timestamp_ms, key, value, headers, ticket)
+        if accumulator.opened_batch_count != self._last_opened_count:
+            self._last_opened_count = accumulator.opened_batch_count
             assert self._sender is not None
             self._sender.wake()
-            if self._opened_seen - self._opened_yielded >= _BATCHES_PER_YIELD:
-                self._opened_yielded = self._opened_seen
+            if self._last_opened_count - self._opened_count_at_yield >= _BATCHES_PER_YIELD:
+                self._opened_count_at_yield = self._last_opened_count
                 await asyncio.sleep(0)
         return ticket  # type: ignore[no-any-return]
 
@@ -227,34 +238,37 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordMetadata:
-        """Send one record and wait until it is acknowledged. Raises KafkaError when it is not."""
+        """Send one record and wait for its acknowledgement. Raises KafkaError without one."""
         return await (
             await self.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         )
 
     async def flush(self) -> None:
-        """Send everything at once and wait until all of it is delivered or has failed."""
+        """Send all records at once and wait until each is delivered or has failed."""
         if self._sender is not None:
             await self._sender.flush()
 
     async def partitions_for(self, topic: str) -> list[PartitionDescription]:
-        """The partitions of a topic, created by the broker if it may. Raises KafkaError."""
+        """The partitions of a topic. The broker creates the topic where allowed.
+
+        Raises KafkaError.
+        """
         route = await self._find_route(topic, None)
         return [
             PartitionDescription(
-                each.partition,
-                each.leader if each.leader >= 0 else None,
-                each.leader_epoch,
-                each.replicas,
-                each.isr,
-                each.offline_replicas,
+                partition.partition,
+                partition.leader if partition.leader >= 0 else None,
+                partition.leader_epoch,
+                partition.replicas,
+                partition.isr,
+                partition.offline_replicas,
             )
-            for each in route.topic.partitions
+            for partition in route.topic.partitions
         ]
 
-    # -- inside
+    # -- internals
 
-    async def _append_when_room(
+    async def _append_when_memory_is_free(
         self,
         queue: PartitionQueue[Ticket],
         timestamp_ms: int,
@@ -263,20 +277,21 @@ class Producer:
         headers: Headers,
         ticket: Ticket,
     ) -> None:
-        """One after another, in the order in which they came: many small records must not keep out a large one."""
-        self._waiting_for_room += 1  # not `locked()`: between two owners the lock is free, and others still wait
+        """Append in the order of the calls, so that small records cannot starve a large one."""
+        # A counter and not `locked()`: between two owners the lock is free although others wait.
+        self._memory_waiter_count += 1
         try:
-            async with asyncio.timeout(self._config.max_block_ms / 1000), self._room_lock:
+            async with asyncio.timeout(self._config.max_block_ms / 1000), self._memory_lock:
                 while not self._append_again(queue.partition, timestamp_ms, key, value, headers, ticket):
                     assert self._sender is not None
-                    await self._sender.wait_for_room()
+                    await self._sender.wait_for_memory()
         except TimeoutError:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"no room in buffer_memory ({self._config.buffer_memory} bytes) for {self._config.max_block_ms} ms",
             ) from None
         finally:
-            self._waiting_for_room -= 1
+            self._memory_waiter_count -= 1
 
     def _append_again(
         self,
@@ -289,13 +304,15 @@ class Producer:
     ) -> bool:
         if self._closed:
             raise RuntimeError("this producer is closed")
-        # The topic may have been dropped and made anew meanwhile, and its queue with it.
+        # The topic, and its queue with it, may have been recreated meanwhile.
         queue = self._accumulator.queue(partition)
         now_ms = asyncio.get_running_loop().time() * 1000
         return self._accumulator.append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
 
-    def _ask_custom(self, custom: CustomPartitioner, route: _Route, key: bytes | None, value: bytes | None) -> int:
-        partition = custom(route.topic.name, key, value, route.count)
+    def _choose_custom_partition(
+        self, partitioner: CustomPartitioner, route: _Route, key: bytes | None, value: bytes | None
+    ) -> int:
+        partition = partitioner(route.topic.name, key, value, route.count)
         if not 0 <= partition < route.count:
             raise ValueError(
                 f"the partitioner chose {partition!r} of the {route.count} partitions of {route.topic.name}"
@@ -314,25 +331,25 @@ class Producer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._config.max_block_ms - waited_ms) / 1000
         while True:
-            found = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
-            if partition is None or 0 <= partition < len(found.partitions):
+            metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
+            if partition is None or 0 <= partition < len(metadata.partitions):
                 break
             if partition < 0 or not await self._cluster.wait_for_metadata((deadline - loop.time()) * 1000):
-                count = len(found.partitions)
+                count = len(metadata.partitions)
                 raise KafkaError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     f"{topic} has {count} partitions, not one numbered {partition}",
                 )
         if self._closed:
             raise RuntimeError("this producer is closed")
-        return self._make_route(found)
+        return self._make_route(metadata)
 
     def _make_route(self, topic: TopicMetadata) -> _Route:
         queues = [
             self._accumulator.queue(TopicPartition(topic.name, number)) for number in range(len(topic.partitions))
         ]
-        known = self._routes.get(topic.name)
-        spread = self._new_spread() if known is None else known.spread
+        old_route = self._routes.get(topic.name)
+        spread = self._new_spread() if old_route is None else old_route.spread
         route = self._routes[topic.name] = _Route(topic, queues, spread)
         return route
 
@@ -342,43 +359,48 @@ class Producer:
         return StickySpread(self._rng, self._config.batch_size)
 
     def _on_metadata(self) -> None:
-        """Routes follow the metadata; a topic gone from it, or another of the same name, starts from nothing."""
+        """Update the routes.
+
+        A deleted topic, or a recreated one of the same name, loses its state.
+        """
         assert self._cluster is not None
         assert self._sender is not None
         topics = self._cluster.metadata.topics
         for name, route in list(self._routes.items()):
-            found = topics.get(name)
-            if found is route.topic:
+            topic = topics.get(name)
+            if topic is route.topic:
                 continue
-            if found is None or not found.partitions or found.topic_id != route.topic.topic_id:
+            if topic is None or not topic.partitions or topic.topic_id != route.topic.topic_id:
                 del self._routes[name]
                 self._session.forget(queue.partition for queue in route.queues)
                 for queue in route.queues:
                     self._accumulator.forget(queue.partition)
             else:
-                self._make_route(found)
-        self._cluster.track(self._in_use())
+                self._make_route(topic)
+        self._cluster.track(self._topics_in_use())
         self._sender.wake()
 
-    def _in_use(self) -> Sequence[str]:
-        return list(dict.fromkeys(queue.partition.topic for queue in self._accumulator.active()))
+    def _topics_in_use(self) -> Sequence[str]:
+        return list(dict.fromkeys(queue.partition.topic for queue in self._accumulator.active_queues()))
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Whoever waits for a start hears how it went; nobody may be left who does."""
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Mark the exception as retrieved: callers that wait for the start get it, and there may be
+    none.
+    """
     if not task.cancelled():
         task.exception()
 
 
-def _as_bytes(what: str, given: Any) -> bytes:
-    if isinstance(given, (bytes, bytearray, memoryview)):
-        return bytes(given)
-    raise TypeError(f"{what} must be bytes or None, not {type(given).__name__}; set {what}_serializer to convert")
+def _as_bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}; set {name}_serializer to convert")
 
 
 def _check_headers(headers: Headers) -> None:
-    each: Any
-    for each in headers:
-        pair = isinstance(each, (tuple, list)) and len(each) == 2
-        if not pair or not isinstance(each[0], str) or not (each[1] is None or isinstance(each[1], bytes)):
-            raise TypeError(f"headers must be pairs of str and bytes or None, not {each!r}")
+    header: Any
+    for header in headers:
+        is_pair = isinstance(header, (tuple, list)) and len(header) == 2
+        if not is_pair or not isinstance(header[0], str) or not (header[1] is None or isinstance(header[1], bytes)):
+            raise TypeError(f"headers must be pairs of str and bytes or None, not {header!r}")

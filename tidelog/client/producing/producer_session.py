@@ -1,18 +1,21 @@
-"""Idempotence: which producer id, epoch and sequence a batch carries, and what an error of the broker means for it.
+"""Idempotence: the producer id, epoch and sequence of each batch, and the meaning of a broker's
+errors.
 
-Pure; the rules are KIP-98 and KIP-360 as Java's `TransactionManager` has them for a producer without transactions.
-Invariants: a batch keeps its (producer id, epoch, sequence) as long as it may be in the log, so that a resend is a
-duplicate and not a second copy; a batch is sent again only when all before it are settled; from the oldest unsettled
-batch on at most `WINDOW` are sent, settled or not, which is how many the broker knows for duplicates; after a rest, one
-goes alone until it is acknowledged. Sequences start anew, under a higher epoch, only when nothing of the partition is
-on the wire and the oldest unsettled batch is known not to be in the log (then none after it can be, as the broker takes
-sequences without gaps).
+Pure. The rules are KIP-98 and KIP-360 as in Java's `TransactionManager` for a producer without
+transactions. Invariants: a batch keeps its (producer id, epoch, sequence) as long as it may be in
+the log, so that a resend is a duplicate and not a second copy. A batch is sent again only when all
+earlier batches are settled. From the oldest unsettled batch on at most `WINDOW` batches are sent,
+settled or not: the broker recognises that many duplicates. After an idle time one batch goes alone
+until it is acknowledged. Sequences restart, under a higher epoch, only when the partition has no
+batch in flight and the oldest unsettled batch is known not to be in the log. Later batches cannot
+be in the log then, because the broker accepts sequences without gaps only.
 
-A refusal as out of sequence does not say that a batch is missing: a broker that was killed remembers only the last
-batch of each producer, and refuses those before it. While the oldest batch is in doubt the partition's leader is asked
-how far its log reaches (DescribeProducers, KIP-664): `inquiries`, then `learned` or `unanswerable`. The leader's log is
-not yet the committed log. So the last batch that is there, which every broker recognises, is sent again, and its
-acknowledgement is that of those before it.
+OUT_OF_ORDER_SEQUENCE_NUMBER does not prove that a batch is missing: a killed broker remembers only
+the last batch of each producer and refuses earlier ones. While the oldest batch may be in the log,
+the partition's leader is asked for the end of its log (DescribeProducers, KIP-664): `inquiries`,
+then `handle_log_end` or `abandon_inquiry`. The leader's log is not the committed log yet. So the
+last batch in it, which every broker recognises, is sent again, and its acknowledgement covers the
+earlier batches.
 """
 
 from __future__ import annotations
@@ -27,13 +30,13 @@ from tidelog.client.producing.accumulator import ProducerBatch
 from tidelog.protocol.errors import ErrorCode
 
 WINDOW = 5
-REST_MS = 60_000.0
-"""Far below any `producer.id.expiration.ms`, after which a broker forgets a producer that is silent."""
-_LAST_EPOCH = 32767
+IDLE_MS = 60_000.0
+"""Far below any `producer.id.expiration.ms`, after which a broker forgets an idle producer."""
+_MAX_EPOCH = 32767
 _SEQUENCE_MASK = 0x7FFFFFFF
 
-_HALF_OF_SEQUENCES = 2**30
-_NOT_APPENDED = frozenset(
+_HALF_SEQUENCE_RANGE = 2**30
+_NOT_APPENDED_ERRORS = frozenset(
     {
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         ErrorCode.CORRUPT_MESSAGE,
@@ -52,68 +55,83 @@ _NOT_APPENDED = frozenset(
         ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     }
 )
-"""Answers that a broker gives before it appends. NOT_LEADER_OR_FOLLOWER is not one of them: a leader that is deposed
-while a batch waits for its replicas answers so, and the batch may survive."""
+"""Errors that a broker returns before it appends.
+
+NOT_LEADER_OR_FOLLOWER is not one of them: a leader that is deposed while a batch waits for its
+replicas returns it, and the batch may survive.
+"""
 
 Batch = ProducerBatch[Any]
 
 
 class Verdict(Enum):
-    """What to do with a batch the broker answered with an error."""
+    """The action for a batch after a broker's error."""
 
     RETRY = "retry"
     SUCCEED = "succeed"
     FAIL = "fail"
 
 
-class _Sequences:
-    """One partition: its identity, its next sequence, and the batches that carry one and are not settled, in order."""
+class _PartitionSequences:
+    """One partition: its identity, its next sequence, and its unsettled batches with a sequence, in
+    order.
+    """
 
     __slots__ = (
-        "active_ms",
-        "checked_by",
-        "confirmed",
-        "gap",
+        "acknowledged_end",
+        "checked_node_id",
+        "has_gap",
+        "is_confirmed",
+        "last_batch_in_log",
+        "last_send_ms",
         "next_sequence",
         "producer_epoch",
         "producer_id",
-        "settled_up_to",
-        "unsettled",
+        "unsettled_batches",
         "window",
-        "witness",
     )
 
     def __init__(self) -> None:
         self.producer_id = -1
         self.producer_epoch = -1
         self.next_sequence = 0
-        self.settled_up_to = 0
+        self.acknowledged_end = 0
         """The sequence after the last acknowledged one."""
-        self.unsettled: list[Batch] = []
+        self.unsettled_batches: list[Batch] = []
         self.window: deque[tuple[int, int]] = deque()
-        """The places of the batches begun since the oldest unsettled one, it included."""
-        self.confirmed = False
-        """The broker acknowledged a batch since the last rest. Until then it may know nothing of this producer, and a
-        broker that knows nothing takes any sequence: the second batch, too, before a first that it refused."""
-        self.active_ms = 0.0
-        """When the last batch was begun."""
-        self.gap = False
-        """A batch was given up: whether its sequence was used is unknown until a later one is acknowledged."""
-        self.checked_by = -1
-        """The node whose log was found not to hold the oldest unsettled batch; -1 after an attempt that is in doubt."""
-        self.witness: Batch | None = None
-        """The last batch that the leader's log holds. It goes first, alone, and stands for those before it."""
+        """The `order` of the batches sent since the oldest unsettled one, that one included."""
+        self.is_confirmed = False
+        """The broker has acknowledged a batch since the last idle time.
+
+        Before that it may have no state of this producer. A broker without state accepts any
+        sequence, for example the second batch before a refused first one.
+        """
+        self.last_send_ms = 0.0
+        """The time at which the last new batch was sent."""
+        self.has_gap = False
+        """A batch failed, and its sequence may be unused until a later batch is acknowledged."""
+        self.checked_node_id = -1
+        """The node whose log lacks the oldest unsettled batch; -1 after an attempt with an unknown
+        result.
+        """
+        self.last_batch_in_log: Batch | None = None
+        """The last batch in the leader's log.
+
+        It is sent first, alone, and its acknowledgement covers earlier ones.
+        """
 
 
 class ProducerSession:
-    """Sequences of an idempotent producer, or with `idempotent=False` only the bound on what is on the wire."""
+    """Sequences of an idempotent producer; with `idempotent=False` only the bound on batches in
+    flight.
+    """
 
     def __init__(self, *, idempotent: bool, max_in_flight: int = WINDOW) -> None:
         assert not idempotent or max_in_flight <= WINDOW
         self._idempotent = idempotent
         self._limit = max_in_flight
-        self._partitions: dict[TopicPartition, _Sequences] = {}
-        self._restarting: dict[TopicPartition, None] = {}
+        self._partitions: dict[TopicPartition, _PartitionSequences] = {}
+        self._pending_restarts: dict[TopicPartition, None] = {}
         self._inquiries: dict[TopicPartition, int] = {}
         self._next_inquiry = 0
         self._producer_id = -1
@@ -124,7 +142,7 @@ class ProducerSession:
 
     @property
     def needs_identity(self) -> bool:
-        """InitProducerId must be asked before anything is sent."""
+        """InitProducerId must succeed before anything is sent."""
         return self._idempotent and self._producer_id < 0
 
     @property
@@ -132,127 +150,140 @@ class ProducerSession:
         return self._producer_id, self._producer_epoch
 
     def adopt_identity(self, producer_id: int, producer_epoch: int) -> None:
-        """The coordinator's answer. Partitions change over to it as each of them comes to rest."""
+        """Set the identity from InitProducerId.
+
+        Each partition adopts it when it has no unsettled batch.
+        """
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
 
     # -- sending
 
     def may_send(self, batch: Batch) -> bool:
-        """Whether the head of its partition's queue may go onto the wire now."""
+        """Whether this batch, the head of its partition's queue, may be sent now."""
         if self.needs_identity:
             return False
         state = self._partitions.get(batch.partition)
         if state is None:
             return True
         if not self._idempotent:
-            return sum(each.on_wire for each in state.unsettled) < self._limit
-        if batch.partition in self._restarting or batch.partition in self._inquiries:
+            return sum(sent.in_flight for sent in state.unsettled_batches) < self._limit
+        if batch.partition in self._pending_restarts or batch.partition in self._inquiries:
             return False
-        if state.witness is not None:
-            return batch is state.witness
+        if state.last_batch_in_log is not None:
+            return batch is state.last_batch_in_log
         if batch.base_sequence >= 0:
-            return state.unsettled[0] is batch
-        if state.gap or (state.unsettled and not state.confirmed):
+            return state.unsettled_batches[0] is batch
+        if state.has_gap or (state.unsettled_batches and not state.is_confirmed):
             return False
         return len(state.window) < self._limit
 
-    def begin(self, batch: Batch, now_ms: float) -> None:
-        """The batch goes onto the wire: it gets its identity and sequence unless it has them from before."""
+    def prepare_send(self, batch: Batch, now_ms: float) -> None:
+        """Give a batch that is about to be sent its identity and sequence, unless it has them
+        already.
+        """
         assert not self.needs_identity
         state = self._partitions.get(batch.partition)
         if state is None:
-            state = self._partitions[batch.partition] = _Sequences()
+            state = self._partitions[batch.partition] = _PartitionSequences()
         if not self._idempotent:
-            if batch not in state.unsettled:
-                state.unsettled.append(batch)
+            if batch not in state.unsettled_batches:
+                state.unsettled_batches.append(batch)
             return
         if batch.base_sequence >= 0:
             return
-        if not state.unsettled:
+        if not state.unsettled_batches:
             if (state.producer_id, state.producer_epoch) != self.identity:
-                self._start_anew(state)
-            state.confirmed = state.confirmed and now_ms - state.active_ms < REST_MS
-        state.active_ms = now_ms
-        state.unsettled.append(batch)
-        self._number(state, batch)
+                self._reset_sequences(state)
+            state.is_confirmed = state.is_confirmed and now_ms - state.last_send_ms < IDLE_MS
+        state.last_send_ms = now_ms
+        state.unsettled_batches.append(batch)
+        self._assign_sequence(state, batch)
 
-    def _start_anew(self, state: _Sequences) -> None:
+    def _reset_sequences(self, state: _PartitionSequences) -> None:
         state.producer_id, state.producer_epoch = self.identity
-        state.next_sequence = state.settled_up_to = 0
-        state.gap = state.confirmed = False
-        state.checked_by, state.witness = -1, None
+        state.next_sequence = state.acknowledged_end = 0
+        state.has_gap = state.is_confirmed = False
+        state.checked_node_id, state.last_batch_in_log = -1, None
         state.window.clear()
 
     @staticmethod
-    def _number(state: _Sequences, batch: Batch) -> None:
+    def _assign_sequence(state: _PartitionSequences, batch: Batch) -> None:
         batch.producer_id = state.producer_id
         batch.producer_epoch = state.producer_epoch
         batch.base_sequence = state.next_sequence
-        batch.in_doubt = False
+        batch.may_be_in_log = False
         state.window.append(batch.order)
         state.next_sequence = (state.next_sequence + batch.record_count) & _SEQUENCE_MASK
 
-    # -- hearing how it went
+    # -- results
 
-    def acknowledged(self, batch: Batch) -> None:
-        """The batch is in the log. Those that it stands for (`vouched_for`) are acknowledged before it."""
+    def handle_acknowledgement(self, batch: Batch) -> None:
+        """Note that the batch is in the log, after the `batches_acknowledged_with` it."""
         state = self._partitions[batch.partition]
-        state.unsettled.remove(batch)
+        state.unsettled_batches.remove(batch)
         if self._idempotent:
-            if batch is state.witness:
-                state.witness = None
-            state.settled_up_to = (batch.base_sequence + batch.record_count) & _SEQUENCE_MASK
-            state.confirmed = True
+            if batch is state.last_batch_in_log:
+                state.last_batch_in_log = None
+            state.acknowledged_end = (batch.base_sequence + batch.record_count) & _SEQUENCE_MASK
+            state.is_confirmed = True
             self._after_settling(batch.partition, state)
-        elif not state.unsettled:
+        elif not state.unsettled_batches:
             del self._partitions[batch.partition]
 
-    def vouched_for(self, batch: Batch) -> list[Batch]:
-        """The batches whose acknowledgement is that of this one: those before it, when it was sent as their witness."""
+    def batches_acknowledged_with(self, batch: Batch) -> list[Batch]:
+        """The earlier batches that the acknowledgement of this one covers: all, when it is the last
+        batch in the log.
+        """
         state = self._partitions[batch.partition]
-        return state.unsettled[: state.unsettled.index(batch)] if batch is state.witness else []
+        return (
+            state.unsettled_batches[: state.unsettled_batches.index(batch)] if batch is state.last_batch_in_log else []
+        )
 
-    def refused(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
-        """That node answered with an error, or with nothing (NETWORK_EXCEPTION, REQUEST_TIMED_OUT).
+    def handle_error(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
+        """Take a node's error, or a missing response (NETWORK_EXCEPTION, REQUEST_TIMED_OUT).
 
-        After FAIL the caller says `abandoned`, after SUCCEED `acknowledged`.
+        After FAIL the caller calls `handle_failure`, after SUCCEED `handle_acknowledgement`.
         """
         if not self._idempotent:
             return Verdict.RETRY if code.retriable else Verdict.FAIL
         if code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             return Verdict.SUCCEED
         state = self._partitions[batch.partition]
-        state.witness = None
-        if code not in _NOT_APPENDED:
-            batch.in_doubt = True
-            state.checked_by = -1
+        state.last_batch_in_log = None
+        if code not in _NOT_APPENDED_ERRORS:
+            batch.may_be_in_log = True
+            state.checked_node_id = -1
         if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID):
-            # Refused for want of a predecessor: with none left, the broker does not know what we know of.
-            if state.unsettled[0] is batch:
-                self._renumber_or_ask(state, batch.partition, node_id)
+            # The broker misses an earlier sequence. Without an earlier unsettled batch, its state
+            # lacks batches that were acknowledged.
+            if state.unsettled_batches[0] is batch:
+                self._restart_or_inquire(state, batch.partition, node_id)
             return Verdict.RETRY
         if code is ErrorCode.INVALID_PRODUCER_EPOCH:
-            self._renumber_or_ask(state, batch.partition, node_id)
+            self._restart_or_inquire(state, batch.partition, node_id)
             return Verdict.RETRY
         return Verdict.RETRY if code.retriable else Verdict.FAIL
 
-    def _renumber_or_ask(self, state: _Sequences, partition: TopicPartition, node_id: int) -> None:
-        if not state.unsettled[0].in_doubt or state.checked_by == node_id:
-            self._restarting[partition] = None
+    def _restart_or_inquire(self, state: _PartitionSequences, partition: TopicPartition, node_id: int) -> None:
+        if not state.unsettled_batches[0].may_be_in_log or state.checked_node_id == node_id:
+            self._pending_restarts[partition] = None
         elif partition not in self._inquiries:
             self._inquiries[partition] = self._next_inquiry
             self._next_inquiry += 1
 
-    def divided(self, batch: Batch, parts: Sequence[Batch]) -> None:
-        """The batch is sent as these from now on. Its sequences are theirs, so that those after it stay in sequence."""
+    def handle_split(self, batch: Batch, parts: Sequence[Batch]) -> None:
+        """Replace the batch by its parts.
+
+        They share its sequences, so that later batches stay in sequence.
+        """
         state = self._partitions[batch.partition]
-        place = state.unsettled.index(batch)
-        state.unsettled[place : place + 1] = parts
+        start = state.unsettled_batches.index(batch)
+        state.unsettled_batches[start : start + 1] = parts
         if not self._idempotent:
             return
-        place = state.window.index(batch.order)
-        del state.window[place]
+        start = state.window.index(batch.order)
+        del state.window[start]
         sequence = batch.base_sequence
         for index, part in enumerate(parts):
             part.producer_id, part.producer_epoch, part.base_sequence = (
@@ -261,135 +292,147 @@ class ProducerSession:
                 sequence,
             )
             sequence = (sequence + part.record_count) & _SEQUENCE_MASK
-            state.window.insert(place + index, part.order)
+            state.window.insert(start + index, part.order)
 
-    def abandoned(self, batch: Batch) -> None:
-        """The batch failed for good, refused or expired, perhaps while still on the wire."""
+    def handle_failure(self, batch: Batch) -> None:
+        """Note that the batch failed for good, by an error or by expiry, perhaps in flight."""
         state = self._partitions.get(batch.partition)
-        if state is None or batch not in state.unsettled:
+        if state is None or batch not in state.unsettled_batches:
             return
-        state.unsettled.remove(batch)
+        state.unsettled_batches.remove(batch)
         if self._idempotent:
-            state.gap = True
-            if batch is state.witness:
-                state.witness = None
+            state.has_gap = True
+            if batch is state.last_batch_in_log:
+                state.last_batch_in_log = None
             self._after_settling(batch.partition, state)
-        elif not state.unsettled:
+        elif not state.unsettled_batches:
             del self._partitions[batch.partition]
 
-    def _after_settling(self, partition: TopicPartition, state: _Sequences) -> None:
-        oldest = state.unsettled[0].order if state.unsettled else None
+    def _after_settling(self, partition: TopicPartition, state: _PartitionSequences) -> None:
+        oldest = state.unsettled_batches[0].order if state.unsettled_batches else None
         while state.window and (oldest is None or state.window[0] < oldest):
             state.window.popleft()
-        if not state.unsettled:
+        if not state.unsettled_batches:
             self._inquiries.pop(partition, None)
-        if state.gap and not state.unsettled:
-            if state.settled_up_to == state.next_sequence:
-                state.gap = False
+        if state.has_gap and not state.unsettled_batches:
+            if state.acknowledged_end == state.next_sequence:
+                state.has_gap = False
             else:
-                self._restarting[partition] = None
+                self._pending_restarts[partition] = None
 
-    # -- asking the log
+    # -- inquiries of the log
 
     def inquiries(self) -> list[tuple[TopicPartition, int]]:
-        """Partitions whose leader must be asked, with nothing of theirs on the wire, each with its inquiry's number."""
+        """Partitions whose leader must be asked and that have no batch in flight, with the
+        inquiry's number.
+        """
         return [
             (partition, number)
             for partition, number in self._inquiries.items()
-            if not any(batch.on_wire for batch in self._partitions[partition].unsettled)
+            if not any(batch.in_flight for batch in self._partitions[partition].unsettled_batches)
         ]
 
     def is_open(self, partition: TopicPartition, inquiry: int) -> bool:
-        """Whether the answer to this inquiry is still of interest."""
+        """Whether this inquiry still needs a result."""
         return self._inquiries.get(partition) == inquiry
 
     def producer_id_of(self, partition: TopicPartition) -> int:
-        """The producer id under which the partition's unsettled batches were sent."""
+        """The producer id of the partition's unsettled batches."""
         return self._partitions[partition].producer_id
 
-    def knows_epoch(self, partition: TopicPartition, producer_epoch: int) -> bool:
-        """Whether an epoch found in a log is ours. A later one is not: the log says nothing of our batches then."""
+    def is_known_epoch(self, partition: TopicPartition, producer_epoch: int) -> bool:
+        """Whether an epoch in a log is from this producer.
+
+        A log with a later epoch says nothing of its batches.
+        """
         return producer_epoch <= self._partitions[partition].producer_epoch
 
-    def learned(
+    def handle_log_end(
         self, partition: TopicPartition, inquiry: int, node_id: int, producer_epoch: int, last_sequence: int
     ) -> Batch | None:
-        """The last epoch and sequence of this producer in a node's log; -1 and -1 when it knows none.
+        """Take the last epoch and sequence of this producer in a node's log; -1 and -1 without any.
 
-        Returns the batch to send next, before older ones; None when all go again in order. Those that are not in the
-        log keep their sequences for one more try: a late request that still arrives would make it a duplicate. When
-        the same node, which is the leader then, refuses them again, they start anew.
+        Returns the batch to send next, before older ones; None when all are sent again in order.
+        Batches that are not in the log keep their sequences for one more attempt: a late request
+        that still arrives would make that attempt a duplicate. When the same node, still the
+        leader, refuses them again, their sequences restart.
         """
         if not self.is_open(partition, inquiry):
             return None
         del self._inquiries[partition]
         state = self._partitions[partition]
-        present = [batch for batch in state.unsettled if _reaches(batch, producer_epoch, last_sequence)]
-        if present:
-            state.witness = present[-1]
+        batches_in_log = [
+            batch for batch in state.unsettled_batches if _is_in_log(batch, producer_epoch, last_sequence)
+        ]
+        if batches_in_log:
+            state.last_batch_in_log = batches_in_log[-1]
         else:
-            state.checked_by = node_id
-        return state.witness
+            state.checked_node_id = node_id
+        return state.last_batch_in_log
 
-    def unanswerable(self, partition: TopicPartition, inquiry: int) -> list[Batch]:
-        """The log cannot be asked. Returns the batches that may be in it or not: the caller fails them."""
+    def abandon_inquiry(self, partition: TopicPartition, inquiry: int) -> list[Batch]:
+        """Close an inquiry without a result.
+
+        Returns the batches with an unknown result, for the caller to fail.
+        """
         if not self.is_open(partition, inquiry):
             return []
         del self._inquiries[partition]
-        return [batch for batch in self._partitions[partition].unsettled if batch.in_doubt]
+        return [batch for batch in self._partitions[partition].unsettled_batches if batch.may_be_in_log]
 
-    # -- starting anew
+    # -- restarts
 
-    def settle(self) -> list[TopicPartition]:
-        """Give every partition that must start anew, and has nothing on the wire, sequences from 0 under a new epoch.
+    def restart_partitions(self) -> list[TopicPartition]:
+        """Restart sequences from 0 under a new epoch in every pending partition without a batch in
+        flight.
 
-        Returns those partitions. At the last epoch the identity is given up: `needs_identity` turns true, and the
-        partitions wait for the next call after `adopt_identity`.
+        Returns those partitions. After the last epoch the identity is dropped: `needs_identity`
+        becomes true, and the partitions wait for the next call after `adopt_identity`.
         """
-        due = [
+        partitions_at_rest = [
             partition
-            for partition in self._restarting
-            if not any(batch.on_wire for batch in self._partitions[partition].unsettled)
+            for partition in self._pending_restarts
+            if not any(batch.in_flight for batch in self._partitions[partition].unsettled_batches)
         ]
-        if not due or self.needs_identity:
+        if not partitions_at_rest or self.needs_identity:
             return []
-        states = [self._partitions[partition] for partition in due]
-        current = any((state.producer_id, state.producer_epoch) == self.identity for state in states)
-        if current and not self._next_epoch():
+        states = [self._partitions[partition] for partition in partitions_at_rest]
+        is_current_identity = any((state.producer_id, state.producer_epoch) == self.identity for state in states)
+        if is_current_identity and not self._next_epoch():
             return []
         for state in states:
-            self._start_anew(state)
-            for batch in state.unsettled:
-                self._number(state, batch)
-        for partition in due:
-            del self._restarting[partition]
+            self._reset_sequences(state)
+            for batch in state.unsettled_batches:
+                self._assign_sequence(state, batch)
+        for partition in partitions_at_rest:
+            del self._pending_restarts[partition]
             self._inquiries.pop(partition, None)
-        return due
+        return partitions_at_rest
 
     @property
-    def restart_pending(self) -> bool:
-        """Some partition waits for `settle`."""
-        return bool(self._restarting)
+    def has_pending_restart(self) -> bool:
+        """Whether a partition waits for `restart_partitions`."""
+        return bool(self._pending_restarts)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop the sequences of partitions that are gone or idle; those with something unsettled stay.
+        """Drop the sequences of deleted or idle partitions, unless they have unsettled batches.
 
-        Should one of them come back, it starts from 0 under a higher epoch: under the same one, a new batch could be
-        taken for a duplicate of an old one with the same sequences.
+        A partition that returns starts from 0 under a higher epoch: under the same epoch a broker
+        could take a new batch for a duplicate of an old one with the same sequences.
         """
-        bump = False
+        needs_new_epoch = False
         for partition in partitions:
             state = self._partitions.get(partition)
-            if state is not None and not state.unsettled:
+            if state is not None and not state.unsettled_batches:
                 del self._partitions[partition]
-                self._restarting.pop(partition, None)
+                self._pending_restarts.pop(partition, None)
                 self._inquiries.pop(partition, None)
-                bump = bump or (state.producer_id, state.producer_epoch) == self.identity
-        if bump and self._producer_id >= 0:
+                needs_new_epoch = needs_new_epoch or (state.producer_id, state.producer_epoch) == self.identity
+        if needs_new_epoch and self._producer_id >= 0:
             self._next_epoch()
 
     def _next_epoch(self) -> bool:
-        if self._producer_epoch >= _LAST_EPOCH:
+        if self._producer_epoch >= _MAX_EPOCH:
             self._producer_id = self._producer_epoch = -1
             return False
         self._producer_epoch += 1
@@ -397,8 +440,8 @@ class ProducerSession:
         return True
 
 
-def _reaches(batch: Batch, producer_epoch: int, last_sequence: int) -> bool:
-    """Whether a log that ends at this epoch and sequence holds the batch. Sequences go round."""
+def _is_in_log(batch: Batch, producer_epoch: int, last_sequence: int) -> bool:
+    """Whether a log that ends at this epoch and sequence holds the batch. Sequences wrap around."""
     if producer_epoch != batch.producer_epoch or last_sequence < 0:
         return False
-    return (last_sequence - (batch.base_sequence + batch.record_count - 1)) & _SEQUENCE_MASK < _HALF_OF_SEQUENCES
+    return (last_sequence - (batch.base_sequence + batch.record_count - 1)) & _SEQUENCE_MASK < _HALF_SEQUENCE_RANGE

@@ -1,8 +1,9 @@
-"""The producer's sending half: takes ready batches, one request per broker, and settles what comes back.
+"""The producer's sender: sends due batches, one request per broker, and handles the responses.
 
-Here: leaders, requests, retries, timers, InitProducerId. What is ready is the accumulator's decision, what an error
-means for a sequence the session's. No task per request: `wake` schedules one pass over the waiting partitions, and
-answers are callbacks. Invariant: a batch that was taken is acknowledged, put back or failed, exactly once.
+Here: leaders, requests, retries, timers, InitProducerId. The accumulator decides which batches are
+due; the session decides the meaning of an error for a sequence. There is no task per request:
+`wake` schedules one pass over the waiting partitions, and responses arrive in callbacks. Invariant:
+every batch that was taken is acknowledged, put back or failed, exactly once.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ Ticket = asyncio.Future[RecordMetadata]
 Batch = ProducerBatch[Ticket]
 Queue = PartitionQueue[Ticket]
 
-_NEWEST_BY_NAME = 12
+_LAST_VERSION_WITH_NAMES = 12
 _EXPIRY_CHECK_MS = 50.0
-_ATTEMPTS_AT_ONCE = 10
+_IMMEDIATE_ATTEMPTS_MAX = 10
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _REQUEST_OVERHEAD_BYTES = 512
 _PARTITION_OVERHEAD_BYTES = 32
 
 
 class Sender:
-    """One per producer. `wake` it whenever something may have become ready."""
+    """The sender of one producer. Call `wake` when a batch may have become due."""
 
     def __init__(
         self, cluster: Cluster, config: ProducerConfig, accumulator: Accumulator[Ticket], session: ProducerSession
@@ -54,7 +55,7 @@ class Sender:
         self._config = config
         self._accumulator = accumulator
         self._session = session
-        self._log_inquirer = LogInquirer(cluster, session, self._learned, self._unanswerable)
+        self._log_inquirer = LogInquirer(cluster, session, self._handle_log_end, self._fail_unknown_outcomes)
         self._loop = asyncio.get_running_loop()
         self._acks = config.required_acks
         self._pass_scheduled = False
@@ -62,35 +63,35 @@ class Sender:
         self._next_expiry_check_ms = 0.0
         self._identity_task: asyncio.Task[None] | None = None
         self._throttled_until_ms: dict[int, float] = {}
-        self._room_waiters: deque[asyncio.Future[None]] = deque()
-        self._end_waiters: list[asyncio.Future[None]] = []
+        self._memory_waiters: deque[asyncio.Future[None]] = deque()
+        self._completion_waiters: list[asyncio.Future[None]] = []
         self._closed = False
 
-    # -- waking up
+    # -- wake-ups
 
     def wake(self) -> None:
-        """Look at the queues soon. Cheap, and many calls make one pass."""
+        """Schedule a pass over the queues. Cheap; several calls make one pass."""
         if not self._pass_scheduled and not self._closed:
             self._pass_scheduled = True
-            self._loop.call_soon(self._pass)
+            self._loop.call_soon(self._run_pass)
 
-    def _wake_after(self, _: object) -> None:
+    def _wake_on_completion(self, _: object) -> None:
         self.wake()
 
     def _wake_at(self, at_ms: float) -> None:
-        at = at_ms / 1000
+        due_s = at_ms / 1000
         if self._timer is not None:
-            if self._timer.when() <= at and not self._timer.cancelled():
+            if self._timer.when() <= due_s and not self._timer.cancelled():
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._on_timer)
+        self._timer = self._loop.call_at(due_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         self.wake()
 
     def close(self) -> None:
-        """Stop for good; what has not ended fails."""
+        """Stop for good. Batches that are not complete fail."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -101,7 +102,7 @@ class Sender:
 
     # -- one pass
 
-    def _pass(self) -> None:
+    def _run_pass(self) -> None:
         self._pass_scheduled = False
         if self._closed:
             return
@@ -109,25 +110,25 @@ class Sender:
         if now_ms >= self._next_expiry_check_ms:
             self._next_expiry_check_ms = now_ms + _EXPIRY_CHECK_MS
             self._expire(now_ms)
-        if self._session.restart_pending:
-            for partition in self._session.settle():
+        if self._session.has_pending_restart:
+            for partition in self._session.restart_partitions():
                 logger.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
-        self._log_inquirer.ask(self._session.inquiries())
+        self._log_inquirer.start(self._session.inquiries())
         if self._session.needs_identity:
-            if self._accumulator.unended_count:
-                self._ask_identity()
+            if self._accumulator.incomplete_count:
+                self._request_identity()
         else:
             for node_id, queues in self._ready_by_node(now_ms).items():
                 self._send_to(node_id, queues, now_ms)
-        if self._accumulator.unended_count:
-            # Something may run into its delivery timeout even if nothing else happens.
+        if self._accumulator.incomplete_count:
+            # A batch may reach its delivery timeout without any other event.
             self._wake_at(now_ms + _EXPIRY_CHECK_MS * 4)
 
     def _ready_by_node(self, now_ms: float) -> dict[int, list[Queue]]:
         by_node: dict[int, list[Queue]] = {}
         accumulator, session, metadata = self._accumulator, self._session, self._cluster.metadata
         soonest_ms = float("inf")
-        for queue in accumulator.active():
+        for queue in accumulator.active_queues():
             wait_ms = accumulator.ready_in_ms(queue, now_ms)
             if wait_ms > 0:
                 soonest_ms = min(soonest_ms, wait_ms)
@@ -148,22 +149,22 @@ class Sender:
             return
         connection = self._cluster.ready(node_id)
         if connection is None:
-            self._cluster.start_connecting(node_id).add_done_callback(self._wake_after)
+            self._cluster.start_connecting(node_id).add_done_callback(self._wake_on_completion)
             return
         if not connection.writable:
             self._wake_at(now_ms + 1)
             return
         if connection.in_flight >= self._config.max_in_flight_requests_per_connection:
             return
-        room = self._config.max_request_size - _REQUEST_OVERHEAD_BYTES
+        remaining_bytes = self._config.max_request_size - _REQUEST_OVERHEAD_BYTES
         batches: list[Batch] = []
         for queue in queues:
             size_bytes = queue.head.size_bytes + _PARTITION_OVERHEAD_BYTES
-            if batches and size_bytes > room:
+            if batches and size_bytes > remaining_bytes:
                 break
-            room -= size_bytes
+            remaining_bytes -= size_bytes
             batch = self._accumulator.take(queue)
-            self._session.begin(batch, now_ms)
+            self._session.prepare_send(batch, now_ms)
             batches.append(batch)
         self._send(connection, batches)
         self.wake()
@@ -172,22 +173,24 @@ class Sender:
         try:
             version = connection.version_of(ProduceRequest)
             ids = {batch.partition.topic: self._cluster.metadata.topic_id(batch.partition.topic) for batch in batches}
-            if version > _NEWEST_BY_NAME and NO_TOPIC_ID in ids.values():
-                version = connection.version_of(ProduceRequest, _NEWEST_BY_NAME)
-            by_id = version > _NEWEST_BY_NAME
+            if version > _LAST_VERSION_WITH_NAMES and NO_TOPIC_ID in ids.values():
+                version = connection.version_of(ProduceRequest, _LAST_VERSION_WITH_NAMES)
+            by_id = version > _LAST_VERSION_WITH_NAMES
             request = self._request(batches, ids)
             if self._acks == 0:
                 connection.send_without_response(request, version)
             else:
                 answer = connection.send(request, ProduceResponse, version, self._config.request_timeout_ms)
-                answer.add_done_callback(partial(self._answered, connection.node_id, batches, ids if by_id else None))
+                answer.add_done_callback(
+                    partial(self._handle_response, connection.node_id, batches, ids if by_id else None)
+                )
                 return
         except KafkaError as error:
             for batch in batches:
-                self._refused(batch, error.code, error.message, connection.node_id)
+                self._handle_error(batch, error.code, error.message, connection.node_id)
             return
         for batch in batches:
-            self._acknowledged(batch, -1, -1)
+            self._handle_acknowledgement(batch, -1, -1)
 
     def _request(self, batches: list[Batch], ids: dict[str, bytes]) -> ProduceRequest:
         topics: dict[str, TopicProduceData] = {}
@@ -202,9 +205,9 @@ class Sender:
             acks=self._acks, timeout_ms=self._config.request_timeout_ms, topic_data=list(topics.values())
         )
 
-    # -- what comes back
+    # -- responses
 
-    def _answered(
+    def _handle_response(
         self,
         node_id: int,
         batches: list[Batch],
@@ -219,36 +222,36 @@ class Sender:
             code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
             self._cluster.request_refresh()
             for batch in batches:
-                self._refused(batch, code, str(error), node_id)
+                self._handle_error(batch, code, str(error), node_id)
             return
         response = answer.result()
         if response.throttle_time_ms > 0:
             self._throttled_until_ms[node_id] = self._loop.time() * 1000 + response.throttle_time_ms
-        found: dict[tuple[str | bytes, int], PartitionProduceResponse] = {}
+        results: dict[tuple[str | bytes, int], PartitionProduceResponse] = {}
         for topic in response.responses:
             for partition in topic.partition_responses:
-                found[topic.topic_id if ids is not None else topic.name, partition.index] = partition
+                results[topic.topic_id if ids is not None else topic.name, partition.index] = partition
         for batch in batches:
             topic_name, number = batch.partition
-            outcome = found.get((ids[topic_name] if ids is not None else topic_name, number))
-            if outcome is None:
+            result = results.get((ids[topic_name] if ids is not None else topic_name, number))
+            if result is None:
                 text = "the answer does not mention this partition"
-                self._refused(batch, ErrorCode.UNKNOWN_SERVER_ERROR, text, node_id)
-            elif outcome.error_code == 0:
-                self._acknowledged(batch, outcome.base_offset, outcome.log_append_time_ms)
+                self._handle_error(batch, ErrorCode.UNKNOWN_SERVER_ERROR, text, node_id)
+            elif result.error_code == 0:
+                self._handle_acknowledgement(batch, result.base_offset, result.log_append_time_ms)
             else:
-                self._refused(batch, ErrorCode.of(outcome.error_code), outcome.error_message, node_id)
+                self._handle_error(batch, ErrorCode.of(result.error_code), result.error_message, node_id)
 
-    def _acknowledged(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
-        if batch.ended:
+    def _handle_acknowledgement(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
+        if batch.is_complete:
             return
-        for earlier in self._session.vouched_for(batch):
-            self._settle(earlier, -1, -1)
-        self._settle(batch, base_offset, log_append_time_ms)
+        for earlier_batch in self._session.batches_acknowledged_with(batch):
+            self._complete_acknowledged(earlier_batch, -1, -1)
+        self._complete_acknowledged(batch, base_offset, log_append_time_ms)
 
-    def _settle(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
-        self._session.acknowledged(batch)
-        self._end(batch)
+    def _complete_acknowledged(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
+        self._session.handle_acknowledgement(batch)
+        self._complete(batch)
         topic, partition = batch.partition
         offset = base_offset
         step = 0 if base_offset < 0 else 1
@@ -259,47 +262,53 @@ class Sender:
                 ticket.set_result(RecordMetadata(topic, partition, offset, timestamp_ms))
             offset += step
 
-    def _refused(self, batch: Batch, code: ErrorCode, message: str | None, node_id: int) -> None:
-        """An error of the broker, or no answer at all: again, unless that is pointless or out of time."""
-        if batch.ended:
+    def _handle_error(self, batch: Batch, code: ErrorCode, message: str | None, node_id: int) -> None:
+        """Retry after a broker's error or a missing response, unless that cannot help or time is
+        over.
+        """
+        if batch.is_complete:
             return
         if code.invalidates_metadata:
             self._cluster.request_refresh()
-        verdict = self._session.refused(batch, code, node_id)
+        verdict = self._session.handle_error(batch, code, node_id)
         if verdict is Verdict.SUCCEED:
-            self._acknowledged(batch, -1, -1)
+            self._handle_acknowledgement(batch, -1, -1)
         elif verdict is Verdict.RETRY and batch.attempts <= self._config.retries:
             now_ms = self._loop.time() * 1000
-            # Out of sequence means that it waits for those before it, or for the log to be asked. Neither takes time of
-            # its own, unless it is said again and again.
-            in_turn = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= _ATTEMPTS_AT_ONCE
-            wait_ms = 0.0 if in_turn else self._cluster.retry_backoff.wait_ms(batch.attempts)
+            # After OUT_OF_ORDER_SEQUENCE_NUMBER the batch waits for earlier batches or for an
+            # inquiry of the log. Both need no extra wait, except after many such errors.
+            retries_at_once = (
+                code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= _IMMEDIATE_ATTEMPTS_MAX
+            )
+            wait_ms = 0.0 if retries_at_once else self._cluster.retry_backoff.wait_ms(batch.attempts)
             logger.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
             self._accumulator.put_back(batch, now_ms + wait_ms)
             self.wake()
         elif code in _TOO_LARGE and batch.record_count > 1:
             logger.debug("%s: a batch of %d records is too large and is divided", batch.partition, batch.record_count)
-            self._session.divided(batch, self._accumulator.divide(batch))
+            self._session.handle_split(batch, self._accumulator.split(batch))
             self.wake()
         else:
             self._fail(batch, KafkaError(code, f"{batch.partition}: {message or 'refused by the broker'}"))
 
-    def _learned(self, next_batch: Batch | None) -> None:
+    def _handle_log_end(self, next_batch: Batch | None) -> None:
         if next_batch is not None:
             self._accumulator.prefer(next_batch)
         self.wake()
 
-    def _unanswerable(self, partition: TopicPartition, in_doubt: list[Batch], reason: KafkaError) -> None:
+    def _fail_unknown_outcomes(
+        self, partition: TopicPartition, uncertain_batches: list[Batch], reason: KafkaError
+    ) -> None:
         text = (
             f"{partition}: may be in the log or not. An attempt was not answered, the broker forgot what it took "
             f"and cannot say how far its log reaches ({reason}); sending it again could write it twice"
         )
-        for batch in in_doubt:
+        for batch in uncertain_batches:
             self._fail(batch, KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text))
         self.wake()
 
     def _expire(self, now_ms: float) -> None:
-        for batch in self._accumulator.expired(now_ms):
+        for batch in self._accumulator.expired_batches(now_ms):
             limit = self._config.delivery_timeout_ms
             text = (
                 f"{batch.partition}: not delivered within delivery_timeout_ms={limit}, after {batch.attempts} attempts"
@@ -307,60 +316,63 @@ class Sender:
             self._fail(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text))
 
     def _fail(self, batch: Batch, error: KafkaError) -> None:
-        self._session.abandoned(batch)
-        self._end(batch)
-        unwatched = 0
+        self._session.handle_failure(batch)
+        self._complete(batch)
+        failed_count = 0
         for ticket in batch.tickets:
             if not ticket.done():
                 ticket.set_exception(error)
-                # Said once below: a program that does not look at its futures would get one complaint per record.
+                # Marks the exception as retrieved: asyncio would otherwise log one message per
+                # record. The message below reports the failure once.
                 ticket.exception()
-                unwatched += 1
-        if unwatched:
-            logger.error("%d record%s not delivered: %s", unwatched, " was" if unwatched == 1 else "s were", error)
+                failed_count += 1
+        if failed_count:
+            logger.error(
+                "%d record%s not delivered: %s", failed_count, " was" if failed_count == 1 else "s were", error
+            )
 
     def fail_all(self, error: KafkaError) -> None:
-        """Everything that has not ended fails."""
-        for batch in list(self._accumulator.unended()):
+        """Fail every batch that is not complete."""
+        for batch in list(self._accumulator.incomplete_batches()):
             self._fail(batch, error)
 
-    def _end(self, batch: Batch) -> None:
-        self._accumulator.end(batch)
-        while self._room_waiters:
-            waiter = self._room_waiters.popleft()
+    def _complete(self, batch: Batch) -> None:
+        self._accumulator.complete(batch)
+        while self._memory_waiters:
+            waiter = self._memory_waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-        self._accumulator.exhausted = False
-        if self._end_waiters:
-            for waiter in self._end_waiters:
+        self._accumulator.is_exhausted = False
+        if self._completion_waiters:
+            for waiter in self._completion_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-            self._end_waiters.clear()
+            self._completion_waiters.clear()
 
-    # -- waiting for it
+    # -- waiting
 
-    async def wait_for_room(self) -> None:
-        """Until some batch ended."""
-        self._accumulator.exhausted = True
+    async def wait_for_memory(self) -> None:
+        """Wait until any batch is complete."""
+        self._accumulator.is_exhausted = True
         self.wake()
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._room_waiters.append(waiter)
+        self._memory_waiters.append(waiter)
         await waiter
 
     async def flush(self) -> None:
-        """Until everything appended so far has ended, well or badly."""
+        """Wait until everything appended so far is complete, delivered or failed."""
         self._accumulator.flush()
         self.wake()
-        waiting = list(self._accumulator.unended())
-        while waiting:
+        remaining = list(self._accumulator.incomplete_batches())
+        while remaining:
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._end_waiters.append(waiter)
+            self._completion_waiters.append(waiter)
             await waiter
-            waiting = [each for batch in waiting for each in batch.unended()]
+            remaining = [part for batch in remaining for part in batch.incomplete_batches()]
 
     # -- identity
 
-    def _ask_identity(self) -> None:
+    def _request_identity(self) -> None:
         if self._identity_task is None:
             self._identity_task = self._loop.create_task(self._init_producer_id())
 
@@ -377,11 +389,11 @@ class Sender:
                     if code is ErrorCode.NONE:
                         self._session.adopt_identity(answer.producer_id, answer.producer_epoch)
                         return
-                    problem = KafkaError(code, "the broker gave no producer id")
+                    last_error = KafkaError(code, "the broker gave no producer id")
                 except KafkaError as error:
-                    problem = error
-                if not problem.retriable:
-                    self.fail_all(problem)  # what is sent later asks again
+                    last_error = error
+                if not last_error.retriable:
+                    self.fail_all(last_error)  # a later batch requests an identity again
                     return
                 failures += 1
                 await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)
