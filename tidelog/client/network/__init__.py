@@ -1,1 +1,1 @@
-"""Connections to brokers, the cluster's metadata, and who answers which request."""
+"""Connections to brokers, the cluster's metadata, and the choice of the broker for a request."""

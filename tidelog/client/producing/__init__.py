@@ -1,1 +1,1 @@
-"""The producer: records gathered into batches, batches sent, and what their answers mean."""
+"""The producer: batches of records, their delivery, and the handling of responses."""
