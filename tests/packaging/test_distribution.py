@@ -117,7 +117,7 @@ def test_the_rooms_are_not_importable_by_their_plain_names(installed: Path, tmp_
 
 def test_importing_the_face_loads_no_room(installed: Path, tmp_path: Path):
     code = "import sys, tidelog; print([n for n in sys.modules if n.startswith('tidelog.') or n == 'asyncio'])"
-    assert run(installed / "python", "-c", code, cwd=tmp_path).strip() == "[]"
+    assert run(installed / "python", "-c", code, cwd=tmp_path).strip() == "['tidelog.version']"
 
 
 def test_types_are_delivered(wheel: Path):

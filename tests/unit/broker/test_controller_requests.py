@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,8 +33,8 @@ RESPONSES = {
 }
 
 
-def name_of(api: ModuleType) -> str:
-    return api.__name__.rpartition(".")[2]
+def name_of(api: Any) -> str:
+    return str(api.REQUEST.__name__)
 
 
 @pytest.fixture
@@ -109,10 +108,10 @@ async def test_strangers_who_wait_for_metadata_take_no_places_of_others(
 
 @pytest.mark.parametrize("api", CONTROLLER_APIS, ids=name_of)
 async def test_every_api_of_the_controller_answers_what_means_nothing(
-    controller: tuple[RunningNode, Wire], api: ModuleType, caplog: pytest.LogCaptureFixture
+    controller: tuple[RunningNode, Wire], api: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     running, wire = controller
-    rng = Random(api.__name__)
+    rng = Random(name_of(api))
     request: Any = api.REQUEST
     response = RESPONSES[request.API_KEY]
     for version in request.VERSIONS:
