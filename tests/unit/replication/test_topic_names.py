@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.replication.controller.decisions.topic_names import may_collide, topic_name_problem, unified
+from tidelog.replication.controller.decisions.topic_names import collision_key, may_collide, topic_name_problem
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_c.d9", "x" * 249, "...", "-"])
@@ -32,4 +32,4 @@ def test_dots_and_underscores_are_one_in_metric_names():
     assert may_collide("a.b")
     assert may_collide("a_b")
     assert not may_collide("a-b")
-    assert unified("a.b_c") == unified("a_b.c")
+    assert collision_key("a.b_c") == collision_key("a_b.c")

@@ -1,1 +1,3 @@
-"""What the controller decides, as pure functions: a command and an image in, records and an answer out."""
+"""The controller's decisions, as pure functions from a command and an image to records and a
+response.
+"""

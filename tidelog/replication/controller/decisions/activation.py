@@ -1,4 +1,6 @@
-"""The first records of a controller that takes over. Pure. Follows Kafka's `ActivationRecordsGenerator`."""
+"""The first records of a newly active controller. Pure. Follows Kafka's
+`ActivationRecordsGenerator`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tidelog.replication.controller.metadata.record_codec import decode_record
 
 
 class ControllerIdentity(NamedTuple):
-    """This process, as other nodes are to find it."""
+    """The registration data of this controller process."""
 
     incarnation_id: bytes
     endpoints: Sequence[EndpointImage] = ()
@@ -27,8 +29,8 @@ class ControllerIdentity(NamedTuple):
             incarnation_id=self.incarnation_id,
             zk_migration_ready=False,
             listeners=[
-                Listener(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
-                for one in self.endpoints
+                Listener(name=entry.name, host=entry.host, port=entry.port, security_protocol=entry.security_protocol)
+                for entry in self.endpoints
             ],
             features=[
                 Feature(name=name, min_supported_version=low, max_supported_version=high)
@@ -44,19 +46,22 @@ def activation_records(
     *,
     in_transaction: bool,
 ) -> list[Any]:
-    """`in_transaction`: the log ends in a metadata transaction that its author can no longer end."""
+    """`in_transaction`: the log ends in an open metadata transaction of an earlier controller."""
     records: list[Any] = [AbortTransactionRecord(reason="Controller failover")] if in_transaction else []
     if METADATA_VERSION not in state.image.features:
-        formatted = [decode_record(value) for value in bootstrap_values()]
-        first = formatted or bootstrap_records(NEW_CLUSTER_FEATURES)
-        records += first
-        if any(isinstance(one, FeatureLevelRecord) and one.name == ELR_FEATURE and one.feature_level for one in first):
+        bootstrap = [decode_record(value) for value in bootstrap_values()]
+        initial_records = bootstrap or bootstrap_records(NEW_CLUSTER_FEATURES)
+        records += initial_records
+        if any(
+            isinstance(entry, FeatureLevelRecord) and entry.name == ELR_FEATURE and entry.feature_level
+            for entry in initial_records
+        ):
             records += min_insync_replicas_records(state)
     return records + register_controller(state, identity.registration(state.node_id))
 
 
 def bootstrap_records(features: Mapping[str, int]) -> list[Any]:
-    """The first records of a new cluster: its feature levels, metadata.version first."""
+    """The first records of a new cluster: its feature levels, with metadata.version first."""
     assert METADATA_VERSION in features, "a cluster without metadata.version cannot be read by Kafka"
     names = [METADATA_VERSION, *sorted(name for name in features if name != METADATA_VERSION)]
     return [FeatureLevelRecord(name=name, feature_level=features[name]) for name in names if features[name]]

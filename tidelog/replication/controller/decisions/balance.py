@@ -1,8 +1,9 @@
-"""How evenly a cluster's load lies on its brokers: shares, deviations, spread, and when to raise an alarm. Pure.
+"""The balance of a cluster's load over its brokers: shares, deviations, spread, alarms. Pure.
 
-Any measures of which every broker has a value: partitions, leaders, CPU, bytes in and out, disk, memory, open files. A
-broker's share of a measure is its part of the sum; its load is the weighted sum of those shares, its share of the load
-is again a part of the sum, and an even cluster of N brokers has shares of 1/N.
+A measure is any quantity that every broker has: partitions, leaders, CPU, bytes in and out, disk,
+memory, open files. A broker's share of a measure is its part of the sum. Its load is the weighted
+sum of its shares, and its share of the load is its part of all loads. In an even cluster of N
+brokers every share is 1/N.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ DEVIATION_MAX = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """By broker id; shares sum to 1. `measure_shares`: measure -> broker id -> share of that measure alone."""
+    """By broker id; shares sum to 1. `measure_shares`: measure -> broker id -> share of that
+    measure alone.
+    """
 
     shares: dict[int, float]
     deviations: dict[int, float]
@@ -30,7 +33,7 @@ class Balance:
 
     @property
     def deviating(self) -> list[int]:
-        """Brokers whose load is too far from even."""
+        """The brokers whose load deviates too far from an even share."""
         return [broker_id for broker_id, rate in self.deviations.items() if rate > self.deviation_max]
 
     @property
@@ -45,9 +48,9 @@ def assess(
     deviation_max: float = DEVIATION_MAX,
     negligible: Mapping[str, float] | None = None,
 ) -> Balance:
-    """`measures`: name -> broker id -> value, of the same brokers each; `weights`: equal unless given.
+    """`measures`: name -> broker id -> value, for the same brokers; `weights`: equal by default.
 
-    A measure says nothing and is left out when its sum is zero, or its mean is below `negligible`.
+    A measure with a sum of zero, or with a mean below `negligible`, is ignored.
     """
     brokers = sorted({broker_id for values in measures.values() for broker_id in values})
     assert brokers, "a balance of no brokers"

@@ -1,9 +1,11 @@
-"""Brokers enter, say that they are alive, and leave: registrations and heartbeats become records and answers. Pure.
+"""Registrations and heartbeats of brokers and controllers: decisions that give records and
+responses. Pure.
 
-A registration is refused unless the broker fits what the cluster has agreed on; a heartbeat of another incarnation
-than the registered one is. Follows Kafka's `ClusterControlManager` and `ReplicationControlManager`, except that a
-restarted broker need not wait for the end of its old session when it comes with the same log directories: their lock
-says that the old process is gone.
+A registration is refused if the broker does not support the cluster's features. A heartbeat is
+refused if its incarnation is not the registered one. Follows Kafka's `ClusterControlManager` and
+`ReplicationControlManager`, with one exception: a restarted broker with the same log directories
+need not wait for the end of its old session, because the lock on the directories proves that the
+old process has ended.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ Records = list[Any]
 _RESERVED_DIRECTORIES = (MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY, LOST_DIRECTORY)
 
 
-class Registered(NamedTuple):
+class Registration(NamedTuple):
     records: Records
     broker_epoch: int
     fenced: bool
@@ -52,30 +54,31 @@ class Registered(NamedTuple):
 
 def register_broker(
     state: ControllerState, request: BrokerRegistrationRequest, *, has_valid_session: bool, next_offset: int
-) -> Registered:
-    """`next_offset`: that of the first record to be appended; a new incarnation's epoch is its record's offset.
+) -> Registration:
+    """`next_offset`: the offset of the next record; a new incarnation's epoch is the offset of its
+    record.
 
     Raises KafkaError(INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION, INVALID_REGISTRATION,
     UNSUPPORTED_VERSION).
     """
-    existing = state.image.brokers.get(request.broker_id)
-    _check_registration(state, request, existing, has_valid_session)
+    present = state.image.brokers.get(request.broker_id)
+    _check_registration(state, request, present, has_valid_session)
     records: Records = []
     record = _broker_record(state, request)
-    if existing is not None and existing.incarnation_id == request.incarnation_id:
-        # The same process changes what it said of itself.
-        record.broker_epoch, record.fenced = existing.epoch, existing.fenced
-        record.in_controlled_shutdown = existing.in_controlled_shutdown
+    if present is not None and present.incarnation_id == request.incarnation_id:
+        # The same process changes its registration.
+        record.broker_epoch, record.fenced = present.epoch, present.fenced
+        record.in_controlled_shutdown = present.in_controlled_shutdown
     else:
-        clean = existing is not None and existing.epoch == request.previous_broker_epoch
-        records = forget_incarnation(state, request.broker_id, clean=clean)
+        is_clean = present is not None and present.epoch == request.previous_broker_epoch
+        records = forget_incarnation(state, request.broker_id, clean=is_clean)
         record.broker_epoch = next_offset + len(records)
     records.append(record)
-    return Registered(records, record.broker_epoch, record.fenced)
+    return Registration(records, record.broker_epoch, record.fenced)
 
 
 def _check_registration(
-    state: ControllerState, request: BrokerRegistrationRequest, existing: BrokerImage | None, has_valid_session: bool
+    state: ControllerState, request: BrokerRegistrationRequest, present: BrokerImage | None, has_valid_session: bool
 ) -> None:
     cluster_id = state.settings.cluster_id
     if cluster_id and request.cluster_id != cluster_id:
@@ -83,9 +86,9 @@ def _check_registration(
             ErrorCode.INCONSISTENT_CLUSTER_ID,
             f"Expected cluster ID {cluster_id}, but got cluster ID {request.cluster_id}",
         )
-    if existing is not None and has_valid_session and existing.incarnation_id != request.incarnation_id:
-        same_directories = bool(existing.log_dirs) and set(existing.log_dirs) == set(request.log_dirs)
-        if not same_directories:
+    if present is not None and has_valid_session and present.incarnation_id != request.incarnation_id:
+        has_same_directories = bool(present.log_dirs) and set(present.log_dirs) == set(request.log_dirs)
+        if not has_same_directories:
             raise KafkaError(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id."
             )
@@ -111,21 +114,22 @@ def _check_log_dirs(state: ControllerState, request: BrokerRegistrationRequest) 
 
 
 def _broker_record(state: ControllerState, request: BrokerRegistrationRequest) -> RegisterBrokerRecord:
-    supported = {one.name: (one.min_supported_version, one.max_supported_version) for one in request.features}
-    # Whoever does not speak of it is as old as can be.
+    supported = {entry.name: (entry.min_supported_version, entry.max_supported_version) for entry in request.features}
+    # A broker that does not state the feature supports the lowest level.
     supported.setdefault(METADATA_VERSION, (1, 1))
     for name, (low, high) in supported.items():
         _check_feature(state, name, low, high)
     for name in state.image.features:
-        # What this controller does not know itself, from a cluster that was Kafka's, it cannot ask of a broker.
+        # A former Kafka cluster may have features unknown to this controller, which are not
+        # checked.
         if name not in supported and name in SUPPORTED_FEATURES:
             _check_feature(state, name, 0, 0)
     return RegisterBrokerRecord(
         broker_id=request.broker_id,
         incarnation_id=request.incarnation_id,
         end_points=[
-            BrokerEndpoint(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
-            for one in request.listeners
+            BrokerEndpoint(name=entry.name, host=entry.host, port=entry.port, security_protocol=entry.security_protocol)
+            for entry in request.listeners
         ],
         features=[
             BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)
@@ -139,7 +143,7 @@ def _broker_record(state: ControllerState, request: BrokerRegistrationRequest) -
 
 def _check_feature(state: ControllerState, name: str, low: int, high: int) -> None:
     finalized = state.image.feature_level(name)
-    # A feature at level 0 is off, and no broker has to know it.
+    # A feature at level 0 is disabled, and brokers need not support it.
     if not low <= finalized <= high and (finalized or name == METADATA_VERSION):
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION,
@@ -155,7 +159,7 @@ def heartbeat(
     broker_id = request.broker_id
     state.check_broker_epoch(broker_id, request.broker_epoch)
     is_caught_up = request.current_metadata_offset >= request.broker_epoch
-    before, after = sessions.next_state(
+    old_state, new_state = sessions.next_state(
         broker_id,
         want_fence=request.want_fence,
         want_shut_down=request.want_shut_down,
@@ -163,27 +167,27 @@ def heartbeat(
         leads_any=state.index.leads_any(broker_id),
     )
     records: Records = []
-    if after is not before:
-        if after is BrokerState.UNFENCED:
+    if new_state is not old_state:
+        if new_state is BrokerState.UNFENCED:
             records = unfence_broker(state, broker_id)
-        elif after is BrokerState.CONTROLLED_SHUTDOWN:
+        elif new_state is BrokerState.CONTROLLED_SHUTDOWN:
             records = begin_controlled_shutdown(state, broker_id)
-        elif before is not BrokerState.FENCED:
+        elif old_state is not BrokerState.FENCED:
             records = fence_brokers(state, [broker_id])
-    sessions.touch(broker_id, after, request.current_metadata_offset, now_ms)
+    sessions.touch(broker_id, new_state, request.current_metadata_offset, now_ms)
     if request.offline_log_dirs and state.metadata_version >= DIRECTORIES_VERSION:
         records += directories_offline(state, broker_id, request.offline_log_dirs, records)
     if request.cordoned_log_dirs is not None:
-        records += _cordoned(state.image.brokers[broker_id], request.cordoned_log_dirs)
+        records += _cordoned_records(state.image.brokers[broker_id], request.cordoned_log_dirs)
     response = BrokerHeartbeatResponse(
         is_caught_up=is_caught_up,
-        is_fenced=after in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW),
-        should_shut_down=after is BrokerState.SHUTDOWN_NOW,
+        is_fenced=new_state in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW),
+        should_shut_down=new_state is BrokerState.SHUTDOWN_NOW,
     )
-    return records, response, after
+    return records, response, new_state
 
 
-def _cordoned(broker: BrokerImage, log_dirs: list[bytes]) -> Records:
+def _cordoned_records(broker: BrokerImage, log_dirs: list[bytes]) -> Records:
     if tuple(log_dirs) == broker.cordoned_log_dirs:
         return []
     return [
@@ -205,29 +209,31 @@ def unregister_broker(state: ControllerState, broker_id: int) -> Records:
 
 
 def register_controller(state: ControllerState, request: ControllerRegistrationRequest) -> Records:
-    """Nothing where the same is known already."""
+    """No records if the same registration exists."""
     record = RegisterControllerRecord(
         controller_id=request.controller_id,
         incarnation_id=request.incarnation_id,
         zk_migration_ready=False,
         end_points=[
-            ControllerEndpoint(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
-            for one in request.listeners
+            ControllerEndpoint(
+                name=entry.name, host=entry.host, port=entry.port, security_protocol=entry.security_protocol
+            )
+            for entry in request.listeners
         ],
         features=[
             ControllerFeature(
-                name=one.name,
-                min_supported_version=one.min_supported_version,
-                max_supported_version=one.max_supported_version,
+                name=entry.name,
+                min_supported_version=entry.min_supported_version,
+                max_supported_version=entry.max_supported_version,
             )
-            for one in request.features
+            for entry in request.features
         ],
     )
-    known = state.image.controllers.get(request.controller_id)
-    if known is not None and known.incarnation_id == request.incarnation_id:
-        same_endpoints = [(one.name, one.host, one.port) for one in record.end_points] == [
-            (one.name, one.host, one.port) for one in known.endpoints.values()
+    present_controller = state.image.controllers.get(request.controller_id)
+    if present_controller is not None and present_controller.incarnation_id == request.incarnation_id:
+        has_same_endpoints = [(entry.name, entry.host, entry.port) for entry in record.end_points] == [
+            (entry.name, entry.host, entry.port) for entry in present_controller.endpoints.values()
         ]
-        if same_endpoints:
+        if has_same_endpoints:
             return []
     return [record]

@@ -1,8 +1,9 @@
-"""AlterConfigs and IncrementalAlterConfigs: what is set at run time for topics and brokers. Pure.
+"""AlterConfigs and IncrementalAlterConfigs: changes of dynamic configs. Pure.
 
-The broker floor knows the keys and judges the result (`ControllerSettings`); here the operations are applied, all or
-none of one resource. A new min.insync.replicas makes what is known of eligible leaders void (KIP-966): it was collected
-for another minimum. Follows Kafka's `ConfigurationControlManager` and `ControllerConfigurationValidator`.
+This module applies the operations of one resource, all or none. The broker package knows the keys
+and validates the result (`ControllerSettings`). A new min.insync.replicas clears the eligible
+leader replicas (KIP-966), which were collected for another minimum. Follows Kafka's
+`ConfigurationControlManager` and `ControllerConfigurationValidator`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from tidelog.replication.controller.metadata.image import (
 from tidelog.replication.controller.metadata.record_codec import ELR_VERSION
 
 Records = list[Any]
-Answer = TypeVar("Answer", incremental.AlterConfigsResourceResponse, legacy.AlterConfigsResourceResponse)
+ResourceResponse = TypeVar(
+    "ResourceResponse", incremental.AlterConfigsResourceResponse, legacy.AlterConfigsResourceResponse
+)
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
@@ -50,54 +53,53 @@ def incremental_alter_configs(
     state: ControllerState, request: incremental.IncrementalAlterConfigsRequest
 ) -> tuple[Records, incremental.IncrementalAlterConfigsResponse]:
     def changes_of(resource: incremental.AlterConfigsResource) -> list[_Change]:
-        return [_Change(one.name, one.config_operation, one.value) for one in resource.configs]
+        return [_Change(config.name, config.config_operation, config.value) for config in resource.configs]
 
-    records, answers = _alter_all(state, request, changes_of, incremental.AlterConfigsResourceResponse)
-    return records, incremental.IncrementalAlterConfigsResponse(responses=answers)
+    records, responses = _alter_all(state, request, changes_of, incremental.AlterConfigsResourceResponse)
+    return records, incremental.IncrementalAlterConfigsResponse(responses=responses)
 
 
 def alter_configs(
     state: ControllerState, request: legacy.AlterConfigsRequest
 ) -> tuple[Records, legacy.AlterConfigsResponse]:
-    """What is not named is reset."""
+    """Replace all configs of a resource; a config without a new value is reset."""
 
     def changes_of(resource: legacy.AlterConfigsResource) -> list[_Change]:
-        wanted = {one.name: one.value for one in resource.configs}
+        new_values = {config.name: config.value for config in resource.configs}
         present = state.image.configs.get((resource.resource_type, resource.resource_name), {})
         return [
             *(
                 _Change(key, Operation.DELETE if value is None else Operation.SET, value)
-                for key, value in wanted.items()
+                for key, value in new_values.items()
             ),
-            *(_Change(key, Operation.DELETE, None) for key in present if key not in wanted),
+            *(_Change(key, Operation.DELETE, None) for key in present if key not in new_values),
         ]
 
-    records, answers = _alter_all(state, request, changes_of, legacy.AlterConfigsResourceResponse)
-    return records, legacy.AlterConfigsResponse(responses=answers)
+    records, responses = _alter_all(state, request, changes_of, legacy.AlterConfigsResourceResponse)
+    return records, legacy.AlterConfigsResponse(responses=responses)
 
 
 def _alter_all(
     state: ControllerState,
     request: Any,
     changes_of: Callable[[Any], Sequence[_Change]],
-    answer_type: type[Answer],
-) -> tuple[Records, list[Answer]]:
-    """Each resource on its own. A resource named twice is answered once."""
+    response_type: type[ResourceResponse],
+) -> tuple[Records, list[ResourceResponse]]:
+    """Decide on each resource separately. A duplicate resource gets one response."""
     records: Records = []
-    answers: list[Answer] = []
-    times = Counter((one.resource_type, one.resource_name) for one in request.resources)
-    for (resource_type, name), resource in {
-        (one.resource_type, one.resource_name): one for one in request.resources
-    }.items():
-        answer: Any = answer_type(resource_type=resource_type, resource_name=name, error_message=None)
-        answers.append(answer)
+    responses: list[ResourceResponse] = []
+    resources = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+    for (resource_type, name), resource in resources.items():
+        response: Any = response_type(resource_type=resource_type, resource_name=name, error_message=None)
+        responses.append(response)
         try:
-            if times[resource_type, name] > 1:
+            if counts[resource_type, name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate resource.")
             records += _alter(state, resource_type, name, changes_of(resource))
         except KafkaError as error:
-            answer.error_code, answer.error_message = error.code, error.message
-    return [] if request.validate_only else records, answers
+            response.error_code, response.error_message = error.code, error.message
+    return [] if request.validate_only else records, responses
 
 
 def _alter(state: ControllerState, resource_type: int, name: str, changes: Sequence[_Change]) -> Records:
@@ -105,41 +107,45 @@ def _alter(state: ControllerState, resource_type: int, name: str, changes: Seque
     if len({change.name for change in changes}) < len(changes):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Each config of a resource must appear at most once.")
     present = state.image.configs.get((resource_type, name), {})
-    after = dict(present)
-    altered: list[tuple[str, str | None]] = []
+    new_configs = dict(present)
+    altered_configs: list[tuple[str, str | None]] = []
     for change in changes:
-        value = _applied(state, resource_type, change, present.get(change.name))
+        value = _value_after(state, resource_type, change, present.get(change.name))
         if value is None:
-            after.pop(change.name, None)
+            new_configs.pop(change.name, None)
         else:
-            after[change.name] = value
-        # An unchanged broker config is written again: it makes brokers read what it names anew (KAFKA-14136).
+            new_configs[change.name] = value
+        # An unchanged broker config is written again, so that brokers reload the
+        # files it names (KAFKA-14136).
         if value != present.get(change.name) or resource_type == BROKER_RESOURCE:
-            altered.append((change.name, value))
-    _check_min_insync_replicas(state, resource_type, name, altered)
+            altered_configs.append((change.name, value))
+    _check_min_insync_replicas(state, resource_type, name, altered_configs)
     _check_name(resource_type, name)
-    problem = state.settings.config_problem(resource_type, after)
+    problem = state.settings.config_problem(resource_type, new_configs)
     if problem is not None:
         raise problem
     _check_existence(state, resource_type, name)
     records: Records = [
-        ConfigRecord(resource_type=resource_type, resource_name=name, name=key, value=value) for key, value in altered
+        ConfigRecord(resource_type=resource_type, resource_name=name, name=key, value=value)
+        for key, value in altered_configs
     ]
-    new_minimum = any(
-        key == MIN_INSYNC_REPLICAS and value != present.get(MIN_INSYNC_REPLICAS) for key, value in altered
+    has_new_minimum = any(
+        key == MIN_INSYNC_REPLICAS and value != present.get(MIN_INSYNC_REPLICAS) for key, value in altered_configs
     )
-    if new_minimum and state.metadata_version >= ELR_VERSION:
+    if has_new_minimum and state.metadata_version >= ELR_VERSION:
         records.append(ClearElrRecord(topic_name=name if resource_type == TOPIC_RESOURCE else ""))
     return records
 
 
 def _check_min_insync_replicas(
-    state: ControllerState, resource_type: int, name: str, altered: Sequence[tuple[str, str | None]]
+    state: ControllerState, resource_type: int, name: str, altered_configs: Sequence[tuple[str, str | None]]
 ) -> None:
-    """Who is eligible to lead is judged by one minimum for all brokers, so while that is kept there must be one."""
+    """Require one minimum for all brokers while ELR is enabled, because ELR is computed from one
+    minimum.
+    """
     if resource_type != BROKER_RESOURCE or not state.elr_enabled:
         return
-    for key, value in altered:
+    for key, value in altered_configs:
         if key == MIN_INSYNC_REPLICAS and name:
             message = "Broker-level min.insync.replicas cannot be altered while ELR is enabled."
             raise KafkaError(ErrorCode.INVALID_CONFIG, message)
@@ -149,7 +155,7 @@ def _check_min_insync_replicas(
 
 
 def min_insync_replicas_records(state: ControllerState) -> Records:
-    """What makes it so when eligible leader replicas begin to be kept: this controller's own minimum, for all."""
+    """Records that set this controller's minimum for all brokers, for the start of ELR."""
     records: Records = []
     if MIN_INSYNC_REPLICAS not in state.image.configs.get((BROKER_RESOURCE, ""), {}):
         minimum = str(state.settings.min_insync_replicas)
@@ -196,7 +202,7 @@ def _check_existence(state: ControllerState, resource_type: int, name: str) -> N
             raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No node with id {name} found.")
 
 
-def _applied(state: ControllerState, resource_type: int, change: _Change, present: str | None) -> str | None:
+def _value_after(state: ControllerState, resource_type: int, change: _Change, present: str | None) -> str | None:
     """The config's value after the change; None for not set."""
     if change.operation == Operation.DELETE:
         return None
@@ -223,7 +229,7 @@ def _applied(state: ControllerState, resource_type: int, change: _Change, presen
 
 
 def list_after(operation: int, value: str, present: str | None) -> str:
-    """A list after APPEND or SUBTRACT of the parts of `value`."""
+    """The list config after APPEND or SUBTRACT of the items of `value`."""
     parts = [part for part in (present or "").split(",") if part]
     for part in value.split(","):
         if operation == Operation.APPEND and part not in parts:

@@ -1,4 +1,6 @@
-"""Log directories of brokers: which replica is in which, and what one that fails takes with it (KIP-858). Pure."""
+"""Log directories of brokers: assignment of replicas to directories, and failed directories
+(KIP-858). Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +25,32 @@ Records = list[Any]
 
 
 def directories_offline(
-    state: ControllerState, broker_id: int, offline: Sequence[bytes], decided: Sequence[Any] = ()
+    state: ControllerState, broker_id: int, offline: Sequence[bytes], decided_records: Sequence[Any] = ()
 ) -> Records:
-    """Their replicas leave ISRs and leaderships; the broker lives on with the rest.
+    """Remove the replicas in failed directories from ISRs and leaderships; the broker's others
+    stay.
 
-    `decided`: records of the same decision; partitions that they change already are left to the next heartbeat.
+    `decided_records`: earlier records of the same decision. If they change partitions, the failure
+    is handled at the next heartbeat.
     """
     broker = state.image.brokers[broker_id]
-    failed = [directory for directory in broker.log_dirs if directory in offline]
-    changed = {(one.topic_id, one.partition_id) for one in decided if isinstance(one, PartitionChangeRecord)}
-    if not failed or changed:
+    failed_ids = [directory for directory in broker.log_dirs if directory in offline]
+    changed_partitions = {
+        (record.topic_id, record.partition_id)
+        for record in decided_records
+        if isinstance(record, PartitionChangeRecord)
+    }
+    if not failed_ids or changed_partitions:
         return []
     topics = state.image.topics_by_id
-    affected = [
+    affected_partitions = [
         (topic_id, index)
         for topic_id, index in state.index.in_isr(broker_id)
-        if topics[topic_id].partitions[index].directory_of(broker_id) in failed
+        if topics[topic_id].partitions[index].directory_of(broker_id) in failed_ids
     ]
-    records = update_leaders_and_isrs(state, affected, gone=(broker_id,))
-    online = [directory for directory in broker.log_dirs if directory not in failed]
-    records.append(BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=broker.epoch, log_dirs=online))
+    records = update_leaders_and_isrs(state, affected_partitions, gone=(broker_id,))
+    online_ids = [directory for directory in broker.log_dirs if directory not in failed_ids]
+    records.append(BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=broker.epoch, log_dirs=online_ids))
     return records
 
 
@@ -57,16 +65,16 @@ def assign_replicas_to_dirs(
     log_dirs = state.image.brokers[broker_id].log_dirs
     rules = state.election_rules()
     records: Records = []
-    lost: list[tuple[bytes, int]] = []
+    lost_partitions: list[tuple[bytes, int]] = []
     response = AssignReplicasToDirsResponse()
-    for wanted in request.directories:
-        answer = AssignReplicasToDirsResponseDirectoryData(id=wanted.id)
-        response.directories.append(answer)
-        for wanted_topic in wanted.topics:
-            answers = AssignReplicasToDirsResponseTopicData(topic_id=wanted_topic.topic_id)
-            answer.topics.append(answers)
-            topic = state.image.topics_by_id.get(wanted_topic.topic_id)
-            for index in (one.partition_index for one in wanted_topic.partitions):
+    for directory_data in request.directories:
+        directory_response = AssignReplicasToDirsResponseDirectoryData(id=directory_data.id)
+        response.directories.append(directory_response)
+        for topic_data in directory_data.topics:
+            topic_response = AssignReplicasToDirsResponseTopicData(topic_id=topic_data.topic_id)
+            directory_response.topics.append(topic_response)
+            topic = state.image.topics_by_id.get(topic_data.topic_id)
+            for index in (partition_data.partition_index for partition_data in topic_data.partitions):
                 partition = None if topic is None else topic.partitions.get(index)
                 error = ErrorCode.NONE
                 if topic is None:
@@ -75,18 +83,18 @@ def assign_replicas_to_dirs(
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 elif broker_id not in partition.replicas:
                     error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-                elif log_dirs and wanted.id not in log_dirs:
-                    # It failed meanwhile, and the replica in it.
-                    lost.append((topic.topic_id, index))
+                elif log_dirs and directory_data.id not in log_dirs:
+                    # The directory has failed meanwhile, with the replica in it.
+                    lost_partitions.append((topic.topic_id, index))
                 else:
                     change = PartitionChange(partition, index, state.topic_rules(topic), rules)
-                    change.directories[broker_id] = wanted.id
+                    change.directories[broker_id] = directory_data.id
                     record = change.build()
                     if record is not None:
                         records.append(record)
-                answers.partitions.append(
+                topic_response.partitions.append(
                     AssignReplicasToDirsResponsePartitionData(partition_index=index, error_code=error)
                 )
-    if lost:
-        records += update_leaders_and_isrs(state, dict.fromkeys(lost), gone=(broker_id,))
+    if lost_partitions:
+        records += update_leaders_and_isrs(state, dict.fromkeys(lost_partitions), gone=(broker_id,))
     return records, response

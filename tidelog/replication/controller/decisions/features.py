@@ -1,7 +1,7 @@
-"""Feature levels: what this software supports, what a cluster starts with, and how levels are moved (KIP-584). Pure.
+"""UpdateFeatures: changes of finalized feature levels (KIP-584). Pure.
 
-A level is finalized only when every registered broker and controller supports it. metadata.version goes down only
-where no record would be lost. Follows Kafka's `FeatureControlManager`.
+Invariants: every registered broker and controller supports a finalized level; a downgrade of
+metadata.version loses no records. Follows Kafka's `FeatureControlManager`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tidelog.replication.controller.metadata.record_codec import ELR_VERSION
 Records = list[Any]
 
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
-RESULTS_UP_TO = 1  # later versions have one error for the whole request
+RESULTS_VERSION_MAX = 1  # later versions have one error for the whole request
 
-# metadata.version levels that brought new kinds or versions of records: going below one would lose some.
+# The metadata.version levels with new kinds or versions of records, which a
+# downgrade below them would lose.
 _LEVELS_WITH_NEW_RECORDS = (8, 10, 11, 13, 14, 15, 17, 18, 19, 20, 23, 30)
-# Many times as many as there are.
+# Far above the number of features that exist.
 UPDATES_MAX = 1000
 KRAFT_VERSION = "kraft.version"
 KRAFT_VERSIONS = (0, 1)
@@ -38,7 +39,7 @@ KRAFT_VERSIONS = (0, 1)
 def update_features(
     state: ControllerState, request: UpdateFeaturesRequest, version: int
 ) -> tuple[Records, UpdateFeaturesResponse]:
-    """All updates or none."""
+    """Apply all updates or none."""
     records: Records = []
     names = [update.feature for update in request.feature_updates]
     updates = {update.feature: update for update in request.feature_updates}
@@ -46,19 +47,19 @@ def update_features(
         message = f"More than {UPDATES_MAX} features in one request."
         return [], UpdateFeaturesResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
     try:
-        proposed = state.image.features | {name: one.max_version_level for name, one in updates.items()}
+        proposed = state.image.features | {name: update.max_version_level for name, update in updates.items()}
         for update in updates.values():
             records += _update(state, update, _upgrade_type(update, version), proposed)
     except KafkaError as error:
-        return [], _refused(error)
+        return [], _error_response(error)
     results = [UpdatableFeatureResult(feature=name, error_message=ErrorCode.NONE.name) for name in names]
     return (
         [] if request.validate_only else records,
-        UpdateFeaturesResponse(error_message=None, results=results if version <= RESULTS_UP_TO else []),
+        UpdateFeaturesResponse(error_message=None, results=results if version <= RESULTS_VERSION_MAX else []),
     )
 
 
-def _refused(error: KafkaError) -> UpdateFeaturesResponse:
+def _error_response(error: KafkaError) -> UpdateFeaturesResponse:
     message = f"The update failed for all features since the following feature had an error: {error.message}"
     return UpdateFeaturesResponse(error_code=error.code, error_message=message)
 
@@ -97,16 +98,16 @@ def _update(state: ControllerState, update: FeatureUpdateKey, upgrade_type: int,
             ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {name}. {problem}"
         )
     if name == KRAFT_VERSION:
-        return []  # it is not kept among the features
-    begins = name == ELR_FEATURE and level > 0 and not present
+        return []  # it is not a feature of the image
+    enables_elr = name == ELR_FEATURE and level > 0 and not present
     return [
         FeatureLevelRecord(name=name, feature_level=level),
-        *(min_insync_replicas_records(state) if begins else ()),
+        *(min_insync_replicas_records(state) if enables_elr else ()),
     ]
 
 
 def _check_metadata_version(present: int, level: int, upgrade_type: int) -> None:
-    if level >= present or not any(level < since <= present for since in _LEVELS_WITH_NEW_RECORDS):
+    if level >= present or not any(level < first_level <= present for first_level in _LEVELS_WITH_NEW_RECORDS):
         return
     if upgrade_type == UNSAFE_DOWNGRADE:
         reason = "Unsafe metadata downgrade is not supported in this version."

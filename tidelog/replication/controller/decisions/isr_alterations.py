@@ -1,8 +1,9 @@
-"""AlterPartition: a leader proposes another ISR, and is believed only while it leads and knows the newest state. Pure.
+"""AlterPartition: a leader proposes another ISR. Pure.
 
-Three epochs protect a partition: the broker's (it is the registered incarnation), the leader epoch (it still leads) and
-the partition epoch (it knows of every change before). A proposal that fails one changes nothing. Order of checks and
-codes are those of Kafka's `ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903).
+Invariant: a proposal changes a partition only if three epochs are current: the broker epoch (the
+registered incarnation), the leader epoch (the broker still leads) and the partition epoch (the
+leader knows all earlier changes). The order of the checks and the error codes are those of Kafka's
+`ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tidelog.replication.controller.metadata.records import merge_partition_chan
 
 Records = list[Any]
 
-EPOCHS_FROM = 3  # the version from which each ISR member comes with its broker epoch
+MEMBER_EPOCHS_VERSION_MIN = 3  # ISR members have broker epochs
 
 
 def alter_partition(
@@ -42,30 +43,34 @@ def alter_partition(
     rules = state.election_rules()
     records: Records = []
     response = AlterPartitionResponse()
-    for wanted_topic in request.topics:
-        answer = AlterPartitionResponseTopicData(topic_id=wanted_topic.topic_id)
-        response.topics.append(answer)
-        topic = state.image.topics_by_id.get(wanted_topic.topic_id)
-        seen: set[int] = set()
-        for wanted in wanted_topic.partitions:
+    for topic_data in request.topics:
+        topic_response = AlterPartitionResponseTopicData(topic_id=topic_data.topic_id)
+        response.topics.append(topic_response)
+        topic = state.image.topics_by_id.get(topic_data.topic_id)
+        seen_indexes: set[int] = set()
+        for partition_data in topic_data.partitions:
             isr = (
-                wanted.new_isr_with_epochs
-                if version >= EPOCHS_FROM
-                else [BrokerState(broker_id=one) for one in wanted.new_isr]
+                partition_data.new_isr_with_epochs
+                if version >= MEMBER_EPOCHS_VERSION_MIN
+                else [BrokerState(broker_id=broker_id) for broker_id in partition_data.new_isr]
             )
             if topic is None:
                 error = ErrorCode.UNKNOWN_TOPIC_ID
-            elif wanted.partition_index in seen:
-                error = ErrorCode.INVALID_REQUEST  # a second proposal knows nothing of the first
+            elif partition_data.partition_index in seen_indexes:
+                error = ErrorCode.INVALID_REQUEST  # the second proposal for a partition ignores the first
             else:
-                error = _problem(state, request.broker_id, topic, wanted, isr)
-            seen.add(wanted.partition_index)
+                error = _problem(state, request.broker_id, topic, partition_data, isr)
+            seen_indexes.add(partition_data.partition_index)
             if topic is None or error != ErrorCode.NONE:
-                answer.partitions.append(
-                    AlterPartitionResponsePartitionData(partition_index=wanted.partition_index, error_code=error)
+                topic_response.partitions.append(
+                    AlterPartitionResponsePartitionData(
+                        partition_index=partition_data.partition_index, error_code=error
+                    )
                 )
             else:
-                answer.partitions.append(_apply(state, rules, request.broker_id, topic, wanted, isr, records))
+                topic_response.partitions.append(
+                    _apply(state, rules, request.broker_id, topic, partition_data, isr, records)
+                )
     return records, response
 
 
@@ -74,24 +79,24 @@ def _apply(
     rules: ElectionRules,
     leader_id: int,
     topic: TopicImage,
-    wanted: AlterPartitionRequestPartitionData,
+    partition_data: AlterPartitionRequestPartitionData,
     isr: list[BrokerState],
     records: Records,
 ) -> AlterPartitionResponsePartitionData:
-    index = wanted.partition_index
+    index = partition_data.partition_index
     partition = topic.partitions[index]
     topic_rules = state.topic_rules(topic)
     change = PartitionChange(partition, index, topic_rules, rules)
     if topic_rules.unclean:
         change.election = Election.UNCLEAN
     change.isr = [member.broker_id for member in isr]
-    change.recovery_state = wanted.leader_recovery_state
+    change.recovery_state = partition_data.leader_recovery_state
     record = change.build()
     if record is not None:
         records.append(record)
         partition = merge_partition_change(partition, record)
         if record.leader not in (leader_id, NO_LEADER_CHANGE):
-            # It ended a reassignment that takes the leadership away: done, but not as the leader imagines.
+            # The change completed a reassignment, which elected another leader.
             return AlterPartitionResponsePartitionData(partition_index=index, error_code=ErrorCode.NEW_LEADER_ELECTED)
     return AlterPartitionResponsePartitionData(
         partition_index=index,
@@ -107,22 +112,25 @@ def _problem(
     state: ControllerState,
     leader_id: int,
     topic: TopicImage,
-    wanted: AlterPartitionRequestPartitionData,
+    partition_data: AlterPartitionRequestPartitionData,
     isr: list[BrokerState],
 ) -> ErrorCode:
-    partition = topic.partitions.get(wanted.partition_index)
+    partition = topic.partitions.get(partition_data.partition_index)
     if partition is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if wanted.leader_epoch > partition.leader_epoch or wanted.partition_epoch > partition.partition_epoch:
-        return ErrorCode.NOT_CONTROLLER  # it has heard of more than we know: somebody else decides by now
-    if wanted.leader_epoch < partition.leader_epoch:
+    if (
+        partition_data.leader_epoch > partition.leader_epoch
+        or partition_data.partition_epoch > partition.partition_epoch
+    ):
+        return ErrorCode.NOT_CONTROLLER  # the leader knows newer metadata, so another controller is active
+    if partition_data.leader_epoch < partition.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if leader_id != partition.leader:
         return ErrorCode.INVALID_REQUEST
-    if wanted.partition_epoch < partition.partition_epoch:
+    if partition_data.partition_epoch < partition.partition_epoch:
         return ErrorCode.INVALID_UPDATE_VERSION
     members = [member.broker_id for member in isr]
-    if not _is_valid_isr(partition, members, wanted.leader_recovery_state):
+    if not _is_valid_isr(partition, members, partition_data.leader_recovery_state):
         return ErrorCode.INVALID_REQUEST
     if not all(_is_eligible(state, member) for member in isr):
         return ErrorCode.INELIGIBLE_REPLICA
@@ -134,11 +142,15 @@ def _is_valid_isr(partition: PartitionImage, members: list[int], recovery_state:
         return False
     if recovery_state == RECOVERING and (len(members) > 1 or partition.leader_recovery_state == RECOVERED):
         return False
-    distinct = set(members)
-    return len(distinct) == len(members) and distinct <= set(partition.replicas) and partition.leader in distinct
+    distinct_ids = set(members)
+    return (
+        len(distinct_ids) == len(members)
+        and distinct_ids <= set(partition.replicas)
+        and partition.leader in distinct_ids
+    )
 
 
 def _is_eligible(state: ControllerState, member: BrokerState) -> bool:
-    """Alive, and the incarnation that the leader means; -1 is any."""
+    """Whether the broker is active in the stated epoch; -1 stands for any epoch."""
     broker = state.image.brokers.get(member.broker_id)
     return broker is not None and broker.is_active and member.broker_epoch in (-1, broker.epoch)

@@ -1,8 +1,9 @@
-"""Who leads what, as brokers come and go and as operators ask: decisions over many partitions. Pure.
+"""Elections over many partitions, when brokers change state or operators request them. Pure.
 
-Each decision is on one state and gives records; `partition_changes.py` decides for the single partition. Follows
-Kafka's `ReplicationControlManager`, except that brokers found dead at one moment are fenced in one decision: where a
-whole ISR dies at once, nobody of it is known to have had less than the others.
+Each decision turns one state into records; `partition_changes.py` decides on a single
+partition. Follows Kafka's `ReplicationControlManager`, with one exception: one decision
+fences all brokers that are found dead together. When a whole ISR dies at once, none of its
+replicas is known to lack records.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def update_leaders_and_isrs(
     back: Collection[int] = (),
     unclean_shutdown: Collection[int] = (),
 ) -> Records:
-    """Take brokers out of the ISR of these partitions and elect where need be.
+    """Remove brokers from the ISR of these partitions, and elect leaders where necessary.
 
-    `gone`: dead or leaving. `back`: may lead again. `unclean_shutdown`: gone, and not to be trusted to have kept what
-    they had, so no longer eligible either.
+    `gone`: dead or leaving brokers. `back`: brokers that may lead again. `unclean_shutdown`:
+    brokers that are gone and may have lost records, so that they leave the ELR too.
     """
     removed = {*gone, *unclean_shutdown}
     rules = state.election_rules(gone=removed, back=back)
@@ -69,13 +70,13 @@ def update_leaders_and_isrs(
     return records
 
 
-# -- brokers come and go -----------------------------------------------------------------------------------------------
+# -- brokers that change state -----------------------------------------------------------------------------------------
 
 
 def fence_brokers(state: ControllerState, broker_ids: Collection[int]) -> Records:
-    """All of them at once."""
-    affected = dict.fromkeys(key for broker_id in broker_ids for key in state.index.in_isr(broker_id))
-    records = update_leaders_and_isrs(state, affected, gone=broker_ids)
+    """Fence all these brokers in one decision."""
+    affected_partitions = dict.fromkeys(key for broker_id in broker_ids for key in state.index.in_isr(broker_id))
+    records = update_leaders_and_isrs(state, affected_partitions, gone=broker_ids)
     for broker_id in broker_ids:
         broker = state.image.brokers[broker_id]
         records.append(BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=broker.epoch, fenced=1))
@@ -83,7 +84,7 @@ def fence_brokers(state: ControllerState, broker_ids: Collection[int]) -> Record
 
 
 def unfence_broker(state: ControllerState, broker_id: int) -> Records:
-    """It leads what has no leader and can have it."""
+    """Unfence a broker, and elect it for the leaderless partitions that it may lead."""
     broker = state.image.brokers[broker_id]
     leaderless = [
         (topic_id, index)
@@ -107,50 +108,52 @@ def begin_controlled_shutdown(state: ControllerState, broker_id: int) -> Records
 
 
 def forget_incarnation(state: ControllerState, broker_id: int, *, clean: bool) -> Records:
-    """A new incarnation registers: what the old one led or was in sync with is no longer so.
+    """A new incarnation registers: remove the old incarnation from leaderships and ISRs.
 
-    After a clean stop its logs are whole. Then it stays eligible, and where it alone was in sync it goes on leading in
-    the same epoch: nobody else can have led meanwhile, and it has all that it ever had. An ISR without a leader died as
-    a whole, and whoever of it returns first is to lead: it stays as it is, unless its members may have lost something
-    and eligible leader replicas are kept to know who has not.
+    After a clean stop the broker's logs are whole. It stays eligible, and keeps leading in the same
+    epoch where it is the only ISR member, because no other replica can have led since. A leaderless
+    ISR died as a whole, and its first member to return is to lead. It stays as it is, unless its
+    members may have lost records and the ELR tells which replicas have not.
     """
     in_isr = state.index.in_isr(broker_id)
     if clean or not state.elr_enabled:
         topics = state.image.topics_by_id
-        led = [(key, topics[key[0]].partitions[key[1]]) for key in in_isr if key not in state.index.leaderless]
-        leaving = [key for key, partition in led if not clean or partition.isr != (broker_id,)]
-        return update_leaders_and_isrs(state, leaving, gone=(broker_id,))
-    affected = dict.fromkeys((*in_isr, *state.index.in_elr(broker_id)))
-    return update_leaders_and_isrs(state, affected, unclean_shutdown=(broker_id,))
+        led_partitions = [
+            (key, topics[key[0]].partitions[key[1]]) for key in in_isr if key not in state.index.leaderless
+        ]
+        leaving_keys = [key for key, partition in led_partitions if not clean or partition.isr != (broker_id,)]
+        return update_leaders_and_isrs(state, leaving_keys, gone=(broker_id,))
+    affected_partitions = dict.fromkeys((*in_isr, *state.index.in_elr(broker_id)))
+    return update_leaders_and_isrs(state, affected_partitions, unclean_shutdown=(broker_id,))
 
 
 def forget_broker(state: ControllerState, broker_id: int) -> Records:
-    """It is unregistered and will not come back."""
-    affected = dict.fromkeys((*state.index.in_isr(broker_id), *state.index.in_elr(broker_id)))
-    return update_leaders_and_isrs(state, affected, unclean_shutdown=(broker_id,))
+    """Remove an unregistered broker from leaderships, ISRs and ELRs."""
+    affected_partitions = dict.fromkeys((*state.index.in_isr(broker_id), *state.index.in_elr(broker_id)))
+    return update_leaders_and_isrs(state, affected_partitions, unclean_shutdown=(broker_id,))
 
 
-# -- elections that are asked for --------------------------------------------------------------------------------------
+# -- elections on request and by schedule ------------------------------------------------------------------------------
 
 
 def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> tuple[Records, ElectLeadersResponse]:
-    """By hand. Where all partitions are meant, those that need no election are left out of the answer.
+    """The elections of an ElectLeaders request. Raises KafkaError(INVALID_REQUEST).
 
-    Raises KafkaError(INVALID_REQUEST).
+    The response to a request for all partitions omits those that need no election.
     """
     if request.topic_partitions is not None and not request.topic_partitions:
         return [], ElectLeadersResponse()
     if request.election_type not in (PREFERRED_ELECTION, UNCLEAN_ELECTION):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}")
-    everywhere = request.topic_partitions is None
+    elects_all = request.topic_partitions is None
     if request.topic_partitions is None:
-        wanted = [(topic.name, list(topic.partitions)) for topic in state.image.topics_by_name.values()]
+        requested_partitions = [(topic.name, list(topic.partitions)) for topic in state.image.topics_by_name.values()]
     else:
-        wanted = [(one.topic, one.partitions) for one in request.topic_partitions]
+        requested_partitions = [(topic_data.topic, topic_data.partitions) for topic_data in request.topic_partitions]
     rules = state.election_rules()
     records: Records = []
     response = ElectLeadersResponse()
-    for name, indexes in wanted:
+    for name, indexes in requested_partitions:
         results = ReplicaElectionResult(topic=name)
         response.replica_election_results.append(results)
         for index in indexes:
@@ -158,7 +161,7 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> tuple
             if isinstance(outcome, PartitionChangeRecord):
                 records.append(outcome)
                 results.partition_result.append(PartitionResult(partition_id=index, error_message=None))
-            elif not everywhere or outcome.code != ErrorCode.ELECTION_NOT_NEEDED:
+            elif not elects_all or outcome.code != ErrorCode.ELECTION_NOT_NEEDED:
                 results.partition_result.append(
                     PartitionResult(partition_id=index, error_code=outcome.code, error_message=outcome.message)
                 )
@@ -174,14 +177,14 @@ def _elect(
     partition = topic.partitions.get(index)
     if partition is None:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
-    preferred = election_type == PREFERRED_ELECTION
-    if partition.leader == partition.replicas[0] if preferred else partition.leader != NO_LEADER:
+    is_preferred = election_type == PREFERRED_ELECTION
+    if partition.leader == partition.replicas[0] if is_preferred else partition.leader != NO_LEADER:
         return KafkaError(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
     change = PartitionChange(partition, index, state.topic_rules(topic), rules)
-    change.election = Election.PREFERRED if preferred else Election.UNCLEAN
+    change.election = Election.PREFERRED if is_preferred else Election.UNCLEAN
     record = change.build()
     if record is None:
-        if preferred:
+        if is_preferred:
             return KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
         message = "Eligible topic partition leaders are not available."
         return KafkaError(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message)
@@ -189,9 +192,10 @@ def _elect(
 
 
 def elect_preferred_leaders(state: ControllerState, limit: int = ELECTIONS_PER_ROUND_MAX) -> Records:
-    """Automatic: for the brokers of which too many preferred partitions are led by others.
+    """Automatic preferred elections, for brokers whose preferred partitions have too many other
+    leaders.
 
-    Too many is more than `imbalance_percent` (leader.imbalance.per.broker.percentage).
+    The bound is `imbalance_percent` (leader.imbalance.per.broker.percentage).
     """
     rules = state.election_rules()
     records: Records = []
@@ -214,7 +218,7 @@ def elect_preferred_leaders(state: ControllerState, limit: int = ELECTIONS_PER_R
 
 
 def elect_unclean_leaders(state: ControllerState, limit: int = ELECTIONS_PER_ROUND_MAX) -> Records:
-    """Automatic: leaderless partitions of topics that allow it."""
+    """Automatic unclean elections, for the leaderless partitions of topics that allow them."""
     rules = state.election_rules()
     records: Records = []
     for topic_id, index in state.index.leaderless:

@@ -1,8 +1,9 @@
-"""Which brokers are alive: sessions that heartbeats renew, and what a heartbeat's wishes lead to. Pure.
+"""Liveness of brokers: sessions that heartbeats renew, and the states that heartbeats request.
+Pure.
 
-Sessions are the active controller's own knowledge, not in the log: a new controller gives everybody a fresh one. All
-times are `now_ms` of one monotonic clock. Follows Kafka's `BrokerHeartbeatManager`, except that all brokers found dead
-at one moment are fenced by one decision.
+Sessions are in the memory of the active controller, not in the log: a new controller starts a new
+session for every broker. All times are `now_ms` of one monotonic clock. Follows Kafka's
+`BrokerHeartbeatManager`, except that one decision fences all brokers that are found dead together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class BrokerState(Enum):
 
 @dataclass(slots=True)
 class Session:
-    """`epoch`: of the registration that it belongs to. Offsets are -1 while unknown."""
+    """`epoch`: the epoch of its registration. Offsets are -1 while unknown."""
 
     epoch: int
     fenced: bool
@@ -42,7 +43,7 @@ class BrokerSessions:
         self._sessions: dict[int, Session] = {}
 
     def register(self, broker_id: int, epoch: int, *, fenced: bool, now_ms: float) -> None:
-        """A broker (re-)registered, or was found in the log by a new controller."""
+        """Start a session: a broker has registered, or a new controller reads it from the log."""
         self._sessions[broker_id] = Session(epoch, fenced, now_ms)
 
     def remove(self, broker_id: int) -> None:
@@ -70,7 +71,7 @@ class BrokerSessions:
         return [broker_id for broker_id, session in self._sessions.items() if not session.fenced]
 
     def stale(self, now_ms: float) -> list[int]:
-        """All unfenced brokers that said nothing for longer than the timeout, to be fenced together."""
+        """All unfenced brokers without a heartbeat for the session timeout, to be fenced together."""
         return [
             broker_id
             for broker_id, session in self._sessions.items()
@@ -78,7 +79,9 @@ class BrokerSessions:
         ]
 
     def forgive(self, pause_ms: float) -> None:
-        """This node itself stood still for so long: it cannot say who was silent meanwhile."""
+        """Extend all sessions by a pause of this node, which could not receive heartbeats
+        meanwhile.
+        """
         for session in self._sessions.values():
             session.last_contact_ms += pause_ms
 
@@ -96,7 +99,7 @@ class BrokerSessions:
         is_caught_up: bool,
         leads_any: bool,
     ) -> tuple[BrokerState, BrokerState]:
-        """(present state, the one that the heartbeat's wishes lead to)."""
+        """(the present state, the state after the heartbeat)."""
         session = self._sessions[broker_id]
         state = session.state
         if state is BrokerState.FENCED:
@@ -109,9 +112,9 @@ class BrokerSessions:
             if want_shut_down:
                 return state, BrokerState.CONTROLLED_SHUTDOWN if leads_any else BrokerState.SHUTDOWN_NOW
             return state, state
-        # Not before all others know who leads instead.
-        known_to_all = session.controlled_shutdown_offset <= self._lowest_active_offset()
-        return state, BrokerState.SHUTDOWN_NOW if known_to_all and not leads_any else state
+        # The broker stops after all others know the new leaders.
+        is_known_to_all = session.controlled_shutdown_offset <= self._lowest_active_offset()
+        return state, BrokerState.SHUTDOWN_NOW if is_known_to_all and not leads_any else state
 
     def touch(self, broker_id: int, next_state: BrokerState, metadata_offset: int, now_ms: float) -> None:
         session = self._sessions[broker_id]
@@ -122,7 +125,7 @@ class BrokerSessions:
             session.controlled_shutdown_offset = -1
 
     def enter_controlled_shutdown(self, broker_id: int, offset: int) -> None:
-        """`offset`: of the last record that moves its leaderships away."""
+        """`offset`: the offset of the last record that moves the broker's leaderships away."""
         session = self._sessions[broker_id]
         if session.controlled_shutdown_offset < 0:
             session.controlled_shutdown_offset = offset

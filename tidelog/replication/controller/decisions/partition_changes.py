@@ -1,9 +1,11 @@
-"""One partition's next state: a wanted ISR, replica list or election becomes a PartitionChangeRecord, or none. Pure.
+"""The change of one partition: a new ISR, replica list or election gives a
+PartitionChangeRecord, or none. Pure.
 
-Here stands what keeps committed records: a leader comes from the ISR, when that is empty from the eligible leader
-replicas (KIP-966), and from anywhere else only by an unclean election or as the last known leader of a partition that
-nobody else can lead. Naming a leader starts a new leader epoch. The rules are those of Kafka's
-`PartitionChangeBuilder` and `PartitionReassignmentReplicas`.
+Invariant: an election keeps committed records. A leader comes from the ISR; if the ISR is empty,
+from the eligible leader replicas (KIP-966). Another replica becomes leader only by an unclean
+election, or as the last known leader of a partition that no other replica can lead. A record that
+names a leader starts a new leader epoch. The rules are those of Kafka's `PartitionChangeBuilder`
+and `PartitionReassignmentReplicas`.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ DIRECTORIES_VERSION = 17  # 3.7-IV2
 
 
 class Election(Enum):
-    ONLINE = "whoever keeps the partition online, the present leader first"
-    PREFERRED = "the first replica if it may, else as ONLINE"
-    UNCLEAN = "as ONLINE, and if nobody may, any live replica"
+    ONLINE = "an electable replica, the present leader first"
+    PREFERRED = "the first replica if it may lead, else as ONLINE"
+    UNCLEAN = "as ONLINE, and if no replica may lead, any live replica"
 
 
 @dataclass(slots=True)
 class ElectionRules:
-    """What holds for every partition of one decision.
+    """The rules for all partitions of one decision.
 
-    `electable`: the brokers that may lead, with their online log directories (none known: all are online).
+    `electable`: the brokers that may lead, with their online log directories (empty: all are
+    online).
     """
 
     electable: Mapping[int, Collection[bytes]]
@@ -48,7 +51,9 @@ class ElectionRules:
 
 @dataclass(slots=True)
 class TopicRules:
-    """What holds for the partitions of one topic. `min_insync_replicas` is at most the replication factor."""
+    """The rules for the partitions of one topic. `min_insync_replicas` is at most the replication
+    factor.
+    """
 
     topic_id: bytes
     min_insync_replicas: int
@@ -56,7 +61,7 @@ class TopicRules:
 
 
 class PartitionChange:
-    """Set what is wanted, then `build`. Everything not set stays as it is."""
+    """Set the attributes that change, then `build`. The other attributes keep their values."""
 
     __slots__ = (
         "_index",
@@ -90,7 +95,7 @@ class PartitionChange:
         self.directories: dict[int, bytes] = {}
 
     def build(self) -> PartitionChangeRecord | None:
-        """None where nothing changes."""
+        """The record of the change, or None if nothing changes."""
         partition = self._partition
         record = PartitionChangeRecord(partition_id=self._index, topic_id=self._topic.topic_id)
         self._complete_reassignment()
@@ -98,7 +103,7 @@ class PartitionChange:
             self._populate_elr()
         self._elect(record)
         if record.leader == NO_LEADER_CHANGE and not set(partition.replicas) <= set(self.replicas):
-            record.leader = partition.leader  # a replica goes: whoever it is must learn of it by a new epoch
+            record.leader = partition.leader  # the removed replica must notice it by a new leader epoch
         self._set_elr(record)
         isr = tuple(self.isr)
         if record.isr is None and isr != partition.isr and (isr or self._rules.elr_enabled):
@@ -114,7 +119,7 @@ class PartitionChange:
     # -- reassignment ------------------------------------------------------------------------------------------------
 
     def _complete_reassignment(self) -> None:
-        """All that were added are in sync, and somebody remains: the move is over."""
+        """End the reassignment when all target replicas are in sync."""
         if not self.removing and not self.adding:
             return
         isr = [replica for replica in self.isr if replica not in self.removing]
@@ -128,9 +133,12 @@ class PartitionChange:
         if replicas != partition.replicas:
             record.replicas = list(replicas)
         if (self.directories or record.replicas is not None) and self._rules.metadata_version >= DIRECTORIES_VERSION:
-            known = dict(zip(partition.replicas, partition.directories)) | self.directories
+            directory_by_replica = dict(zip(partition.replicas, partition.directories)) | self.directories
             directories = tuple(
-                known[replica] if replica in known else self._rules.default_directory(replica) for replica in replicas
+                directory_by_replica[replica]
+                if replica in directory_by_replica
+                else self._rules.default_directory(replica)
+                for replica in replicas
             )
             if directories != partition.directories:
                 record.directories = list(directories)
@@ -147,19 +155,20 @@ class PartitionChange:
             return
         if leader != NO_LEADER and leader in self.elr:
             self.isr = [leader]
-            # Where one replica is enough it commits alone from now on, and nobody else is eligible any more.
+            # With a minimum of one the leader commits alone from now on, and no
+            # other replica stays eligible.
             is_enough = self._topic.min_insync_replicas <= 1
             self.elr = () if is_enough else [replica for replica in self.elr if replica != leader]
         record.leader = leader
         if unclean:
             record.isr = [leader]
             if len(self.replicas) == 1:
-                self.recovery_state = RECOVERED  # there is nobody to differ from
+                self.recovery_state = RECOVERED  # no other replica can differ
             elif self._partition.leader_recovery_state != RECOVERING:
                 self.recovery_state = RECOVERING
 
     def _choose_leader(self) -> tuple[int, bool]:
-        """(who, whether that may lose committed records)."""
+        """(leader, whether its election may lose committed records)."""
         if self.election is Election.PREFERRED and self._may_lead(self.replicas[0]):
             return self.replicas[0], False
         if self._may_lead(self._partition.leader):
@@ -167,9 +176,9 @@ class PartitionChange:
         for replica in self.replicas:
             if self._may_lead(replica):
                 return replica, False
-        last_known = self._last_known_leader()
-        if last_known != NO_LEADER:
-            return last_known, True
+        last_known_leader = self._last_known_leader()
+        if last_known_leader != NO_LEADER:
+            return last_known_leader, True
         if self.election is Election.UNCLEAN:
             for replica in self.replicas:
                 if self._is_electable(replica):
@@ -189,16 +198,20 @@ class PartitionChange:
         return directory != LOST_DIRECTORY and (not online or directory in online)
 
     def _last_known_leader(self) -> int:
-        """Who led last, where nobody else can: only it can know how far acknowledged records went."""
-        last_known = self._partition.last_known_elr
-        if self._rules.elr_enabled and not self.isr and not self.elr and len(last_known) == 1:
-            return last_known[0] if self._is_electable(last_known[0]) else NO_LEADER
+        """The last known leader of a partition without ISR and ELR; it has all acknowledged
+        records.
+        """
+        last_known_leader = self._partition.last_known_elr
+        if self._rules.elr_enabled and not self.isr and not self.elr and len(last_known_leader) == 1:
+            return last_known_leader[0] if self._is_electable(last_known_leader[0]) else NO_LEADER
         return NO_LEADER
 
     # -- eligible leader replicas ------------------------------------------------------------------------------------
 
     def _populate_elr(self) -> None:
-        """Below the minimum ISR nothing is committed, so who was in sync when it was reached may still lead."""
+        """Compute the ELR. Below the minimum ISR nothing is committed, so
+        earlier ISR members have all that is.
+        """
         if len(self.isr) >= self._topic.min_insync_replicas:
             self.elr = ()
             return
@@ -211,7 +224,7 @@ class PartitionChange:
 
     def _set_elr(self, record: PartitionChangeRecord) -> None:
         if record.isr is not None or not self._rules.elr_enabled:
-            self.elr = ()  # an unclean election, or a cluster that does without
+            self.elr = ()  # an unclean election, or a cluster without ELR
             if not self._rules.elr_enabled and self._partition.last_known_elr:
                 record.last_known_elr = []
         if tuple(self.elr) != self._partition.elr:

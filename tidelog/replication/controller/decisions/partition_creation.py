@@ -1,4 +1,6 @@
-"""More partitions for a topic that exists (CreatePartitions), by count or with their replicas. Pure."""
+"""CreatePartitions: more partitions for an existing topic, by count or with manual assignments.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,52 +24,53 @@ Records = list[Any]
 def create_partitions(
     state: ControllerState, request: CreatePartitionsRequest
 ) -> tuple[Records, CreatePartitionsResponse]:
-    """Each topic is decided on its own; `count` is the new total."""
+    """Decide on each topic separately; `count` is the new total of partitions."""
     records: Records = []
     response = CreatePartitionsResponse()
-    times = Counter(topic.name for topic in request.topics)
+    counts = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
         result = CreatePartitionsTopicResult(name=topic.name)
         response.results.append(result)
         try:
-            if times[topic.name] > 1:
+            if counts[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            added = _create(state, topic)
-            if len(records) + len(added) > MAX_PARTITIONS_PER_REQUEST:
+            new_records = _create(state, topic)
+            if len(records) + len(new_records) > MAX_PARTITIONS_PER_REQUEST:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
             continue
-        records += added
+        records += new_records
     return records, response
 
 
-def _create(state: ControllerState, wanted: CreatePartitionsTopic) -> list[PartitionRecord]:
-    topic = state.image.topics_by_name.get(wanted.name)
+def _create(state: ControllerState, topic_request: CreatePartitionsTopic) -> list[PartitionRecord]:
+    topic = state.image.topics_by_name.get(topic_request.name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    present = len(topic.partitions)
-    added = wanted.count - present
-    if added == 0:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
-    if added < 0:
+    present_count = len(topic.partitions)
+    added_count = topic_request.count - present_count
+    if added_count == 0:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present_count} partition(s).")
+    if added_count < 0:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic {wanted.name} currently has {present} partition(s); {wanted.count} would not be an increase.",
+            f"The topic {topic_request.name} currently has {present_count} partition(s); "
+            f"{topic_request.count} would not be an increase.",
         )
-    if added > MAX_PARTITIONS_PER_REQUEST:
+    if added_count > MAX_PARTITIONS_PER_REQUEST:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     factor = len(topic.partitions[0].replicas)
-    if wanted.assignments is None:
-        placed = place_replicas(state.placeable(), added, factor, state.rng)
+    if topic_request.assignments is None:
+        assignments = place_replicas(state.placeable(), added_count, factor, state.rng)
     else:
-        placed = _manual(state, wanted, added, factor)
+        assignments = _manual(state, topic_request, added_count, factor)
     records: list[PartitionRecord] = []
-    for index, replicas in enumerate(placed, start=present):
+    for index, replicas in enumerate(assignments, start=present_count):
         isr = state.active(replicas)
         if not isr:
             text = "All brokers are currently fenced or in controlled shutdown."
-            if wanted.assignments is not None:
+            if topic_request.assignments is not None:
                 raise bad_assignment(
                     f"All brokers specified in the manual partition assignment for partition {index} "
                     "are fenced or in controlled shutdown."
@@ -79,11 +82,13 @@ def _create(state: ControllerState, wanted: CreatePartitionsTopic) -> list[Parti
     return records
 
 
-def _manual(state: ControllerState, wanted: CreatePartitionsTopic, added: int, factor: int) -> list[tuple[int, ...]]:
-    assignments = wanted.assignments or []
-    if len(assignments) != added:
+def _manual(
+    state: ControllerState, topic_request: CreatePartitionsTopic, added_count: int, factor: int
+) -> list[tuple[int, ...]]:
+    assignments = topic_request.assignments or []
+    if len(assignments) != added_count:
         raise bad_assignment(
-            f"Attempted to add {added} additional partition(s), but only {len(assignments)} assignment(s) "
+            f"Attempted to add {added_count} additional partition(s), but only {len(assignments)} assignment(s) "
             "were specified."
         )
     for assignment in assignments:

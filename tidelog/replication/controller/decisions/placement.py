@@ -1,7 +1,8 @@
-"""Which brokers get the replicas of new partitions: striped over racks, then over the brokers of a rack.
+"""Placement of new replicas on brokers: striped over racks, then over the brokers of a rack.
 
-The order is Kafka's (StripedReplicaPlacer): partition p starts one rack further than p - 1; each round every
-rack's brokers shift by one; leaders only on brokers that are not fenced. Randomness is the caller's `rng`.
+The order is Kafka's (StripedReplicaPlacer). Partition p starts one rack after partition p - 1. In
+each round the brokers of every rack shift by one. Only unfenced brokers become leaders. The caller
+passes in the randomness as `rng`.
 """
 
 from __future__ import annotations
@@ -17,25 +18,27 @@ if TYPE_CHECKING:
 
 
 class _Ring:
-    """Brokers of one kind in one rack, handed out in turn; each round starts one further."""
+    """The fenced or the unfenced brokers of one rack, in rotation; each round starts one broker
+    further.
+    """
 
     def __init__(self, brokers: list[int], rng: random.Random) -> None:
         self.brokers = sorted(brokers)
         self._offset = rng.randrange(len(brokers)) if brokers else 0
         self._round = 0
-        self._given = 0
+        self._taken_count = 0
 
     def next(self, number: int) -> int | None:
-        """The next broker of round `number`; None when all were given in it."""
+        """The next broker of round `number`; None after the last."""
         if not self.brokers:
             return None
         if self._round != number:
-            self._round, self._given = number, 0
+            self._round, self._taken_count = number, 0
             self._offset = (self._offset + 1) % len(self.brokers)
-        if self._given == len(self.brokers):
+        if self._taken_count == len(self.brokers):
             return None
-        broker = self.brokers[(self._given + self._offset) % len(self.brokers)]
-        self._given += 1
+        broker = self.brokers[(self._taken_count + self._offset) % len(self.brokers)]
+        self._taken_count += 1
         return broker
 
 
@@ -62,7 +65,7 @@ class _Placer:
 
     def place(self, replication_factor: int) -> tuple[int, ...]:
         if self._round == self._active_count and self._active_count > 1:
-            # Every leader had its turn: mix, or the same sets would come again.
+            # Each broker has led once. Shuffle, because the same replica sets would follow again.
             self._rng.shuffle(self._racks)
             for rack in self._racks:
                 self._rng.shuffle(rack.active.brokers)
@@ -76,7 +79,7 @@ class _Placer:
         while len(replicas) < replication_factor:
             broker = None
             if index == skip:
-                skip = None  # the leader's rack is passed over once
+                skip = None  # skip the leader's rack once
             else:
                 broker = self._racks[index].next(self._round)
             index = (index + 1) % len(self._racks)
@@ -98,7 +101,9 @@ class _Placer:
 def place_replicas(
     brokers: Iterable[BrokerImage], partition_count: int, replication_factor: int, rng: random.Random
 ) -> list[tuple[int, ...]]:
-    """The replicas of each new partition, preferred leader first. Raises KafkaError(INVALID_REPLICATION_FACTOR)."""
+    """The replicas of each new partition, preferred leader first. Raises
+    KafkaError(INVALID_REPLICATION_FACTOR).
+    """
     registered = list(brokers)
     problem: str | None = None
     if all(broker.fenced for broker in registered):

@@ -1,7 +1,8 @@
-"""Moving partitions to other brokers (KIP-455): begun, completed by the ISR, cancelled, listed. Pure.
+"""Reassignment of partitions to other brokers (KIP-455): begin, cancel, list. Pure.
 
-While it lasts, `replicas` is the target followed by those that will go; `partition_changes.py` ends it as soon as all
-of the target are in sync. Follows Kafka's `ReplicationControlManager`, `PartitionReassignmentReplicas` and `-Revert`.
+During a reassignment `replicas` holds the target replicas, followed by the replicas to remove.
+`partition_changes.py` completes it when all target replicas are in sync. Follows Kafka's
+`ReplicationControlManager`, `PartitionReassignmentReplicas` and `PartitionReassignmentRevert`.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ Records = list[Any]
 def alter_partition_reassignments(
     state: ControllerState, request: AlterPartitionReassignmentsRequest
 ) -> tuple[Records, AlterPartitionReassignmentsResponse]:
-    """Each partition is decided on its own; null replicas cancel what is under way."""
+    """Decide on each partition separately; null replicas cancel its reassignment."""
     records: Records = []
     response = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change, error_message=None
     )
-    for wanted_topic in request.topics:
-        answers = ReassignableTopicResponse(name=wanted_topic.name)
-        response.responses.append(answers)
-        seen: set[int] = set()
-        for wanted in wanted_topic.partitions:
-            index = wanted.partition_index
-            answer = ReassignablePartitionResponse(partition_index=index, error_message=None)
-            answers.partitions.append(answer)
+    for topic_data in request.topics:
+        topic_response = ReassignableTopicResponse(name=topic_data.name)
+        response.responses.append(topic_response)
+        seen_indexes: set[int] = set()
+        for partition_data in topic_data.partitions:
+            index = partition_data.partition_index
+            partition_response = ReassignablePartitionResponse(partition_index=index, error_message=None)
+            topic_response.partitions.append(partition_response)
             try:
-                if index in seen:
+                if index in seen_indexes:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Partition {index} is named twice.")
-                seen.add(index)
+                seen_indexes.add(index)
                 record = _alter(
-                    state, wanted_topic.name, index, wanted.replicas, request.allow_replication_factor_change
+                    state, topic_data.name, index, partition_data.replicas, request.allow_replication_factor_change
                 )
             except KafkaError as error:
-                answer.error_code, answer.error_message = error.code, error.message
+                partition_response.error_code, partition_response.error_message = error.code, error.message
                 continue
             if record is not None:
                 records.append(record)
@@ -62,7 +63,7 @@ def alter_partition_reassignments(
 
 
 def _alter(
-    state: ControllerState, name: str, index: int, replicas: list[int] | None, factor_may_change: bool
+    state: ControllerState, name: str, index: int, replicas: list[int] | None, may_change_factor: bool
 ) -> PartitionChangeRecord | None:
     topic = state.image.topics_by_name.get(name)
     if topic is None:
@@ -72,7 +73,7 @@ def _alter(
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{index}.")
     if replicas is None:
         return _cancel(state, topic, index, partition)
-    return _begin(state, topic, index, partition, replicas, factor_may_change)
+    return _begin(state, topic, index, partition, replicas, may_change_factor)
 
 
 def _begin(
@@ -81,20 +82,20 @@ def _begin(
     index: int,
     partition: PartitionImage,
     target: list[int],
-    factor_may_change: bool,
+    may_change_factor: bool,
 ) -> PartitionChangeRecord | None:
     state.check_manual_assignment(target, None)
-    before = [replica for replica in partition.replicas if replica not in partition.adding_replicas]
-    if not factor_may_change and len(target) != len(before):
+    present_replicas = [replica for replica in partition.replicas if replica not in partition.adding_replicas]
+    if not may_change_factor and len(target) != len(present_replicas):
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"The replication factor is changed from {len(before)} to {len(target)}",
+            f"The replication factor is changed from {len(present_replicas)} to {len(target)}",
         )
     removing = sorted(set(partition.replicas) - set(target))
     change = PartitionChange(partition, index, state.topic_rules(topic), state.election_rules())
     change.replicas = [*target, *removing]
     change.removing = removing
-    # Who joined by a reassignment that this one replaces is still being added.
+    # A replica that the replaced reassignment was adding is still being added.
     change.adding = sorted((set(target) - set(partition.replicas)) | (set(target) & set(partition.adding_replicas)))
     return change.build()
 
@@ -107,7 +108,7 @@ def _cancel(
     replicas = [replica for replica in partition.replicas if replica not in partition.adding_replicas]
     isr = [replica for replica in partition.isr if replica not in partition.adding_replicas]
     if not isr and partition.isr:
-        # Only newcomers are in sync: going back would need somebody who may have less.
+        # Only added replicas are in sync: an old replica may lack records.
         if not state.unclean_enabled(topic.name):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -129,16 +130,16 @@ def is_reassigning(partition: PartitionImage) -> bool:
 def list_partition_reassignments(
     state: ControllerState, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    """Those under way, of the given partitions or of all."""
-    wanted: dict[str, Iterable[int]] = {}
+    """The reassignments under way, of the requested partitions or of all."""
+    indexes_by_topic: dict[str, Iterable[int]] = {}
     if request.topics is None:
         for topic_id, index in state.index.reassigning:
             name = state.image.topics_by_id[topic_id].name
-            wanted[name] = [*wanted.get(name, ()), index]
+            indexes_by_topic[name] = [*indexes_by_topic.get(name, ()), index]
     else:
-        wanted = {one.name: one.partition_indexes for one in request.topics}
+        indexes_by_topic = {topic_data.name: topic_data.partition_indexes for topic_data in request.topics}
     response = ListPartitionReassignmentsResponse(error_message=None)
-    for name, indexes in wanted.items():
+    for name, indexes in indexes_by_topic.items():
         ongoing = OngoingTopicReassignment(name=name)
         for index in sorted(indexes):
             partition = state.image.partition(name, index)

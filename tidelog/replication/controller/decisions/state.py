@@ -1,8 +1,9 @@
-"""The controller's decisions: a command and the image it is made on give records and an answer. Pure.
+"""The state of the controller's decisions, with the decisions about topics and producer ids. Pure.
 
-Nothing changes here by deciding; only replaying the records (`adopt`, after they are appended) changes the state, so a
-controller that takes over from the log decides alike. Rules and wording follow Kafka's `ReplicationControlManager`.
-Nodes come and go in `registration.py`, leaders in `leaders.py`.
+Invariant: a decision changes no state. Only the replay of its records does (`adopt`,
+after their append), so that a controller that takes over decides alike. Rules and
+messages follow Kafka's `ReplicationControlManager`. Decisions about nodes are in
+`brokers.py`, about leaders in `leaders.py`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from tidelog.replication.controller.decisions.partition_changes import ElectionR
 from tidelog.replication.controller.decisions.placement import place_replicas
 from tidelog.replication.controller.decisions.topic_names import (
     METADATA_TOPIC,
+    collision_key,
     may_collide,
     topic_name_problem,
-    unified,
 )
 from tidelog.replication.controller.metadata.image import (
     ELR_FEATURE,
@@ -53,7 +54,9 @@ Records = list[Any]
 
 
 class NewTopic(NamedTuple):
-    """A topic to create. -1 for a count means the cluster's default; `assignments` are (partition, replicas) pairs."""
+    """A topic to create. A count of -1 is the cluster's default; `assignments` are (partition,
+    replicas).
+    """
 
     name: str
     partition_count: int = -1
@@ -71,7 +74,7 @@ class CreatedTopic(NamedTuple):
 
 
 class ProducerIdBlock(NamedTuple):
-    """`size` producer ids from `first` on, for one broker to hand out."""
+    """`size` producer ids from `first` on, allocated to one broker."""
 
     first: int
     size: int
@@ -87,11 +90,12 @@ def _no_list(resource_type: int, name: str) -> str | None:
 
 @dataclass(slots=True)
 class ControllerSettings:
-    """What the controller takes from its node's configuration.
+    """The controller's settings from its node's configuration.
 
-    `config_problem(resource type, configs)`: what is wrong with the configs of one resource, or None (the broker knows
-    the keys). `list_config_default(resource type, name)`: the default of a list-valued config; KeyError for any other.
-    `voters()`: ids of the quorum's voters, `kraft_version()`: its level. An empty `cluster_id` is not checked.
+    `config_problem(resource type, configs)`: the error of a resource's configs, or None (the broker
+    knows the keys). `list_config_default(resource type, name)`: the default of a config of type
+    LIST; KeyError for other types. `voters()`: the ids of the quorum's voters. `kraft_version()`:
+    the quorum's feature level. An empty `cluster_id` is not checked.
     """
 
     default_partition_count: int = 1
@@ -114,7 +118,7 @@ class ControllerSettings:
 
 @dataclass(slots=True)
 class ControllerState:
-    """The image the controller decides on, committed or not yet, and the indexes that replay keeps beside it."""
+    """The controller's newest image, committed or not, and the indexes that replay maintains."""
 
     settings: ControllerSettings
     rng: random.Random
@@ -124,17 +128,17 @@ class ControllerState:
     _collisions: dict[str, set[str]] = field(default_factory=dict)
 
     def adopt(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Replay happened: decide on this image from now on."""
+        """Decide on this image from now on, after the replay of its records."""
         self.index.update(self.image, image, delta)
         self.image = image
         for topic in delta.deleted_topics.values():
             if may_collide(topic.name):
-                self._collisions[unified(topic.name)].discard(topic.name)
+                self._collisions[collision_key(topic.name)].discard(topic.name)
         for topic in delta.created_topics.values():
             if may_collide(topic.name):
-                self._collisions.setdefault(unified(topic.name), set()).add(topic.name)
+                self._collisions.setdefault(collision_key(topic.name), set()).add(topic.name)
 
-    # -- what the image and the configuration say --------------------------------------------------------------------
+    # -- rules from the image and the configuration ------------------------------------------------------------------
 
     @property
     def metadata_version(self) -> int:
@@ -144,12 +148,14 @@ class ControllerState:
     def elr_enabled(self) -> bool:
         return self.image.feature_level(ELR_FEATURE) > 0 and self.metadata_version >= ELR_VERSION
 
-    def effective_topic_config(self, topic: str, name: str, static: str) -> str:
-        """The topic's own value, else the controller's run-time one, else the cluster's, else `static`."""
+    def effective_topic_config(self, topic: str, name: str, static_value: str) -> str:
+        """The topic's own value, else the controller's run-time one, else the
+        cluster's, else `static_value`.
+        """
         for configs in (self.image.topic_config(topic), *self.image.broker_config_layers(self.node_id)):
             if name in configs:
                 return configs[name]
-        return static
+        return static_value
 
     def topic_rules(self, topic: TopicImage) -> TopicRules:
         settings = self.settings
@@ -161,11 +167,15 @@ class ControllerState:
         )
 
     def unclean_enabled(self, topic: str) -> bool:
-        static = "true" if self.settings.unclean_leader_election else "false"
-        return trim(self.effective_topic_config(topic, "unclean.leader.election.enable", static)).lower() == "true"
+        static_value = "true" if self.settings.unclean_leader_election else "false"
+        return (
+            trim(self.effective_topic_config(topic, "unclean.leader.election.enable", static_value)).lower() == "true"
+        )
 
     def election_rules(self, *, gone: Collection[int] = (), back: Collection[int] = ()) -> ElectionRules:
-        """`gone` may not lead, whatever the image says of them; `back` may, although it calls them fenced."""
+        """Brokers in `gone` may not lead; brokers in `back` may lead even if the image has them
+        fenced.
+        """
         return ElectionRules(
             electable={
                 broker.node_id: broker.log_dirs
@@ -191,7 +201,8 @@ class ControllerState:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def create_topics(self, topics: Iterable[NewTopic]) -> tuple[Records, dict[str, CreatedTopic | KafkaError]]:
-        """Each name decided on its own; names are distinct (the API answers duplicates).
+        """Decide on each topic separately; names are distinct (the API's handler refuses
+        duplicates).
 
         Raises KafkaError(POLICY_VIOLATION) for more partitions than one request may create.
         """
@@ -200,15 +211,15 @@ class ControllerState:
         partition_count = 0
         for topic in topics:
             try:
-                created, its_records = self._create_topic(topic)
+                created_topic, topic_records = self._create_topic(topic)
             except KafkaError as error:
                 results[topic.name] = error
                 continue
-            partition_count += created.partition_count
+            partition_count += created_topic.partition_count
             if partition_count > MAX_PARTITIONS_PER_REQUEST:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
-            results[topic.name] = created
-            records += its_records
+            results[topic.name] = created_topic
+            records += topic_records
         return records, results
 
     def _create_topic(self, topic: NewTopic) -> tuple[CreatedTopic, Records]:
@@ -226,11 +237,11 @@ class ControllerState:
         ]
         for index, (replicas, isr) in enumerate(assignments):
             records.append(self.partition_record(topic_id, index, replicas, isr))
-        created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0][0]), configs)
-        return created, records
+        created_topic = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0][0]), configs)
+        return created_topic, records
 
     def partition_record(self, topic_id: bytes, index: int, replicas: Sequence[int], isr: list[int]) -> PartitionRecord:
-        """A new partition, led by the first of its ISR."""
+        """The record of a new partition, with the first ISR member as leader."""
         return PartitionRecord(
             partition_id=index,
             topic_id=topic_id,
@@ -247,9 +258,9 @@ class ControllerState:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
         problem = topic_name_problem(name)
         if problem is None and may_collide(name):
-            for other in sorted(self._collisions.get(unified(name), ())):
-                if other != name:
-                    problem = f"Topic '{name}' collides with existing topic: {other}"
+            for other_name in sorted(self._collisions.get(collision_key(name), ())):
+                if other_name != name:
+                    problem = f"Topic '{name}' collides with existing topic: {other_name}"
                     break
         if problem is not None:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -257,22 +268,22 @@ class ControllerState:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
 
     def _check_new_configs(self, configs: Sequence[tuple[str, str | None]]) -> dict[str, str]:
-        nulls = [name for name, value in configs if value is None]
+        null_names = [name for name, value in configs if value is None]
         problem: str | None = None
-        if nulls:
-            problem = f"Null value not supported for topic configs: {','.join(nulls)}"
-        wanted = {name: value for name, value in configs if value is not None}
-        if problem is None and any(len(value) > MAX_CONFIG_VALUE_LENGTH for value in wanted.values()):
+        if null_names:
+            problem = f"Null value not supported for topic configs: {','.join(null_names)}"
+        config_values = {name: value for name, value in configs if value is not None}
+        if problem is None and any(len(value) > MAX_CONFIG_VALUE_LENGTH for value in config_values.values()):
             problem = (
                 "The configuration value cannot be added because it exceeds the maximum value size of "
                 f"{MAX_CONFIG_VALUE_LENGTH} bytes."
             )
         if problem is not None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, problem)
-        refusal = self.settings.config_problem(TOPIC_RESOURCE, wanted) if wanted else None
+        refusal = self.settings.config_problem(TOPIC_RESOURCE, config_values) if config_values else None
         if refusal is not None:
             raise refusal
-        return wanted
+        return config_values
 
     def _automatic_assignments(self, topic: NewTopic) -> list[tuple[tuple[int, ...], list[int]]]:
         if topic.replication_factor < -1 or topic.replication_factor == 0:
@@ -290,8 +301,8 @@ class ControllerState:
         )
         if count > MAX_PARTITIONS_PER_REQUEST:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
-        placed = place_replicas(self.placeable(), count, factor, self.rng)
-        assignments = [(replicas, self.active(replicas)) for replicas in placed]
+        replica_lists = place_replicas(self.placeable(), count, factor, self.rng)
+        assignments = [(replicas, self.active(replicas)) for replicas in replica_lists]
         if not all(isr for _, isr in assignments):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -311,10 +322,10 @@ class ControllerState:
                 ErrorCode.INVALID_REQUEST,
                 "A manual partition assignment was specified, but numPartitions was not set to -1.",
             )
-        found: dict[int, tuple[tuple[int, ...], list[int]]] = {}
+        assignments_by_index: dict[int, tuple[tuple[int, ...], list[int]]] = {}
         factor: int | None = None
         for index, brokers in topic.assignments:
-            if index in found:
+            if index in assignments_by_index:
                 raise bad_assignment(f"Found multiple manual partition assignments for partition {index}")
             self.check_manual_assignment(brokers, factor)
             factor = len(brokers)
@@ -324,13 +335,15 @@ class ControllerState:
                     f"All brokers specified in the manual partition assignment for partition {index} "
                     "are fenced or in controlled shutdown."
                 )
-            found[index] = (tuple(brokers), isr)
-        if sorted(found) != list(range(len(found))):
+            assignments_by_index[index] = (tuple(brokers), isr)
+        if sorted(assignments_by_index) != list(range(len(assignments_by_index))):
             raise bad_assignment("partitions should be a consecutive 0-based integer sequence")
-        return [found[index] for index in range(len(found))]
+        return [assignments_by_index[index] for index in range(len(assignments_by_index))]
 
     def check_manual_assignment(self, brokers: Sequence[int], replication_factor: int | None) -> None:
-        """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT). `replication_factor`: that of the topic's other partitions."""
+        """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT). `replication_factor`: that
+        of the topic's other partitions.
+        """
         if not brokers:
             raise bad_assignment("The manual partition assignment includes an empty replica list.")
         for broker in sorted(brokers):
@@ -347,7 +360,9 @@ class ControllerState:
             )
 
     def placeable(self) -> list[BrokerImage]:
-        """Brokers that may get new replicas: not those about to leave, nor those that want no more."""
+        """The brokers for new replicas: all but those in controlled shutdown or
+        with only cordoned directories.
+        """
         return [
             broker
             for broker in self.image.brokers.values()
@@ -360,12 +375,14 @@ class ControllerState:
         return [replica for replica in replicas if replica in brokers and brokers[replica].is_active]
 
     def default_directory(self, node_id: int) -> bytes:
-        """Known at once on a broker with one directory, else told later (KIP-858)."""
+        """The directory of a broker with one directory; other brokers assign it later (KIP-858)."""
         broker = self.image.brokers.get(node_id)
         return broker.log_dirs[0] if broker is not None and len(broker.log_dirs) == 1 else UNASSIGNED_DIRECTORY
 
     def _new_id(self) -> bytes:
-        """A random (version 4) UUID that neither exists nor starts with '-' in text (Kafka's Uuid.randomUuid)."""
+        """A random (version 4) UUID that neither exists nor starts with '-' in
+        text (Kafka's Uuid.randomUuid).
+        """
         while True:
             value = bytearray(self.rng.randbytes(16))
             value[6] = value[6] & 0x0F | 0x40
@@ -375,7 +392,7 @@ class ControllerState:
                 return topic_id
 
     def delete_topics(self, topic_ids: Iterable[bytes]) -> tuple[Records, dict[bytes, KafkaError | None]]:
-        """Each id decided on its own; None for a topic that goes."""
+        """Decide on each topic id separately; None for a deleted topic."""
         records: Records = []
         results: dict[bytes, KafkaError | None] = {}
         for topic_id in topic_ids:

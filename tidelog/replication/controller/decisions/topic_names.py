@@ -1,4 +1,4 @@
-"""What a topic may be called (org.apache.kafka.common.internals.Topic), as broker and controller both check it."""
+"""The rules for topic names (org.apache.kafka.common.internals.Topic), for broker and controller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Why the name is refused, in Kafka's words; None for a good one."""
+    """The error message of an invalid name, in Kafka's words, or None."""
     problem: str | None = None
     if not name:
         problem = "the empty string is not allowed"
@@ -26,9 +26,9 @@ def topic_name_problem(name: str) -> str | None:
 
 
 def may_collide(name: str) -> bool:
-    """Whether another name could be the same metric name: '.' and '_' are one there."""
+    """Whether another topic could have the same metric name, in which '.' becomes '_'."""
     return "." in name or "_" in name
 
 
-def unified(name: str) -> str:
+def collision_key(name: str) -> str:
     return name.replace(".", "_")

@@ -1,8 +1,9 @@
-"""The cluster's metadata as one value: what every node believes after replaying the metadata log up to an offset.
+"""The cluster's metadata as one value: the result of replaying the metadata log up to an offset.
 
-An image is never changed once it is published: `records.py` builds the next one beside it, sharing what did not change.
-So a request may hold on to an image across an await, and the controller may keep one that is not committed yet. (Slots
-dataclasses, not frozen ones: freezing costs four times as much to construct, and a topic has thousands of partitions.)
+Invariant: a published image never changes. `records.py` builds the next image, which shares the
+unchanged parts. Therefore a request may use an image across an await, and the controller may keep
+uncommitted images. (The dataclasses have slots and are not frozen: freezing makes construction four
+times as expensive, and a topic has thousands of partitions.)
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PartitionImage:
     last_known_elr: tuple[int, ...] = ()
 
     def directory_of(self, node_id: int) -> bytes:
-        """The log directory that holds this replica, as far as the cluster knows."""
+        """The assigned log directory of this replica, or UNASSIGNED_DIRECTORY."""
         for replica, directory in zip(self.replicas, self.directories):
             if replica == node_id:
                 return directory
@@ -66,7 +67,7 @@ class TopicImage:
 
 @dataclass(slots=True)
 class EndpointImage:
-    """Where a node can be reached on one listener.
+    """The address of a node's listener.
 
     `security_protocol`: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL.
     """
@@ -94,7 +95,7 @@ class BrokerImage:
 
     @property
     def is_active(self) -> bool:
-        """May lead and be placed upon."""
+        """Whether the broker may lead and join an ISR."""
         return not self.fenced and not self.in_controlled_shutdown
 
 
@@ -108,10 +109,11 @@ class ControllerImage:
 
 @dataclass(slots=True)
 class MetadataImage:
-    """Everything up to and including `offset`, written in leader epoch `epoch`.
+    """The metadata up to and including `offset`, written in leader epoch `epoch`.
 
-    `carried` holds the records this version of Tidelog keeps but does not act on (ACLs, quotas, credentials, kinds it
-    does not know), by identity: they go into snapshots unchanged, so that nothing is lost on the way back to Kafka.
+    `carried` holds, by identity, the records that this version of Tidelog keeps but does not apply
+    (ACLs, quotas, credentials, unknown kinds). Snapshots contain them unchanged, so that nothing is
+    lost on the way back to Kafka.
     """
 
     offset: int = -1
@@ -128,28 +130,28 @@ class MetadataImage:
     carried: dict[tuple[object, ...], object] = field(default_factory=dict)
 
     def partition(self, topic: str, index: int) -> PartitionImage | None:
-        found = self.topics_by_name.get(topic)
-        return None if found is None else found.partitions.get(index)
+        topic_image = self.topics_by_name.get(topic)
+        return None if topic_image is None else topic_image.partitions.get(index)
 
     def topic_config(self, topic: str) -> dict[str, str]:
-        """The topic's own configs, without defaults. Not to be changed."""
+        """The topic's own configs, without defaults. The caller must not change them."""
         return self.configs.get((TOPIC_RESOURCE, topic), {})
 
     def broker_config_layers(self, node_id: int) -> tuple[dict[str, str], dict[str, str]]:
-        """Run-time broker configs, strongest first: the broker's own, then the cluster's."""
+        """Dynamic broker configs in order of precedence: the broker's own, then the cluster's."""
         return (
             self.configs.get((BROKER_RESOURCE, str(node_id)), {}),
             self.configs.get((BROKER_RESOURCE, ""), {}),
         )
 
     def feature_level(self, name: str) -> int:
-        """The finalized level of a feature; 0 where none was written."""
+        """The finalized level of a feature; 0 without a record."""
         return self.features.get(name, 0)
 
 
 @dataclass(slots=True)
 class MetadataDelta:
-    """What differs between an image and the one published before it, for those who act on change.
+    """The difference between an image and the one published before it.
 
     `changed_partitions`: topic id -> partition indexes, those of created topics included.
     """

@@ -1,6 +1,6 @@
-"""Differences between images: what a snapshot changed, what several changes amount to. Pure.
+"""Differences between images: of a snapshot, and of several changes together. Pure.
 
-The usual difference is a by-product of replay (`records.py`); here are those that replay does not give.
+Replay (`records.py`) makes the difference in all other cases.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from tidelog.replication.controller.metadata.image import MetadataDelta, Metadat
 
 
 def everything(image: MetadataImage) -> MetadataDelta:
-    """The difference between nothing and an image."""
+    """The difference between an empty image and this one."""
     return difference(MetadataImage(), image)
 
 
 def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
-    """Compares values, so it costs as much as the images are large; a topic created again is gone and new."""
+    """Compare all values of two images. A topic that was deleted and created again
+    counts as deleted and created.
+    """
     delta = MetadataDelta(changed_features=before.features != after.features)
     delta.changed_configs = _changed(before.configs, after.configs)
     delta.changed_brokers = _changed(before.brokers, after.brokers)
@@ -24,12 +26,12 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         if topic_id not in after.topics_by_id:
             delta.deleted_topics[topic_id] = topic
     for topic_id, topic in after.topics_by_id.items():
-        known = before.topics_by_id.get(topic_id)
-        if known is None:
+        old_topic = before.topics_by_id.get(topic_id)
+        if old_topic is None:
             delta.created_topics[topic_id] = topic
             indexes = set(topic.partitions)
         else:
-            indexes = _changed(known.partitions, topic.partitions)
+            indexes = _changed(old_topic.partitions, topic.partitions)
         if indexes:
             delta.changed_partitions[topic_id] = indexes
     return delta
@@ -39,22 +41,24 @@ def _changed(before: dict[Any, Any], after: dict[Any, Any]) -> set[Any]:
     return {key for key in {**before, **after} if before.get(key) != after.get(key)}
 
 
-def merge(first: MetadataDelta, then: MetadataDelta, after: MetadataImage) -> MetadataDelta:
-    """Two differences in a row as one; `after` is the image behind the second."""
+def merge(first: MetadataDelta, second: MetadataDelta, after: MetadataImage) -> MetadataDelta:
+    """Merge two successive differences; `after` is the image after the second."""
     merged = MetadataDelta(
         deleted_topics=dict(first.deleted_topics),
         changed_partitions={topic_id: set(indexes) for topic_id, indexes in first.changed_partitions.items()},
-        changed_configs=first.changed_configs | then.changed_configs,
-        changed_brokers=first.changed_brokers | then.changed_brokers,
-        changed_features=first.changed_features or then.changed_features,
+        changed_configs=first.changed_configs | second.changed_configs,
+        changed_brokers=first.changed_brokers | second.changed_brokers,
+        changed_features=first.changed_features or second.changed_features,
     )
-    created = {**first.created_topics, **then.created_topics}
-    for topic_id, topic in then.deleted_topics.items():
+    created = {**first.created_topics, **second.created_topics}
+    for topic_id, topic in second.deleted_topics.items():
         merged.changed_partitions.pop(topic_id, None)
         if topic_id not in first.created_topics:
             merged.deleted_topics[topic_id] = topic
-    # As they are now: a change after the creation made another value of the topic.
-    merged.created_topics = {one: after.topics_by_id[one] for one in created if one in after.topics_by_id}
-    for topic_id, indexes in then.changed_partitions.items():
+    # The newest values: a change after the creation made a new TopicImage.
+    merged.created_topics = {
+        topic_id: after.topics_by_id[topic_id] for topic_id in created if topic_id in after.topics_by_id
+    }
+    for topic_id, indexes in second.changed_partitions.items():
         merged.changed_partitions.setdefault(topic_id, set()).update(indexes)
     return merged

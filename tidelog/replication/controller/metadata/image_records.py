@@ -1,7 +1,7 @@
-"""An image as the records that rebuild it: what a snapshot of the metadata log holds. Pure, the inverse of replay.
+"""The records of an image, for a snapshot of the metadata log. Pure, the inverse of replay.
 
-Order as Kafka's `MetadataImage.write`: features, nodes, topics with their partitions, configs, producer ids, and last
-what is only carried.
+The order is that of Kafka's `MetadataImage.write`: features, nodes, topics with their partitions,
+configs, producer ids, and last the carried records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tidelog.replication.controller.metadata.image import (
 
 
 def image_records(image: MetadataImage) -> Iterator[Any]:
-    """Replayed on an empty image they give this one."""
+    """The records whose replay on an empty image gives this image."""
     for name in sorted(image.features, key=lambda name: (name != METADATA_VERSION, name)):
         yield FeatureLevelRecord(name=name, feature_level=image.features[name])
     for controller in image.controllers.values():
@@ -47,7 +47,7 @@ def image_records(image: MetadataImage) -> Iterator[Any]:
         for name, value in config.items():
             yield ConfigRecord(resource_type=resource_type, resource_name=resource_name, name=name, value=value)
     if image.next_producer_id:
-        # Whose block was the last is history by now; Kafka writes -1 too.
+        # The image does not hold the broker of the last block; Kafka writes -1 too.
         yield ProducerIdsRecord(broker_id=-1, broker_epoch=-1, next_producer_id=image.next_producer_id)
     yield from image.carried.values()
 
@@ -57,8 +57,10 @@ def _controller_record(controller: ControllerImage) -> RegisterControllerRecord:
         controller_id=controller.node_id,
         incarnation_id=controller.incarnation_id,
         end_points=[
-            ControllerEndpoint(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
-            for one in controller.endpoints.values()
+            ControllerEndpoint(
+                name=endpoint.name, host=endpoint.host, port=endpoint.port, security_protocol=endpoint.security_protocol
+            )
+            for endpoint in controller.endpoints.values()
         ],
         features=[
             ControllerFeature(name=name, min_supported_version=low, max_supported_version=high)
@@ -73,8 +75,10 @@ def _broker_record(broker: BrokerImage) -> RegisterBrokerRecord:
         incarnation_id=broker.incarnation_id,
         broker_epoch=broker.epoch,
         end_points=[
-            BrokerEndpoint(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
-            for one in broker.endpoints.values()
+            BrokerEndpoint(
+                name=endpoint.name, host=endpoint.host, port=endpoint.port, security_protocol=endpoint.security_protocol
+            )
+            for endpoint in broker.endpoints.values()
         ],
         features=[
             BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)

@@ -1,7 +1,9 @@
-"""From what a quorum replays to an image: values decoded, metadata transactions kept back until they end. Pure.
+"""The load of an image from committed values: decodes records and applies metadata transactions.
+Pure.
 
-Kafka writes large changes as BEGIN_TRANSACTION ... END_TRANSACTION (KIP-868): none of it counts before the end, and an
-abort, or a new leader who finds it open, throws it away.
+Kafka writes large changes as BEGIN_TRANSACTION ... END_TRANSACTION (KIP-868).
+Invariant: the records of a transaction take effect at its end, or never: after an
+abort, or if a new leader finds it open.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from tidelog.replication.controller.metadata.records import ImageBuilder, Metada
 
 
 class MetadataLoader:
-    """Feed it batches, in order; `finish` gives the image so far and what changed since the last `finish`."""
+    """`feed` takes batches in order; `finish` returns the image and the changes since the last
+    `finish`.
+    """
 
     def __init__(self, image: MetadataImage | None = None) -> None:
         image = MetadataImage() if image is None else image
@@ -63,7 +67,9 @@ class MetadataLoader:
             self.unknown_kinds[kind] = self.unknown_kinds.get(kind, 0) + 1
 
     def finish(self, controller_id: int = -1) -> tuple[MetadataImage, MetadataDelta]:
-        """The image of all that was fed, open transactions left out, and its difference from the one before."""
+        """The image of all batches so far, without an open transaction, and its
+        difference from the last image.
+        """
         image, delta = self._builder.build(self._offset, self._epoch, self._timestamp_ms, controller_id)
         self._builder = ImageBuilder(image)
         self.is_empty = True

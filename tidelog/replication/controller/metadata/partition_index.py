@@ -1,7 +1,8 @@
-"""Which partitions concern a broker: kept up to date beside the image, so that no event looks at all of them. Pure.
+"""Indexes from a broker to its partitions, so that no event has to visit all partitions. Pure.
 
-A partition is named by (topic id, index). Dictionaries stand for sets: they keep the order in which things happened,
-which makes decisions repeatable. As Kafka's `BrokersToIsrs` and `BrokersToElrs`, plus leaders and reassignments.
+A partition's key is (topic id, index). Dictionaries serve as ordered sets, which makes decisions
+repeatable. The indexes are those of Kafka's `BrokersToIsrs` and `BrokersToElrs`, with leaders and
+reassignments besides.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Members = dict[Key, None]
 
 
 class PartitionIndex:
-    """Fed with every image that follows the last one."""
+    """`update` takes every image in order."""
 
     def __init__(self) -> None:
         self._in_isr: dict[int, Members] = {}
@@ -39,7 +40,9 @@ class PartitionIndex:
         return len(self._led.get(broker_id, ()))
 
     def imbalanced(self) -> Iterable[tuple[int, Mapping[Key, None], int]]:
-        """(broker, partitions that prefer it but are led by another, how many prefer it)."""
+        """(broker, the partitions that prefer it and have another leader, the number that prefer
+        it).
+        """
         for broker_id, members in self._imbalanced.items():
             if members:
                 yield broker_id, members, self._preferring[broker_id]
@@ -50,13 +53,13 @@ class PartitionIndex:
                 self._remove((topic_id, index), partition)
         for topic_id, indexes in delta.changed_partitions.items():
             topic = after.topics_by_id[topic_id]
-            known = before.topics_by_id.get(topic_id)
+            old_topic = before.topics_by_id.get(topic_id)
             for index in sorted(indexes):
                 key = (topic_id, index)
-                if known is not None:
-                    old = known.partitions.get(index)
-                    if old is not None:
-                        self._remove(key, old)
+                if old_topic is not None:
+                    old_partition = old_topic.partitions.get(index)
+                    if old_partition is not None:
+                        self._remove(key, old_partition)
                 self._add(key, topic.partitions[index])
 
     def _add(self, key: Key, partition: PartitionImage) -> None:

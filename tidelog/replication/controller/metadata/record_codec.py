@@ -1,7 +1,8 @@
-"""Metadata records to bytes and back, and which version of each record a metadata.version calls for.
+"""Encoding and decoding of metadata records, and the record versions of each metadata.version.
 
-Bytes that frame a kind of record we do not know decode to `UnknownRecord`, which encodes to the same bytes again: a log
-of a newer Kafka stays readable and loses nothing. Rules: Kafka's `MetadataVersion` and `MetadataRecordSerde`.
+A framed record of an unknown kind decodes to `UnknownRecord`, which encodes to the same bytes. A
+log of a newer Kafka therefore stays readable and loses nothing. The rules are those of Kafka's
+`MetadataVersion` and `MetadataRecordSerde`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages import metadata_records as kafka
 
-# metadata.version levels at which records or behaviour changed.
+# The metadata.version levels that changed records or behaviour.
 LOWEST_METADATA_VERSION = 7  # 3.3-IV3, the oldest that Kafka 4 can read
 DIRECTORIES_VERSION = 17  # 3.7-IV2
 ELR_VERSION = 23  # 4.0-IV1
@@ -37,13 +38,13 @@ _KINDS: dict[int, type[Message]] = {
 
 
 class UnknownRecord(NamedTuple):
-    """A framed record whose kind or version is not ours."""
+    """A framed record of an unknown kind or version."""
 
     value: bytes
 
 
 def record_version(record: Any, metadata_version: int) -> int:
-    """The version in which Kafka at this metadata.version writes the record."""
+    """The version of the record that Kafka writes at this metadata.version."""
     for since, version in _VERSIONS.get(type(record), ()):
         if metadata_version >= since:
             return version
@@ -61,7 +62,9 @@ def encode_record(record: Any, metadata_version: int) -> bytes:
 
 
 def decode_record(value: bytes) -> Any:
-    """A record of `metadata_records`, or `UnknownRecord`. Raises `MalformedMessage` for a known kind that is broken."""
+    """A record of `metadata_records`, or `UnknownRecord`. Raises `MalformedMessage`
+    for a known kind that is broken.
+    """
     if len(value) < 3 or value[0] != _FRAME_VERSION:
         raise MalformedMessage("a metadata record is not framed as version 1")
     kind, version = value[1], value[2]

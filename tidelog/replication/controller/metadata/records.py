@@ -1,8 +1,9 @@
-"""Replay: metadata records in, the next image and what changed out. Pure; the only code that makes an image.
+"""Replay of metadata records: it builds the next image and its difference from the last one. Pure.
 
-Each kind of record has one function in the table at the end; a kind that is not acted upon is carried. The rules are
-those of Kafka's `TopicDelta`, `PartitionRegistration.merge` and `ClusterDelta`. A record that contradicts the image (a
-partition of no topic) is a `MetadataError`: that log is not one to go on from.
+No other code makes images. The table at the end has one function for each kind of record; records
+that are not applied are carried. A record that contradicts the image (a partition of an unknown
+topic) raises `MetadataError`, after which the log must not be used. The rules are those of Kafka's
+`TopicDelta`, `PartitionRegistration.merge` and `ClusterDelta`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class MetadataError(Exception):
 
 
 class ImageBuilder:
-    """Collects records on top of an image; `build` publishes. What is touched is copied once, the rest is shared."""
+    """Applies records to a copy of an image, which `build` returns. Only changed parts are copied."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._next = replace(image)
@@ -46,7 +47,7 @@ class ImageBuilder:
             self.replay(record)
 
     def replay(self, record: Any) -> None:
-        """One record. Raises `MetadataError`."""
+        """Apply one record. Raises `MetadataError`."""
         _REPLAY[type(record)](self, record)
 
     def feature_level(self, name: str) -> int:
@@ -55,12 +56,12 @@ class ImageBuilder:
     def build(
         self, offset: int, epoch: int, timestamp_ms: int, controller_id: int
     ) -> tuple[MetadataImage, MetadataDelta]:
-        """The image after the record at `offset`, and what differs. The builder must not be used again."""
+        """The image after the record at `offset`, and its difference. Ends the use of the builder."""
         image = self._next
         image.offset, image.epoch, image.timestamp_ms, image.controller_id = offset, epoch, timestamp_ms, controller_id
         return image, self._delta
 
-    # -- copy on first touch -----------------------------------------------------------------------------------------
+    # -- copy before the first change --------------------------------------------------------------------------------
 
     def _own(self, name: str) -> Any:
         if name not in self._copied:
@@ -115,7 +116,7 @@ class ImageBuilder:
                 leader=record.leader,
                 leader_epoch=record.leader_epoch,
                 partition_epoch=record.partition_epoch,
-                # Before 3.7 records had no directories: the data stays wherever it is.
+                # Records before 3.7 have no directories: the replica stays in its present one.
                 directories=tuple(record.directories) or (MIGRATING_DIRECTORY,) * len(replicas),
                 removing_replicas=tuple(record.removing_replicas),
                 adding_replicas=tuple(record.adding_replicas),
@@ -238,11 +239,11 @@ class ImageBuilder:
             features=_feature_ranges(record.features),
         )
 
-    # -- kept, not acted upon ----------------------------------------------------------------------------------------
+    # -- carried records ---------------------------------------------------------------------------------------------
 
     def _carry(self, record: Any) -> None:
-        identity, gone = _identity(record)
-        if gone:
+        identity, is_removal = _identity(record)
+        if is_removal:
             self._own("carried").pop(identity, None)
         else:
             self._own("carried")[identity] = record
@@ -250,12 +251,14 @@ class ImageBuilder:
     def _ignore(self, record: Any) -> None:
         pass
 
-    def _misplaced(self, record: Any) -> None:
+    def _reject_nested(self, record: Any) -> None:
         raise MetadataError(f"{type(record).__name__} inside a transaction that is already being replayed")
 
 
 def merge_partition_change(before: PartitionImage, record: kafka.PartitionChangeRecord) -> PartitionImage:
-    """A partition after one change. Naming a leader, even the same one, starts a new leader epoch."""
+    """The partition after one change. A record with a leader, even the present
+    one, starts a new leader epoch.
+    """
     replicas = before.replicas if record.replicas is None else tuple(record.replicas)
     if record.directories is not None:
         directories = tuple(record.directories)
@@ -286,15 +289,18 @@ def _changed(before: tuple[int, ...], after: list[int] | None) -> tuple[int, ...
 
 
 def _endpoints(records: Iterable[Any]) -> dict[str, EndpointImage]:
-    return {one.name: EndpointImage(one.name, one.host, one.port, one.security_protocol) for one in records}
+    return {
+        endpoint.name: EndpointImage(endpoint.name, endpoint.host, endpoint.port, endpoint.security_protocol)
+        for endpoint in records
+    }
 
 
 def _feature_ranges(records: Iterable[Any]) -> dict[str, tuple[int, int]]:
-    return {one.name: (one.min_supported_version, one.max_supported_version) for one in records}
+    return {feature.name: (feature.min_supported_version, feature.max_supported_version) for feature in records}
 
 
 def _identity(record: Any) -> tuple[tuple[object, ...], bool]:
-    """(what a carried record is about, whether the record ends it)."""
+    """(the identity of the carried record, whether the record removes it)."""
     match record:
         case kafka.AccessControlEntryRecord():
             return ("acl", record.id), False
@@ -313,7 +319,7 @@ def _identity(record: Any) -> tuple[tuple[object, ...], bool]:
             return ("quota", entity, record.key), record.remove
         case kafka.ZkMigrationStateRecord():
             return ("migration",), False
-    # Without its meaning the same bytes twice can only be taken for the same statement.
+    # The meaning of an unknown record is unknown, so its bytes are its identity.
     assert isinstance(record, UnknownRecord)
     return ("unknown", record.value), False
 
@@ -334,9 +340,9 @@ _REPLAY: dict[type, Callable[[ImageBuilder, Any], None]] = {
     kafka.BrokerRegistrationChangeRecord: ImageBuilder._change_registration,
     kafka.RegisterControllerRecord: ImageBuilder._register_controller,
     kafka.NoOpRecord: ImageBuilder._ignore,
-    kafka.BeginTransactionRecord: ImageBuilder._misplaced,
-    kafka.EndTransactionRecord: ImageBuilder._misplaced,
-    kafka.AbortTransactionRecord: ImageBuilder._misplaced,
+    kafka.BeginTransactionRecord: ImageBuilder._reject_nested,
+    kafka.EndTransactionRecord: ImageBuilder._reject_nested,
+    kafka.AbortTransactionRecord: ImageBuilder._reject_nested,
     kafka.AccessControlEntryRecord: ImageBuilder._carry,
     kafka.RemoveAccessControlEntryRecord: ImageBuilder._carry,
     kafka.UserScramCredentialRecord: ImageBuilder._carry,

@@ -1,8 +1,10 @@
-"""The committed metadata of one node: follows the quorum, replays what is committed, publishes image after image.
+"""The committed metadata of one node: it follows the quorum, replays committed records and
+publishes images.
 
-Every node has one; a controller that is active hands it the images it built (`take_committed`), so that nothing is
-decoded twice. Snapshots of the log are written from here too. One image is published per advance of the high
-watermark, in log order, and never one that is not committed.
+Every node has a tracker. An active controller passes it the images that it has built
+(`take_committed`), so that no record is decoded twice. The tracker also writes snapshots.
+Invariant: each advance of the high watermark publishes one image, in log order, and only
+committed images are published.
 """
 
 from __future__ import annotations
@@ -29,39 +31,43 @@ OnImage = Callable[[MetadataImage, MetadataDelta], None]
 
 
 class BuiltImage(NamedTuple):
-    """An image that the active controller made, and the bytes of the records that led to it."""
+    """An image from the active controller, and the size of its records."""
 
     image: MetadataImage
     delta: MetadataDelta
     size_bytes: int
 
 
-class ActiveSide(Protocol):
-    """The controller of this node, as the tracker sees it."""
+class ActiveController(Protocol):
+    """The tracker's interface to the controller of its node."""
 
     def on_lead(self, epoch: int, *, in_transaction: bool) -> None: ...
     def on_resign(self, epoch: int) -> None: ...
 
     def take_committed(self, end_offset: int) -> Sequence[BuiltImage] | None:
-        """The images built up to here, each once; None while not active: what is committed must be read then."""
+        """The images built for offsets below `end_offset`, each once; None
+        while the controller is not active.
+        """
         ...
 
     def on_published(self, end_offset: int) -> None:
-        """Everything below is published."""
+        """All records below `end_offset` are published."""
         ...
 
 
 class MetadataTracker:
-    """The listener of a `RaftNode`; set `raft` before that starts, and `controller` on a node that has one.
+    """The listener of a `RaftNode`; set `raft` before the node starts, and `controller` if it has
+    one.
 
-    `on_image(image, delta)` and `on_leader(leader_id, epoch)` are called on the loop thread; `on_failure(error)` when
-    the log cannot be understood, after which nothing is published any more. `snapshot_bytes_min`: bytes of records
-    between two snapshots (metadata.log.max.record.bytes.between.snapshots); `snapshot_interval_ms`: when one follows
-    fewer bytes than that (metadata.log.max.snapshot.interval.ms), 0 for never.
+    `on_image(image, delta)` and `on_leader(leader_id, epoch)` are called on the loop thread.
+    `on_failure(error)` is called when the log cannot be replayed; nothing is published afterwards.
+    `snapshot_bytes_min`: bytes of records between two snapshots
+    (metadata.log.max.record.bytes.between.snapshots). `snapshot_interval_ms`: the time after which
+    a snapshot follows fewer bytes (metadata.log.max.snapshot.interval.ms), 0 for never.
     """
 
     raft: RaftLog
-    controller: ActiveSide | None
+    controller: ActiveController | None
 
     def __init__(
         self,
@@ -92,14 +98,16 @@ class MetadataTracker:
         self._snapshot_interval_ms = snapshot_interval_ms
         self._bytes_since_snapshot = 0
         self._last_snapshot_ms = clock_ms()
-        self._snapshotting: asyncio.Task[None] | None = None
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._tickets = count()
+        self._snapshot_task: asyncio.Task[None] | None = None
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_numbers = count()
 
-    # -- what the quorum tells ---------------------------------------------------------------------------------------
+    # -- notices of the quorum ---------------------------------------------------------------------------------------
 
     def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
-        """Replaces everything known, unless more is known: what damage has cut may be fetched from further back."""
+        """Load a snapshot, unless this node has newer metadata, as it may while it
+        fetches damaged records again.
+        """
         if self.failure is not None or identity.end_offset <= self.offset:
             return
         try:
@@ -112,25 +120,25 @@ class MetadataTracker:
             return
         self._begin_counting()
         self._publish(image, difference(self.image, image))
-        self._reached(identity.end_offset)
+        self._set_offset(identity.end_offset)
 
     def on_high_watermark(self, offset: int) -> None:
-        """Offsets below are committed: publish them as one change."""
+        """Publish all records below `offset`, which are committed, as one change."""
         if self.failure is not None or offset <= self.offset + 1:
             return
-        built = None if self.controller is None else self.controller.take_committed(offset)
-        if built is None:
+        built_images = None if self.controller is None else self.controller.take_committed(offset)
+        if built_images is None:
             offset = self._read_to(offset)
-        elif built:
-            self._adopt(built)
+        elif built_images:
+            self._adopt(built_images)
         if self.failure is None:
-            self._reached(offset)
+            self._set_offset(offset)
             if self.controller is not None:
                 self.controller.on_published(offset)
             self._maybe_snapshot()
 
     def on_damage(self) -> None:
-        """The image holds what the damaged records said."""
+        """Write a snapshot, because the image holds the content of the damaged records."""
         if self.failure is None and not self._loader.in_transaction:
             self._begin_snapshot()
 
@@ -149,24 +157,26 @@ class MetadataTracker:
     # -- images ------------------------------------------------------------------------------------------------------
 
     def _read_to(self, offset: int) -> int:
-        """Returns up to where it came: not to `offset` where damaged records are to be fetched again first."""
-        reached = self.offset + 1
+        """Replay to `offset`; returns the next offset, which is smaller in front of damaged
+        records.
+        """
+        next_offset = self.offset + 1
         try:
             for batch in self.raft.read(self.offset + 1):
                 if batch.last_offset >= offset:
-                    break  # committed since: the next notice is of it
+                    break  # the next notice covers this batch
                 self._bytes_since_snapshot += sum(map(len, batch.values))
                 self._feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
-                reached = batch.last_offset + 1
+                next_offset = batch.last_offset + 1
             if self._loader.is_empty:
-                return reached
+                return next_offset
             image, delta = self._loader.finish(self.leader_id)
             self._check_readable(image)
         except Exception as error:
             self._fail(error)
-            return reached
+            return next_offset
         self._publish(image, delta)
-        return reached
+        return next_offset
 
     def _feed(self, values: Iterable[bytes], last_offset: int, epoch: int, timestamp_ms: int) -> None:
         self._loader.feed(values, last_offset, epoch, timestamp_ms)
@@ -174,12 +184,12 @@ class MetadataTracker:
             logger.warning("metadata log holds %d records of unknown kind %d: kept, not acted upon", times, kind)
         self._loader.unknown_kinds.clear()
 
-    def _adopt(self, built: Sequence[BuiltImage]) -> None:
-        image, delta, size_bytes = built[0]
-        for each in built[1:]:
-            delta = merge(delta, each.delta, each.image)
-            image = each.image
-            size_bytes += each.size_bytes
+    def _adopt(self, built_images: Sequence[BuiltImage]) -> None:
+        image, delta, size_bytes = built_images[0]
+        for next_image in built_images[1:]:
+            delta = merge(delta, next_image.delta, next_image.image)
+            image = next_image.image
+            size_bytes += next_image.size_bytes
         self._bytes_since_snapshot += size_bytes
         self._loader = MetadataLoader(image)
         self._publish(image, delta)
@@ -202,7 +212,7 @@ class MetadataTracker:
         self._on_failure(error)
 
     def on_failure(self, error: Exception) -> None:
-        """The quorum does without this node from now on, and so it hears of nothing any more."""
+        """This node has left the quorum, so that no more notices follow."""
         if self.failure is None:
             self.failure = error
             self._on_failure(error)
@@ -210,18 +220,18 @@ class MetadataTracker:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def wait_for(self, offset: int) -> asyncio.Future[None]:
-        """Done when the record at `offset` is in the published image. Cancelling it is all it takes to forget it."""
+        """A future that is done when the record at `offset` is published. The caller may cancel it."""
         future: asyncio.Future[None] = self._loop.create_future()
         if offset <= self.offset:
             future.set_result(None)
         else:
-            heapq.heappush(self._waiting, (offset, next(self._tickets), future))
+            heapq.heappush(self._waiters, (offset, next(self._waiter_numbers), future))
         return future
 
-    def _reached(self, end_offset: int) -> None:
+    def _set_offset(self, end_offset: int) -> None:
         self.offset = end_offset - 1
-        while self._waiting and self._waiting[0][0] <= self.offset:
-            _, _, future = heapq.heappop(self._waiting)
+        while self._waiters and self._waiters[0][0] <= self.offset:
+            _, _, future = heapq.heappop(self._waiters)
             if not future.done():
                 future.set_result(None)
 
@@ -237,17 +247,19 @@ class MetadataTracker:
             self._begin_snapshot()
 
     def _begin_snapshot(self) -> None:
-        if self._snapshotting is None and self.image.offset >= 0:
+        if self._snapshot_task is None and self.image.offset >= 0:
             self._begin_counting()
-            self._snapshotting = self._loop.create_task(self._snapshot(self.image), name="metadata snapshot")
+            self._snapshot_task = self._loop.create_task(self._snapshot(self.image), name="metadata snapshot")
 
     def _begin_counting(self) -> None:
-        """Towards the next snapshot."""
+        """Start the count of bytes and time for the next snapshot."""
         self._bytes_since_snapshot = 0
         self._last_snapshot_ms = self._clock_ms()
 
     async def _snapshot(self, image: MetadataImage) -> None:
-        """The image as a file beside the log, made on another thread: images do not change."""
+        """Write the image as a snapshot, on another thread, which is safe because images do not
+        change.
+        """
         identity = SnapshotId(image.offset + 1, image.epoch)
         metadata_version = image.feature_level(METADATA_VERSION)
         now_ms = self._clock_ms()
@@ -260,15 +272,15 @@ class MetadataTracker:
             await self._run_in_executor(write)
             self.raft.snapshot_written(identity)
         except OSError as error:
-            # The log has it all; the next one may succeed.
+            # The log still has all records, and the next snapshot may succeed.
             logger.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)
         finally:
-            self._snapshotting = None
+            self._snapshot_task = None
 
     async def close(self) -> None:
-        """Ends what waits; a snapshot under way is finished."""
-        for _, _, future in self._waiting:
+        """Cancel the waiters, and wait for a snapshot under way."""
+        for _, _, future in self._waiters:
             future.cancel()
-        self._waiting.clear()
-        if self._snapshotting is not None:
-            await self._snapshotting
+        self._waiters.clear()
+        if self._snapshot_task is not None:
+            await self._snapshot_task
