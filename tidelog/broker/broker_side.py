@@ -29,6 +29,7 @@ from tidelog.broker.replicas.partitions import Partitions
 from tidelog.broker.replicas.repairs import Repairs
 from tidelog.broker.replicas.replica_moves import ReplicaMoves
 from tidelog.broker.replicas.scrubber import Scrubber
+from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
 from tidelog.broker.replicas.upkeep import Upkeep
 from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.metadata.image import METADATA_VERSION
@@ -143,6 +144,8 @@ class BrokerSide:
             run,
         )  # fmt: skip
         partitions.on_damage = self.repairs.report
+        self._unclean_leaders = UncleanLeaders(partitions, self.repairs, loop, ports.clock_ms)
+        self._hosting.set_unclean_leaders(self._unclean_leaders)
         self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
         self.cleaner = LogCleaner(self.directories, self._settings, loop, ports.clock_ms, run, self._upkeep)
         self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
@@ -326,6 +329,7 @@ class BrokerSide:
         self._assignments.close()
         await self.lifecycle.close()
         await self.scrubber.close()
+        await self._unclean_leaders.close()
         await self.repairs.close()
         await self.moves.close()
         self._upkeep.close()

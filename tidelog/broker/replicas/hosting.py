@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.broker.replicas.log_directories import LogDirectories
     from tidelog.broker.replicas.partitions import Partitions
     from tidelog.broker.replicas.replica_moves import ReplicaMoves
+    from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage, PartitionImage, TopicImage
     from tidelog.replication.fetcher import ReplicaFetchers
     from tidelog.replication.partition import Partition
@@ -86,6 +87,7 @@ class Hosting:
         """Replicas that cannot be served: in a failed directory (None if it is unknown), or damaged."""
         self._log_configs: dict[str, LogConfig] = {}
         self._moves: ReplicaMoves | None = None
+        self._unclean_leaders: UncleanLeaders | None = None
 
     # -----------------------------------------------------------------------------------------------------
     # start, stop
@@ -119,6 +121,11 @@ class Hosting:
         self._moves = moves
         moves.log_config = self._log_config
         moves.on_promoted = self._on_promoted
+
+    def set_unclean_leaders(self, unclean_leaders: UncleanLeaders) -> None:
+        """Set who delays the roles of leaders that were elected uncleanly."""
+        self._unclean_leaders = unclean_leaders
+        unclean_leaders.on_done = self._apply_current_role
 
     def start(self) -> None:
         """The first image is applied: set aside the logs that it does not assign to this node."""
@@ -315,6 +322,10 @@ class Hosting:
         if assignment.leader == self._node_id:
             if self._fetchers is not None:
                 self._fetchers.unfollow(partition)
+            if self._unclean_leaders is not None and self._unclean_leaders.delays(partition, assignment):
+                partition.become_follower(assignment)
+                self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                return
             is_new_leader = partition.become_leader(assignment)
             self._partitions.role_changed(partition)
             if partition.is_under_min_isr:
@@ -322,6 +333,8 @@ class Hosting:
             if is_new_leader:
                 self._on_role(partition, True)
             return
+        if self._unclean_leaders is not None:
+            self._unclean_leaders.forget(partition)
         has_changed = partition.become_follower(assignment)
         if has_changed:
             self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -329,6 +342,12 @@ class Hosting:
             self._on_role(partition, False)
         if has_changed and self._fetchers is not None:
             self._fetchers.follow(partition)
+
+    def _apply_current_role(self, partition: Partition) -> None:
+        assert self._image is not None
+        topic = self._image.topics_by_id.get(partition.topic_id)
+        if topic is not None and self._partitions.find(partition.topic_id, partition.index) is partition:
+            self._apply_partitions(topic, (partition.index,))
 
     def _doubt_epochs(self, partition: Partition, assignment: PartitionImage) -> None:
         """Check the leader epochs of a log that may have read a damaged one from its last batch."""
@@ -368,6 +387,8 @@ class Hosting:
             self._assignments.forget(partition.topic_id, partition.index)
         if self._moves is not None:
             self._moves.forget(partition)
+        if self._unclean_leaders is not None:
+            self._unclean_leaders.forget(partition)
 
     # ----------------------------------------------------------------------------------------------------------
     # configs

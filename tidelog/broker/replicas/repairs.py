@@ -214,7 +214,7 @@ class Repairs:
             self._partitions.refusal(partition, error)
             return False
         self._count(partition)
-        return not partition.log.damaged_ranges() or not self._others(partition)
+        return not partition.log.damaged_ranges() or not self.others(partition)
 
     async def _repair_range(self, partition: Partition, segment: Segment, damage: DamagedRange) -> None:
         log = partition.log
@@ -222,7 +222,7 @@ class Repairs:
         repair = log.repair_of(segment, damage)
         everyone_lacks_it = True
         gap_is_shared = damage.position == damage.end_position
-        for source in self._others(partition):
+        for source in self.others(partition):
             try:
                 await self._copy(partition, repair, source)
             except NoRoom as refused:
@@ -251,7 +251,7 @@ class Repairs:
                 await self._finish(partition, repair, name)
             except NoRoom as refused:
                 self._roll(partition, refused)
-        elif gap_is_shared and self._others(partition) and everyone_lacks_it:
+        elif gap_is_shared and self.others(partition) and everyone_lacks_it:
             logger.info("%s: no replica has offsets %d to %d", name, damage.first_offset, damage.end_offset)
             log.accept_gap(segment, damage)
             self._partitions.touch(partition)
@@ -289,9 +289,9 @@ class Repairs:
         Another replica counts if it has records there. One that has not come so far, or does not answer, says nothing:
         two new replicas would wait for each other, and one that replaces a dead broker for that one.
         """
-        for source in self._others(partition):
+        for source in self.others(partition):
             try:
-                data = await self._fetch(partition, source, first_offset, up_to_log_end=False)
+                data = await self.fetch(partition, source, first_offset, up_to_log_end=False)
                 if not data:
                     raise PeerUnreachable("it has not come that far yet")
             except (KafkaError, PeerUnreachable) as error:
@@ -320,7 +320,7 @@ class Repairs:
         placed = self._placed(partition)
         return set() if placed is None else set(placed.isr)
 
-    def _others(self, partition: Partition) -> list[int]:
+    def others(self, partition: Partition) -> list[int]:
         """The other replicas, those in sync first."""
         placed = self._placed(partition)
         if placed is None:
@@ -332,7 +332,7 @@ class Repairs:
         """Raises CopyRefused, KafkaError, PeerUnreachable, OSError."""
         is_interior = repair.damage.end_offset < partition.log.log_end_offset
         while not repair.is_complete and not repair.is_obsolete:
-            data = await self._fetch(partition, source, repair.next_offset, up_to_log_end=is_interior)
+            data = await self.fetch(partition, source, repair.next_offset, up_to_log_end=is_interior)
             if not data:
                 raise PeerUnreachable("it has not come that far yet")
             before = repair.next_offset
@@ -340,7 +340,8 @@ class Repairs:
             if repair.next_offset == before:
                 raise CopyRefused("it sends no whole batch")
 
-    async def _fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes:
+    async def fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes:
+        """What a replica has from `offset` on, to its log end or its high watermark. KafkaError, PeerUnreachable."""
         endpoint = self._endpoint_of(source)
         if endpoint is None:
             raise PeerUnreachable("it is not registered")

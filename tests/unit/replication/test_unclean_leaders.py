@@ -1,0 +1,104 @@
+"""A leader that was elected uncleanly: what the others have behind its log's end is taken over before it leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.patience import until
+from tests.unit.replication.replicas import Replicas
+from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.controller.metadata.image import RECOVERING
+from tidelog.replication.partition import Partition
+from tidelog.replication.ports import PeerUnreachable
+
+
+class Others:
+    """The other replicas, asked without a network."""
+
+    def __init__(self, cluster: Replicas, node_id: int) -> None:
+        self.cluster, self.node_id = cluster, node_id
+        self.silent: set[int] = set()
+
+    def others(self, partition: Partition) -> list[int]:
+        return [each for each in self.cluster.placed.replicas if each != self.node_id]
+
+    async def fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes:
+        await asyncio.sleep(0)
+        node = self.cluster.nodes.get(source)
+        if node is None or source in self.silent:
+            raise PeerUnreachable("refused")
+        log = node.log
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        return b"".join(map(bytes, log.read(offset, 150, log.log_end_offset).regions))
+
+
+VALUES = [b"%d" % number for number in range(6)]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Replicas]:
+    """Node 2 lost the last four of six acknowledged records while all were away; the others lost power."""
+    cluster = Replicas(3)
+    for number, value in enumerate(VALUES):
+        if number == 4:
+            cluster.elect(1, [1, 2, 3])
+        cluster.nodes[1].produce(value)
+        cluster.loop.run_for(600)
+    cluster.stop(2)
+    path = f"/data/t-0/{0:020d}.log"
+    data = cluster.disks[2].read_file(path)
+    cluster.disks[2].write_file(path, data[: len(data) // 3], sync=True)
+    cluster.elect(-1, [])
+    node = cluster.start(2)
+    assert node.log.log_end_offset == 2
+    others: Any = Others(cluster, 2)
+    leaders = UncleanLeaders(node.partitions, others, asyncio.get_running_loop(), node.clock_ms)
+    node.hosting.set_unclean_leaders(leaders)
+    cluster.others = others  # type: ignore[attr-defined]
+    cluster.placed = replace(cluster.placed, leader_recovery_state=RECOVERING)
+    yield cluster
+    await leaders.close()
+
+
+async def test_it_takes_over_what_the_others_have_before_it_leads(cluster: Replicas) -> None:
+    cluster.elect(2, [2])
+    node = cluster.nodes[2]
+    assert not node.partition.leads, "the others would cut their logs to its end"
+    await until(lambda: node.partition.leads)
+    cluster.loop.run_for(600)
+    assert [each.values() for each in cluster.nodes.values()] == [VALUES] * 3
+    assert list(node.log.leader_epochs) == [(0, 0), (1, 4), (3, 6)]
+    assert node.produce(b"on", acks=1).code == 0
+
+
+async def test_it_leads_with_what_it_has_where_none_of_them_answers(cluster: Replicas) -> None:
+    cluster.others.silent = {1, 3}  # type: ignore[attr-defined]
+    cluster.elect(2, [2], tell=[2])
+    await until(lambda: cluster.nodes[2].partition.leads)
+    assert cluster.nodes[2].values() == VALUES[:2]
+
+
+async def test_another_leader_ends_the_questions(cluster: Replicas) -> None:
+    cluster.elect(2, [2])
+    cluster.placed = replace(cluster.placed, leader_recovery_state=0)
+    cluster.elect(1, [1])
+    cluster.loop.run_for(600)
+    await asyncio.sleep(0.05)
+    assert not cluster.nodes[2].partition.leads
+    assert cluster.nodes[2].values() == VALUES
+
+
+async def test_a_log_that_went_another_way_is_not_taken(cluster: Replicas) -> None:
+    """Its batch before the end is of another leader epoch."""
+    cluster.nodes[2].log.leader_epochs.clear()
+    cluster.nodes[2].log.leader_epochs.assign(1, 0)
+    cluster.elect(2, [2], tell=[2])
+    await until(lambda: cluster.nodes[2].partition.leads)
+    assert cluster.nodes[2].log.log_end_offset == 2
