@@ -13,7 +13,7 @@ import pytest
 from tests.unit.broker.conftest import RunningNode, StartNode
 from tests.unit.broker.scraping import get, scrape
 from tidelog.broker.config.node_config import NodeConfig
-from tidelog.broker.metrics.http_pages import what_is_sick, what_is_unready
+from tidelog.broker.metrics.http_pages import liveness_problem, readiness_problem
 from tidelog.broker.network.server import ListenError
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
@@ -79,20 +79,20 @@ def standing(**changed: Any) -> tuple[Any, Any]:
 )
 def test_why_a_node_is_not_ready(changed: dict[str, Any], reason: str):
     metadata, broker = standing(**changed)
-    assert what_is_unready(metadata, broker) == reason
-    assert what_is_sick(metadata) is None
+    assert readiness_problem(metadata, broker) == reason
+    assert liveness_problem(metadata) is None
 
 
 def test_a_controller_alone_needs_no_registration():
     metadata, _ = standing()
-    assert what_is_unready(metadata, None) is None
+    assert readiness_problem(metadata, None) is None
     astray, _ = standing(leader_id=-1)
-    assert what_is_unready(astray, None) == "no leader of the metadata quorum is known"
+    assert readiness_problem(astray, None) == "no leader of the metadata quorum is known"
 
 
 def test_brokers_stay_ready_without_a_controller_and_while_a_record_is_on_its_way():
-    assert what_is_unready(*standing(leader_id=-1)) is None
-    assert what_is_unready(*standing(offset=8)) is None
+    assert readiness_problem(*standing(leader_id=-1)) is None
+    assert readiness_problem(*standing(offset=8)) is None
 
 
 async def test_without_a_port_nothing_listens(running: RunningNode):

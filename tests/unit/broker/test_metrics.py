@@ -18,7 +18,7 @@ from tidelog.broker.apis.error_counts import count_errors
 from tidelog.broker.metrics.cluster import ClusterCounts
 from tidelog.broker.metrics.definitions import COUNTER, HISTOGRAM, METRICS
 from tidelog.broker.metrics.exposition import Exposition, render
-from tidelog.broker.metrics.partitions import OTHERS, Survey, TopicSeries
+from tidelog.broker.metrics.partitions import OTHERS, PartitionTotals, TopicSeries
 from tidelog.broker.network.counters import Histogram, RequestCounters, TopicTraffic
 from tidelog.broker.replicas.flushes import Flushes
 from tidelog.protocol.errors import ErrorCode
@@ -253,8 +253,8 @@ def replica(index: int, isr: tuple[int, ...], replicas: tuple[int, ...] = (1, 2,
 def test_under_replicated_and_min_isr_are_kafkas(
     isr: tuple[int, ...], minimum: int, under_replicated: int, under_min: int, at_min: int
 ):
-    found = Survey()
-    found.look_at([replica(0, isr, minimum=minimum)], MetadataImage())
+    found = PartitionTotals()
+    found.add_partitions([replica(0, isr, minimum=minimum)], MetadataImage())
     assert (found.under_replicated, found.under_min_isr, found.at_min_isr) == (under_replicated, under_min, at_min)
 
 
@@ -262,8 +262,8 @@ def test_replicas_that_are_being_added_are_not_missed():
     image = MetadataImage()
     placed = PartitionImage((1, 2, 3, 4), (1, 2, 3), 1, adding_replicas=(4,), removing_replicas=(3,))
     image.topics_by_id[b"t" * 16] = TopicImage("t", b"t" * 16, {0: placed})
-    found = Survey()
-    found.look_at([replica(0, (1, 2, 3), (1, 2, 3, 4))], image)
+    found = PartitionTotals()
+    found.add_partitions([replica(0, (1, 2, 3), (1, 2, 3, 4))], image)
     assert (found.reassigning, found.under_replicated) == (1, 0)
 
 

@@ -38,21 +38,21 @@ _SETTLE_EVERY = 500
 
 
 @dataclass(slots=True)
-class Follower:
-    """A child and the latest that it said."""
+class DemoProcess:
+    """A child process and the latest event of each kind from it."""
 
     child: Child
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)
-    heard: int = 0
+    latest_events: dict[str, dict[str, Any]] = field(default_factory=dict)
+    event_count: int = 0
 
-    async def listen(self, on_event: Callable[[Follower], None]) -> None:
+    async def listen(self, on_event: Callable[[DemoProcess], None]) -> None:
         async for event in self.child.events():
-            self.said[event["event"]] = event
-            self.heard += 1
+            self.latest_events[event["event"]] = event
+            self.event_count += 1
             on_event(self)
 
     def get(self, event: str, key: str, default: Any) -> Any:
-        return self.said.get(event, {}).get(key, default)
+        return self.latest_events.get(event, {}).get(key, default)
 
 
 async def run(rows: int, out: Path, brokers: int = 1) -> int:
@@ -61,7 +61,7 @@ async def run(rows: int, out: Path, brokers: int = 1) -> int:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     console = Console(highlight=False)
-    began = time.monotonic()
+    start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tidelog-demo-") as directory:
         async with AsyncExitStack() as stack:
             demo = Demo(stack, Path(directory), rows, console, brokers)
@@ -71,14 +71,14 @@ async def run(rows: int, out: Path, brokers: int = 1) -> int:
     console.print(report.table(outcome.spark, source.airlines()))
     good = report.print_checks(console, outcome)
     console.print(f"\nChart: {image}")
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_s
     result = f"Demo {'finished' if good else 'failed'} in {seconds:.1f} s ({report.timings(outcome)})"
     console.print(result, soft_wrap=True)
     return 0 if good else 1
 
 
 class Demo:
-    """One run: what was started, and what each part has said so far."""
+    """One run of the demo: its processes and their latest events."""
 
     def __init__(self, stack: AsyncExitStack, directory: Path, rows: int, console: Console, brokers: int = 1) -> None:
         self._stack = stack
@@ -86,14 +86,14 @@ class Demo:
         self._rows = rows
         self._brokers = brokers
         self._display = Display(console, rows, MEMBERS)
-        self._followers: list[asyncio.Task[None]] = []
+        self._listeners: list[asyncio.Task[None]] = []
         self._acknowledged: Counter[int] = Counter()
         self._tallies: Tallies = {}
 
     async def run(self) -> report.Outcome:
         self._stack.enter_context(self._display)
         node = self._nodes()
-        spark = await self._follow("Spark job", "spark", [node.bootstrap, TOPIC, str(self._directory / "spark")])
+        spark = await self._start_process("Spark job", "spark", [node.bootstrap, TOPIC, str(self._directory / "spark")])
         self._stack.callback(node.stop)
         ready_s = await asyncio.to_thread(node.start)
         replicas = min(3, self._brokers)
@@ -101,37 +101,37 @@ class Demo:
         async with Admin(bootstrap_servers=node.bootstrap) as admin:
             await admin.create_topics([NewTopic(TOPIC, PARTITIONS, replicas)])
         members = [
-            await self._follow(f"consumer {number}", "consume", [node.bootstrap, TOPIC, GROUP])
+            await self._start_process(f"consumer {number}", "consume", [node.bootstrap, TOPIC, GROUP])
             for number in range(1, MEMBERS + 1)
         ]
         await self._until(lambda: self._shared_out(members), "the group to share out the partitions")
 
-        began = time.monotonic()
+        start_s = time.monotonic()
         await self._produce(node.bootstrap)
-        produced_s = time.monotonic() - began
+        produced_s = time.monotonic() - start_s
         await self._until(lambda: self._consumed(members) >= self._rows, "the group to read everything")
-        consumed_s = time.monotonic() - began
+        consumed_s = time.monotonic() - start_s
         for member in members:
             member.child.tell("stop")
-        await self._until(lambda: all("done" in member.said for member in members), "the consumers to leave")
+        await self._until(lambda: all("done" in member.latest_events for member in members), "the consumers to leave")
         ends, committed = await self._offsets(node.bootstrap)
 
-        await self._until(lambda: "session" in spark.said, "Spark to start")
+        await self._until(lambda: "session" in spark.latest_events, "Spark to start")
         spark.child.tell("read")
-        await self._until(lambda: "done" in spark.said, "Spark to read the topic")
+        await self._until(lambda: "done" in spark.latest_events, "Spark to read the topic")
         return report.Outcome(
             rows=self._rows,
             source=self._tallies,
-            members=[member.said["done"] for member in members],
+            members=[member.latest_events["done"] for member in members],
             ends=ends,
             committed=committed,
-            spark=from_json(spark.said["done"]["tallies"]),
+            spark=from_json(spark.latest_events["done"]["tallies"]),
             seconds={
                 "node ready": ready_s,
                 "produce": produced_s,
                 "produce and consume": consumed_s,
-                "Spark start": spark.said["session"]["seconds"],
-                "Spark read": spark.said["done"]["seconds"],
+                "Spark start": spark.latest_events["session"]["seconds"],
+                "Spark read": spark.latest_events["done"]["seconds"],
             },
         )
 
@@ -149,26 +149,26 @@ class Demo:
             ends = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
             committed = await admin.list_consumer_group_offsets(GROUP)
         return (
-            {each.partition: end.offset for each, end in ends.items() if end is not None},
-            {each.partition: position.offset for each, position in committed.items()},
+            {partition.partition: end.offset for partition, end in ends.items() if end is not None},
+            {partition.partition: position.offset for partition, position in committed.items()},
         )
 
-    async def _follow(self, name: str, module: str, arguments: list[str]) -> Follower:
+    async def _start_process(self, name: str, module: str, arguments: list[str]) -> DemoProcess:
         child = await Child.start(name, f"tidelog.bench.demo.{module}", arguments, self._directory)
         self._stack.push_async_callback(child.end)
-        follower = Follower(child)
-        task = asyncio.create_task(follower.listen(self._show))
+        process = DemoProcess(child)
+        task = asyncio.create_task(process.listen(self._show))
         self._stack.callback(task.cancel)
-        self._followers.append(task)
-        return follower
+        self._listeners.append(task)
+        return process
 
-    def _show(self, follower: Follower) -> None:
-        if follower.child.name == "Spark job":
-            self._display.spark(follower.said)
+    def _show(self, process: DemoProcess) -> None:
+        if process.child.name == "Spark job":
+            self._display.spark(process.latest_events)
             return
-        number = int(follower.child.name.split()[-1])
-        partitions = follower.get("assigned", "partitions", [])
-        self._display.consumer(number, partitions, follower.get("progress", "records", 0), self._share_of(partitions))
+        number = int(process.child.name.split()[-1])
+        partitions = process.get("assigned", "partitions", [])
+        self._display.consumer(number, partitions, process.get("progress", "records", 0), self._share_of(partitions))
 
     def _share_of(self, partitions: list[int]) -> int:
         """How many of all flights these partitions will hold, judged by those acknowledged so far; exact at the end."""
@@ -177,12 +177,12 @@ class Demo:
         return round(self._rows * here / acknowledged) if acknowledged else 0
 
     @staticmethod
-    def _shared_out(members: list[Follower]) -> bool:
-        held = [member.get("assigned", "partitions", []) for member in members]
-        return all(held) and sorted(itertools.chain(*held)) == list(range(PARTITIONS))
+    def _shared_out(members: list[DemoProcess]) -> bool:
+        assignments = [member.get("assigned", "partitions", []) for member in members]
+        return all(assignments) and sorted(itertools.chain(*assignments)) == list(range(PARTITIONS))
 
     @staticmethod
-    def _consumed(members: list[Follower]) -> int:
+    def _consumed(members: list[DemoProcess]) -> int:
         return sum(member.get("progress", "records", 0) for member in members)
 
     async def _produce(self, bootstrap: str) -> None:
@@ -208,14 +208,14 @@ class Demo:
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for a condition that the children's events make true; fails with them, or when they fall silent."""
-        heard, since = -1, time.monotonic()
+        event_count, since = -1, time.monotonic()
         while not condition():
-            for task in self._followers:
+            for task in self._listeners:
                 if task.done():
                     task.result()
             now = time.monotonic()
-            if (events := self._display.changes) != heard:
-                heard, since = events, now
+            if (events := self._display.changes) != event_count:
+                event_count, since = events, now
             if now - since > _STALLED_AFTER_S:
                 raise Stalled(f"waited {_STALLED_AFTER_S:.0f} s for {what}")
             await asyncio.sleep(0.02)

@@ -1,5 +1,5 @@
-"""A node seen from outside: metrics and health over HTTP.
+"""A node's metrics and health over HTTP.
 
-Nothing reports to this room. A scrape reads the public attributes of the parts, so that serving costs nothing for it.
-The counters that requests do count are in `broker/network/counters.py`.
+No other room calls this one. A scrape reads the public attributes of the node's parts, so that
+metrics add no cost to requests. The counters of requests are in `broker/network/counters.py`.
 """

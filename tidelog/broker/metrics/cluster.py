@@ -1,7 +1,7 @@
-"""The metrics of the cluster as this node has it: its part in the quorum, the metadata, and for a controller what all
-the cluster's partitions add up to.
+"""The metrics of the cluster: this node's role in the quorum, the metadata, and a
+controller's partition counts.
 
-Counted anew only when the image is another one, in slices of the loop's time.
+The partitions are counted again only for a new image, with pauses for the event loop.
 """
 
 from __future__ import annotations
@@ -17,50 +17,52 @@ if TYPE_CHECKING:
     from tidelog.broker.metrics.exposition import Exposition
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
 
-# Partitions looked at in one turn of the loop.
-SLICE = 2_000
-OBSERVER = "observer"  # a follower that has no vote
+# The number of partitions that one turn of the loop counts.
+PARTITIONS_PER_TURN = 2_000
+OBSERVER = "observer"  # a follower without a vote
 
 
 class ClusterCounts:
-    """Kafka's ControllerMetadataMetrics, of one image."""
+    """Kafka's ControllerMetadataMetrics for one image."""
 
     def __init__(self) -> None:
         self._image: MetadataImage | None = None
         self._previous: MetadataImage | None = None
         self.partitions = self.offline = self.imbalance = 0
         self.unclean_elections = 0
-        """Leaders that were not in the ISR before, in the images told of since the start."""
+        """Elections of leaders outside of the ISR, in all images since the start."""
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        before, self._previous = self._previous, image
+        previous_image, self._previous = self._previous, image
         for topic_id, indexes in delta.changed_partitions.items():
             topic = image.topics_by_id.get(topic_id)
-            earlier = before.topics_by_id.get(topic_id) if before is not None else None
-            if topic is None or earlier is None:
+            old_topic = previous_image.topics_by_id.get(topic_id) if previous_image is not None else None
+            if topic is None or old_topic is None:
                 continue
             for index in indexes:
-                now, then = topic.partitions.get(index), earlier.partitions.get(index)
-                if now is not None and then is not None:
-                    self.unclean_elections += now.leader != NO_LEADER and now.leader not in then.isr
+                new_partition, old_partition = topic.partitions.get(index), old_topic.partitions.get(index)
+                if new_partition is not None and old_partition is not None:
+                    self.unclean_elections += (
+                        new_partition.leader != NO_LEADER and new_partition.leader not in old_partition.isr
+                    )
 
     async def update(self, image: MetadataImage) -> None:
         if image is self._image:
             return
-        partitions = offline = imbalance = looked_at = 0
+        partitions = offline = imbalance = counted = 0
         for topic in image.topics_by_name.values():
-            for placed in topic.partitions.values():
-                offline += placed.leader == NO_LEADER
-                imbalance += not placed.replicas or placed.leader != placed.replicas[0]
+            for partition in topic.partitions.values():
+                offline += partition.leader == NO_LEADER
+                imbalance += not partition.replicas or partition.leader != partition.replicas[0]
             partitions += len(topic.partitions)
-            if partitions - looked_at > SLICE:
-                looked_at = partitions
+            if partitions - counted > PARTITIONS_PER_TURN:
+                counted = partitions
                 await asyncio.sleep(0)
         self.partitions, self.offline, self.imbalance = partitions, offline, imbalance
         self._image = image
 
 
-def tell_quorum(metadata: MetadataSide, out: Exposition) -> None:
+def collect_quorum(metadata: MetadataSide, out: Exposition) -> None:
     raft, tracker = metadata.raft, metadata.tracker
     out.add("tidelog_metadata_applied_offset", tracker.offset)
     out.add("tidelog_metadata_applied_timestamp_seconds", max(tracker.image.timestamp_ms, 0) / 1000)
@@ -74,7 +76,7 @@ def tell_quorum(metadata: MetadataSide, out: Exposition) -> None:
     out.add("tidelog_quorum_high_watermark", raft.high_watermark)
 
 
-async def tell_controller(metadata: MetadataSide, counts: ClusterCounts, out: Exposition) -> None:
+async def collect_controller(metadata: MetadataSide, counts: ClusterCounts, out: Exposition) -> None:
     if metadata.controller is None:
         return
     image = metadata.image

@@ -1,8 +1,9 @@
-"""A node's metrics, gathered when somebody asks: pulled from the parts' public attributes, rendered for Prometheus.
+"""The scrape of a node's metrics: it reads the parts' public attributes and renders them for
+Prometheus.
 
-Nothing here is on a request's way; what is counted there is in `metrics_counters.py`. Gathering and rendering are cut
-into slices of the loop's time, however many partitions there are, and label values are bounded. Invariant: one scrape
-runs at a time, and whoever asks meanwhile gets the same.
+No request runs code of this module; `broker/network/counters.py` counts requests. A scrape pauses
+for the event loop, with any number of partitions, and label values are bounded. Invariant: one
+scrape runs at a time, and concurrent callers share its result.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tidelog.broker.metrics.cluster import ClusterCounts, tell_controller, tell_quorum
-from tidelog.broker.metrics.node import tell_connections, tell_groups, tell_info, tell_requests, tell_waiting
+from tidelog.broker.metrics.cluster import ClusterCounts, collect_controller, collect_quorum
+from tidelog.broker.metrics.node import (
+    collect_connections,
+    collect_groups,
+    collect_info,
+    collect_requests,
+    collect_waiting,
+)
 from tidelog.broker.metrics.partitions import (
     TopicSeries,
-    survey,
-    tell_cleaner,
-    tell_damage,
-    tell_disks,
-    tell_replicas,
-    tell_topics,
+    collect_cleaner,
+    collect_damage,
+    collect_disks,
+    collect_replicas,
+    collect_topics,
+    partition_totals,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +39,9 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """`await scrape()` is the page of this moment and its content type. `is_ready` is what /readyz says."""
+    """`await scrape()` returns the page and its content type. `is_ready` is the state that /readyz
+    shows.
+    """
 
     def __init__(
         self,
@@ -50,26 +59,26 @@ class Metrics:
         self._registry: Any = None
         self._series = TopicSeries(sources.config.integer("metrics.topics.max"))
         self.cluster = ClusterCounts()
-        self._scraping: asyncio.Task[tuple[bytes, str]] | None = None
+        self._scrape_task: asyncio.Task[tuple[bytes, str]] | None = None
 
     async def scrape(self) -> tuple[bytes, str]:
-        if self._scraping is None:
-            self._scraping = self._loop.create_task(self._scrape(), name="metrics scrape")
-            self._scraping.add_done_callback(self._scraped)
-        return await asyncio.shield(self._scraping)
+        if self._scrape_task is None:
+            self._scrape_task = self._loop.create_task(self._scrape(), name="metrics scrape")
+            self._scrape_task.add_done_callback(self._on_scraped)
+        return await asyncio.shield(self._scrape_task)
 
-    def _scraped(self, done: asyncio.Task[tuple[bytes, str]]) -> None:
-        self._scraping = None
-        if not done.cancelled():
-            done.exception()  # whoever asked is told
+    def _on_scraped(self, task: asyncio.Task[tuple[bytes, str]]) -> None:
+        self._scrape_task = None
+        if not task.cancelled():
+            task.exception()  # the callers of `scrape` raise it
 
     async def close(self) -> None:
-        if self._scraping is not None:
-            self._scraping.cancel()
-            await asyncio.gather(self._scraping, return_exceptions=True)
+        if self._scrape_task is not None:
+            self._scrape_task.cancel()
+            await asyncio.gather(self._scrape_task, return_exceptions=True)
 
     async def _scrape(self) -> tuple[bytes, str]:
-        # The first time it is imported, on a thread: it takes as long as starting a node.
+        # The first import takes as long as the start of a node, so it runs on a thread.
         exposition: Any = await self._loop.run_in_executor(self._executor, _import_exposition)
         if self._registry is None:
             self._registry = exposition.process_registry()
@@ -85,26 +94,26 @@ class Metrics:
     async def _gather(self, out: Exposition) -> None:
         sources = self._sources
         broker, metadata = sources.broker, sources.metadata
-        tell_info(sources, self._is_ready(), out)
-        self._delay.tell(out)
-        tell_requests(sources.requests, broker, out)
-        tell_connections(sources, out)
+        collect_info(sources, self._is_ready(), out)
+        self._delay.collect(out)
+        collect_requests(sources.requests, broker, out)
+        collect_connections(sources, out)
         await asyncio.sleep(0)
-        tell_quorum(metadata, out)
-        await tell_controller(metadata, self.cluster, out)
+        collect_quorum(metadata, out)
+        await collect_controller(metadata, self.cluster, out)
         if broker is None:
-            tell_waiting(sources, None, None, out)
+            collect_waiting(sources, None, None, out)
             return
-        found = await survey(broker, metadata.image)
-        tell_waiting(sources, broker, found, out)
-        tell_replicas(found, broker, out)
+        totals = await partition_totals(broker, metadata.image)
+        collect_waiting(sources, broker, totals, out)
+        collect_replicas(totals, broker, out)
         await asyncio.sleep(0)
-        tell_topics(found, broker, self._series, out)
+        collect_topics(totals, broker, self._series, out)
         await asyncio.sleep(0)
-        tell_disks(found, broker, out)
-        tell_damage(found, broker, out)
-        tell_cleaner(broker, out)
-        tell_groups(broker, out)
+        collect_disks(totals, broker, out)
+        collect_damage(totals, broker, out)
+        collect_cleaner(broker, out)
+        collect_groups(broker, out)
 
 
 def _import_exposition() -> Any:

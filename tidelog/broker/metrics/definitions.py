@@ -1,7 +1,8 @@
-"""Every metric of a node: its name, its labels, what it means, and which of Kafka's says the same.
+"""The table of a node's metrics: name, labels, meaning, and the equivalent metric of Kafka.
 
-A table, no code. `docs/operations.md` shows it, and a scrape takes names, types and help from it; `metrics_*.py` fill
-in the values. Names follow Prometheus: base units, `_total` for what only grows, one prefix.
+`docs/operations.md` shows the table. A scrape takes names, types and help texts from it; the other
+modules of this package add the values. Names follow Prometheus: base units, `_total` for counters,
+one prefix.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
 
 class Metric(NamedTuple):
-    """`kafka`: the MBean's type and name that mean the same; empty where Kafka has none."""
+    """`kafka`: type and name of the equivalent MBean; empty if Kafka has none."""
 
     name: str
     kind: str

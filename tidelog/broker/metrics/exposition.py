@@ -1,7 +1,7 @@
-"""One scrape in the making: samples by metric, and the text that Prometheus reads.
+"""The samples of one scrape by metric, and their rendering as text for Prometheus.
 
-Imported with the first scrape only: prometheus-client takes its time to load. Each metric is rendered by itself, so
-that between two of them the node can do its work.
+Only the first scrape imports this module, because prometheus-client loads slowly. Each metric is
+rendered separately, so that the event loop can run between two of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Exposition:
-    """Samples are added by metric name, with the values of its labels in the table's order."""
+    """`add` takes a metric's name, a value, and the values of its labels in the table's order."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
@@ -34,25 +34,25 @@ class Exposition:
 
     def add_histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
         buckets, count = [], 0
-        for bound, further in zip((*histogram.bounds, None), histogram.counts):
-            count += further
+        for bound, bucket_count in zip((*histogram.bounds, None), histogram.counts):
+            count += bucket_count
             buckets.append(("+Inf" if bound is None else repr(bound), float(count)))
         self._family(name).add_metric(labels, buckets, histogram.total)  # type: ignore[attr-defined]
 
     def _family(self, name: str) -> Family:
-        found = self._families.get(name)
-        if found is None:
+        family = self._families.get(name)
+        if family is None:
             metric = METRICS[name]
             make = {COUNTER: CounterMetricFamily, HISTOGRAM: HistogramMetricFamily}.get(metric.kind, GaugeMetricFamily)
-            found = self._families[name] = make(name, metric.help, labels=metric.labels)
-        return found
+            family = self._families[name] = make(name, metric.help, labels=metric.labels)
+        return family
 
     def families(self) -> list[Family]:
         return list(self._families.values())
 
 
-class _One:
-    """A family as the only one of a registry."""
+class _SingleFamilyRegistry:
+    """A registry with one metric family."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -62,11 +62,11 @@ class _One:
 
 
 def render(family: Family) -> bytes:
-    return generate_latest(_One(family))
+    return generate_latest(_SingleFamilyRegistry(family))
 
 
 def process_registry() -> CollectorRegistry:
-    """Of this process and its interpreter: memory, CPU, files, garbage collection."""
+    """The metrics of this process and its interpreter: memory, CPU, files, garbage collection."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -1,8 +1,8 @@
-"""What a node shows over HTTP: its metrics, whether it lives, whether it serves.
+"""The HTTP pages of a node: metrics, liveness, readiness.
 
-`/healthz` is for whoever restarts what has died: it answers while the event loop turns and the metadata can be
-followed. `/readyz` is for whoever sends clients here: registered, unfenced, caught up with the metadata; else 503 and
-why.
+`/healthz` is for supervisors that restart nodes: it answers 200 while the event loop runs and the
+node can follow the metadata. `/readyz` is for load balancers: it answers 200 if the broker is
+registered, unfenced and caught up with the metadata, else 503 with the reason.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from tidelog.broker.metrics.collector import Metrics
 
 
-# What is committed and not acted upon yet: a few records are always on their way.
+# The bound of committed records not yet applied by a ready node; a few are always on their way.
 RECORDS_BEHIND_MAX = 1_000
 
 
 class NodePages:
-    """`sick` and `unready` say what is wrong, None if nothing is."""
+    """`liveness` and `readiness` return a problem, or None."""
 
-    def __init__(self, metrics: Metrics, sick: Callable[[], str | None], unready: Callable[[], str | None]) -> None:
+    def __init__(
+        self, metrics: Metrics, liveness: Callable[[], str | None], readiness: Callable[[], str | None]
+    ) -> None:
         self._metrics = metrics
-        self._checks = {"/healthz": sick, "/readyz": unready}
+        self._checks = {"/healthz": liveness, "/readyz": readiness}
 
     async def __call__(self, path: str) -> Page:
         if path == "/metrics":
@@ -39,21 +41,20 @@ class NodePages:
         return Page(200, b"ok\n") if problem is None else Page(503, f"{problem}\n".encode())
 
 
-def what_is_sick(metadata: MetadataSide) -> str | None:
-    """What only a restart can mend."""
+def liveness_problem(metadata: MetadataSide) -> str | None:
+    """The problem that only a restart can solve, or None."""
     failure = metadata.tracker.failure
     return None if failure is None else f"the metadata log cannot be followed: {failure}"
 
 
-def what_is_unready(metadata: MetadataSide, broker: BrokerSide | None) -> str | None:
-    """Why clients should not be sent here, or for a controller, why it takes no part in the quorum.
+def readiness_problem(metadata: MetadataSide, broker: BrokerSide | None) -> str | None:
+    """Why clients should avoid this broker, or why this controller takes no part in the quorum.
 
-    Brokers serve on while there is no controller, so all of them are ready then: turning every client away would make
-    it worse.
+    Brokers stay ready while the cluster has no controller, because they still serve clients.
     """
-    sick = what_is_sick(metadata)
-    if sick is not None:
-        return sick
+    liveness = liveness_problem(metadata)
+    if liveness is not None:
+        return liveness
     if metadata.tracker.offset < 0:
         return "no metadata yet"
     behind = metadata.raft.high_watermark - 1 - metadata.tracker.offset

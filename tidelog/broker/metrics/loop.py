@@ -1,6 +1,6 @@
-"""How late the event loop is, measured by a timer, and the CPU its thread has used.
+"""The delay of the event loop, measured by a timer, and the CPU time of its thread.
 
-A callback that holds the loop for 50 ms makes every client wait as long; this is where it shows.
+A callback that blocks the loop for 50 ms delays every client by as much. These metrics show it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidelog.broker.metrics.exposition import Exposition
 
 INTERVAL_S = 0.25
-# uvloop's timers are exact to a millisecond, so nothing below that means anything.
+# uvloop's timers have a resolution of a millisecond, so smaller bounds would be meaningless.
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -40,7 +40,7 @@ class LoopDelay:
         self.delays.observe(max(0.0, self._stopwatch() - self._due))
         self.start()
 
-    def tell(self, out: Exposition) -> None:
-        """On the loop's thread, whose CPU time it tells."""
+    def collect(self, out: Exposition) -> None:
+        """Runs on the loop's thread, because it reads the CPU time of its own thread."""
         out.add_histogram("tidelog_loop_delay_seconds", self.delays)
         out.add("tidelog_loop_cpu_seconds_total", time.thread_time())

@@ -1,8 +1,9 @@
-"""The metrics of topics, replicas and disks: one look at every partition, in slices, then what it added up to.
+"""The metrics of topics, replicas and disks: totals over all partitions,
+counted with pauses for the loop.
 
-A topic gets series of its own as long as there are fewer than `metrics.topics.max`; what came later is added up under
-one name that no topic can have. Invariant: a counter never goes back, so a topic stays where it was first put, and what
-the others had counted is kept when they are deleted.
+The first `metrics.topics.max` topics have series of their own. Later topics share one series, whose
+name no topic can have. Invariant: a counter never decreases. Therefore a topic keeps its series,
+and the shared series keeps the counts of deleted topics.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import MetadataImage
     from tidelog.replication.partition import Partition
 
-# Partitions looked at in one turn of the loop: about a millisecond.
-SLICE = 250
+# The number of partitions that one turn of the loop counts, in about a millisecond.
+PARTITIONS_PER_TURN = 250
 OTHERS = "(others)"
 
 _TRAFFIC = {
@@ -33,20 +34,20 @@ _TRAFFIC = {
 
 
 class TopicSeries:
-    """Which topics have series of their own, and what all others have counted so far."""
+    """The topics with series of their own, and the counts of all other topics."""
 
     def __init__(self, topics_max: int) -> None:
         self._topics_max = topics_max
         self.shown: dict[str, None] = {}
         self._others: dict[str, TopicTraffic] = {}
-        self._gone = TopicTraffic()  # of others that are deleted, or were deleted and made again
+        self._deleted = TopicTraffic()  # of other topics that were deleted, or deleted and created again
 
     def update(self, traffic: dict[str, TopicTraffic]) -> None:
         for topic in [topic for topic in self.shown if topic not in traffic]:
             del self.shown[topic]
-        for topic, last in list(self._others.items()):
-            if traffic.get(topic) is not last:
-                _add(self._gone, last)
+        for topic, counters in list(self._others.items()):
+            if traffic.get(topic) is not counters:
+                _add(self._deleted, counters)
                 del self._others[topic]
         for topic, counters in traffic.items():
             if topic in self.shown or topic in self._others:
@@ -60,10 +61,12 @@ class TopicSeries:
         return topic if topic in self.shown else OTHERS
 
     def others(self) -> TopicTraffic | None:
-        """Everything that is not shown by itself; None when there was never any of it."""
+        """The totals of the topics without series of their own; None if there never was such a
+        topic.
+        """
         total = TopicTraffic()
-        for each in (self._gone, *self._others.values()):
-            _add(total, each)
+        for counters in (self._deleted, *self._others.values()):
+            _add(total, counters)
         return total if self._others or any(getattr(total, name) for name in TopicTraffic.__slots__) else None
 
 
@@ -72,8 +75,10 @@ def _add(total: TopicTraffic, more: TopicTraffic) -> None:
         setattr(total, name, getattr(total, name) + getattr(more, name))
 
 
-class Survey:
-    """What the partitions of this node add up to. Counts are as Kafka's ReplicaManager and Partition define them."""
+class PartitionTotals:
+    """The totals over the partitions of this node, by the definitions of
+    Kafka's ReplicaManager and Partition.
+    """
 
     def __init__(self) -> None:
         self.partitions = self.leaders = self.offline = 0
@@ -85,7 +90,7 @@ class Survey:
         self.directory_sizes: dict[str, int] = {}
         self.segments: dict[str, int] = {}
 
-    def look_at(self, partitions: Iterable[Partition], image: MetadataImage) -> None:
+    def add_partitions(self, partitions: Iterable[Partition], image: MetadataImage) -> None:
         for partition in partitions:
             log, watch = partition.log, partition.watch
             self.partitions += 1
@@ -99,43 +104,48 @@ class Survey:
             self.directory_sizes[directory] = self.directory_sizes.get(directory, 0) + size_bytes
             self.segments[topic] = self.segments.get(topic, 0) + log.segment_count
             if partition.leads:
-                self._look_at_leader(partition, image)
+                self._add_leader(partition, image)
 
-    def _look_at_leader(self, partition: Partition, image: MetadataImage) -> None:
+    def _add_leader(self, partition: Partition, image: MetadataImage) -> None:
         self.leaders += 1
         book = partition.in_sync
         in_sync = len(book.isr)
         replicas = len(book.replicas)
         topic = image.topics_by_id.get(partition.topic_id)
-        placed = topic.partitions.get(partition.index) if topic is not None else None
-        if placed is not None and (placed.adding_replicas or placed.removing_replicas):
+        assignment = topic.partitions.get(partition.index) if topic is not None else None
+        if assignment is not None and (assignment.adding_replicas or assignment.removing_replicas):
             self.reassigning += 1
-            replicas -= len(placed.adding_replicas)  # those it had before (Kafka's OngoingReassignmentState)
-        needed = book.min_isr(partition.min_insync_replicas)
+            replicas -= len(
+                assignment.adding_replicas
+            )  # the replicas before the reassignment (Kafka's OngoingReassignmentState)
+        min_isr = book.min_isr(partition.min_insync_replicas)
         self.under_replicated += in_sync < replicas
-        self.under_min_isr += in_sync < needed
-        self.at_min_isr += in_sync == needed
+        self.under_min_isr += in_sync < min_isr
+        self.at_min_isr += in_sync == min_isr
 
 
-async def survey(broker: BrokerSide, image: MetadataImage) -> Survey:
-    found = Survey()
+async def partition_totals(broker: BrokerSide, image: MetadataImage) -> PartitionTotals:
+    totals = PartitionTotals()
     hosted = list(broker.partitions.hosted())
-    for start in range(0, len(hosted), SLICE):
-        found.look_at((each for each in hosted[start : start + SLICE] if each.watch is not None), image)
+    for start in range(0, len(hosted), PARTITIONS_PER_TURN):
+        totals.add_partitions(
+            (partition for partition in hosted[start : start + PARTITIONS_PER_TURN] if partition.watch is not None),
+            image,
+        )
         await asyncio.sleep(0)
-    found.offline += broker.partitions.unavailable_count
-    return found
+    totals.offline += broker.partitions.unavailable_count
+    return totals
 
 
-def tell_replicas(found: Survey, broker: BrokerSide, out: Exposition) -> None:
-    out.add("tidelog_partitions", found.partitions)
-    out.add("tidelog_leader_partitions", found.leaders)
-    out.add("tidelog_under_replicated_partitions", found.under_replicated)
-    out.add("tidelog_under_min_isr_partitions", found.under_min_isr)
-    out.add("tidelog_at_min_isr_partitions", found.at_min_isr)
-    out.add("tidelog_offline_replicas", found.offline)
-    out.add("tidelog_reassigning_partitions", found.reassigning)
-    out.add("tidelog_producer_ids", found.producer_ids)
+def collect_replicas(totals: PartitionTotals, broker: BrokerSide, out: Exposition) -> None:
+    out.add("tidelog_partitions", totals.partitions)
+    out.add("tidelog_leader_partitions", totals.leaders)
+    out.add("tidelog_under_replicated_partitions", totals.under_replicated)
+    out.add("tidelog_under_min_isr_partitions", totals.under_min_isr)
+    out.add("tidelog_at_min_isr_partitions", totals.at_min_isr)
+    out.add("tidelog_offline_replicas", totals.offline)
+    out.add("tidelog_reassigning_partitions", totals.reassigning)
+    out.add("tidelog_producer_ids", totals.producer_ids)
     ports = broker.partitions.replica_ports
     out.add("tidelog_isr_shrinks_total", ports.isr_shrinks)
     out.add("tidelog_isr_expands_total", ports.isr_expands)
@@ -146,7 +156,7 @@ def tell_replicas(found: Survey, broker: BrokerSide, out: Exposition) -> None:
     out.add("tidelog_replica_fetches_failing", broker.fetchers.failing_count)
 
 
-def tell_topics(found: Survey, broker: BrokerSide, series: TopicSeries, out: Exposition) -> None:
+def collect_topics(totals: PartitionTotals, broker: BrokerSide, series: TopicSeries, out: Exposition) -> None:
     traffic = broker.partitions.traffic
     series.update(traffic)
     others = series.others()
@@ -155,37 +165,37 @@ def tell_topics(found: Survey, broker: BrokerSide, series: TopicSeries, out: Exp
             out.add(name, getattr(traffic[topic], attribute), topic)
         if others is not None:
             out.add(name, getattr(others, attribute), OTHERS)
-    for name, values in (("tidelog_log_size_bytes", found.sizes), ("tidelog_log_segments", found.segments)):
-        totals: dict[str, int] = {}
+    for name, values in (("tidelog_log_size_bytes", totals.sizes), ("tidelog_log_segments", totals.segments)):
+        by_label: dict[str, int] = {}
         for topic, value in values.items():
             label = series.label(topic)
-            totals[label] = totals.get(label, 0) + value
-        for label, value in totals.items():
+            by_label[label] = by_label.get(label, 0) + value
+        for label, value in by_label.items():
             out.add(name, value, label)
 
 
-def tell_disks(found: Survey, broker: BrokerSide, out: Exposition) -> None:
+def collect_disks(totals: PartitionTotals, broker: BrokerSide, out: Exposition) -> None:
     directories = broker.directories
     for directory in directories:
         out.add("tidelog_log_directory_offline", 0, directory.path)
-        out.add("tidelog_log_directory_size_bytes", found.directory_sizes.get(directory.path, 0), directory.path)
+        out.add("tidelog_log_directory_size_bytes", totals.directory_sizes.get(directory.path, 0), directory.path)
     for path in directories.offline:
         out.add("tidelog_log_directory_offline", 1, path)
     out.add("tidelog_offline_log_directories", len(directories.offline))
     out.add_histogram("tidelog_log_flush_duration_seconds", broker.partitions.flushes.durations)
 
 
-def tell_damage(found: Survey, broker: BrokerSide, out: Exposition) -> None:
-    scrubbed, repairs = broker.scrubber.counters, broker.repairs.counters
-    out.add("tidelog_scrub_verified_bytes_total", scrubbed.verified_bytes)
-    out.add("tidelog_scrub_passes_total", scrubbed.passes)
+def collect_damage(totals: PartitionTotals, broker: BrokerSide, out: Exposition) -> None:
+    scrub_counters, repairs = broker.scrubber.counters, broker.repairs.counters
+    out.add("tidelog_scrub_verified_bytes_total", scrub_counters.verified_bytes)
+    out.add("tidelog_scrub_passes_total", scrub_counters.passes)
     out.add("tidelog_damaged_ranges_found_total", repairs.ranges_found)
     out.add("tidelog_damaged_ranges_repaired_total", repairs.ranges_repaired)
     out.add("tidelog_damaged_ranges_lost_total", repairs.ranges_lost)
-    out.add("tidelog_damaged_ranges", found.damaged_ranges)
+    out.add("tidelog_damaged_ranges", totals.damaged_ranges)
 
 
-def tell_cleaner(broker: BrokerSide, out: Exposition) -> None:
+def collect_cleaner(broker: BrokerSide, out: Exposition) -> None:
     cleaner = broker.cleaner
     totals = cleaner.totals
     out.add("tidelog_cleaner_runs_total", totals.cleanings)

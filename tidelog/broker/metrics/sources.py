@@ -1,4 +1,4 @@
-"""The parts of a node that its metrics are pulled from."""
+"""The parts of a node that a scrape reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Sources:
-    """The parts that are asked; `broker` is None on a node without that role, `servers` are by role."""
+    """The parts that a scrape reads; `broker` is None on a node without that role, `servers` are by
+    role.
+    """
 
     config: NodeConfig
     cluster_id: str
