@@ -10,12 +10,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tidelog.bench.floor import Floor
 from tidelog.bench.frames import ProducePlan, record_batch
 from tidelog.bench.raw import RawConnection
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario, Topic, topic
 from tidelog.testing.usage import warm_pages
 
 _FIRST_REQUESTS = 200
+# Of a 200 B request, by how many are in flight: how often the floor's CPU it may cost.
+_FLOORS_AT_MOST = {1: 1.45, 16: 2.3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,24 @@ class Load:
 class ProduceRaw(Scenario):
     """One load with `window` requests in flight. A request carries the partitions that its broker leads."""
 
-    def __init__(self, load: Load, window: int, cpu: Metric, *, brokers: int = 1, p50_ratio: float = 1.0) -> None:
+    def __init__(
+        self,
+        load: Load,
+        window: int,
+        cpu: Metric,
+        *,
+        brokers: int = 1,
+        p50_ratio: float = 1.0,
+        floors_at_most: float | None = None,
+    ) -> None:
         prefix, where = ("rf3-", "RF 3: ") if brokers > 1 else ("", "")
         super().__init__(
             f"{prefix}produce-{load.name}-w{window}", f"{where}produce {load.title}, {window} in flight", brokers
         )
         self.load, self.window = load, window
         self.metrics = (cpu, Metric("p50", "us", ratio_at_most=p50_ratio), Metric("p99", "us"), Metric("rate", "1/s"))
+        if floors_at_most is not None:
+            self.metrics += (Metric("floor", "us/request"), Metric("cpu / floor", "x", at_most=floors_at_most))
 
     def _plan(self, its: Topic) -> ProducePlan:
         batch = record_batch([b"v" * self.load.value_bytes] * self.load.records, int(time.time() * 1000))
@@ -63,12 +77,24 @@ class ProduceRaw(Scenario):
             connection.pipeline_produce(plan, _FIRST_REQUESTS, self.window)
             with CpuMeter(contestant.servers) as meter:
                 timing = connection.pipeline_produce(plan, count, self.window)
-        return {
-            "cpu": meter.used_ns / 1000 / count,
+            floor_us = self._floor_us(contestant, plan, count) if len(self.metrics) > 4 else 0.0
+        cpu_us = meter.used_ns / 1000 / count
+        figures = {
+            "cpu": cpu_us,
             "p50": timing.percentile_us(50),
             "p99": timing.percentile_us(99),
             "rate": timing.rate,
         }
+        return {**figures, "floor": floor_us, "cpu / floor": cpu_us / floor_us} if floor_us else figures
+
+    def _floor_us(self, contestant: Contestant, plan: ProducePlan, count: int) -> float:
+        """CPU per request of a server that only reads, writes and answers the same, measured right after the broker."""
+        warm_pages(count * sum(map(len, plan.batches.values())))
+        with Floor(contestant.scratch, plan) as floor, RawConnection(floor.port) as connection:
+            connection.pipeline_produce(plan, 10 * _FIRST_REQUESTS, self.window)
+            before_ns = floor.cpu_ns
+            connection.pipeline_produce(plan, count, self.window)
+            return (floor.cpu_ns - before_ns) / 1000 / count
 
 
 def scenarios() -> list[Scenario]:
@@ -87,7 +113,11 @@ def scenarios() -> list[Scenario]:
         (Load("12x16kb", "12 x 16 KB, a third on each broker", 12, 16, 1000, 1_000, 5_000), _cpu(None, 1.0), 1.0),
     )
     return [
-        *(ProduceRaw(load, window, cpu) for load, cpu in alone for window in (1, 16)),
+        *(
+            ProduceRaw(load, window, cpu, floors_at_most=_FLOORS_AT_MOST[window] if load.value_bytes == 200 else None)
+            for load, cpu in alone
+            for window in (1, 16)
+        ),
         *(
             ProduceRaw(load, window, cpu, brokers=3, p50_ratio=p50_ratio)
             for load, cpu, p50_ratio in replicated
