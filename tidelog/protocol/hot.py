@@ -33,6 +33,20 @@ _ONE_PARTITION = [Struct(f">BhiBB{max(length - 1, 0)}sBiBB") for length in range
 _ONE_PRODUCED = [Struct(f">iiBBB{length}sBihqqqBBBBiB") for length in range(0x7F)]
 _ONE_PRODUCED_BYTES = 47
 _ANSWERED_ACKS = (-1, 1)
+# A fetch of one partition outside of a session: wait, least and most bytes, isolation, session id and epoch, topics,
+# the name (by its length) or id, partitions, index, leader epoch, offset, last epoch, log start, most bytes, and
+# what ends the request: no tags, nothing forgotten, no rack. Before version 15 the replica's id comes first.
+_ONE_FETCH = ">{}iiibiiB{}sBiiqiqi5s"
+_ONE_FETCH_BY_NAME = [Struct(_ONE_FETCH.format("i", f"x{max(length - 1, 0)}")) for length in range(0x80)]
+_ONE_FETCH_BY_ID = Struct(_ONE_FETCH.format("i", 16))
+_ONE_FETCH_OF_CLIENT = Struct(_ONE_FETCH.format("", 16))
+_ONE_FETCH_END = b"\0\0\1\1\0"
+_FETCH_NAME_LENGTH_AT = 26
+# Its answer: size, correlation id, tags, throttle time, error, session, topics, name or id, partitions, index, error,
+# high watermark, last stable offset, log start, aborted transactions, preferred replica.
+_ONE_READ = ">iiBihiB{}sBihqqqBi"
+_ONE_READ_BY_NAME = [Struct(_ONE_READ.format(f"B{length}")) for length in range(0x7F)]
+_ONE_READ_BY_ID = Struct(_ONE_READ.format(16))
 _PRODUCED = Struct(">ihqq")
 _PRODUCED_WITH_START = Struct(">ihqqq")
 _LEADER_FIELD = Struct(">BBiiB")  # tag, size, leader id, leader epoch, no tags
@@ -40,6 +54,7 @@ _FETCHED_HEAD = Struct(">ihqqq")
 _FETCHED_HEAD_V4 = Struct(">ihqq")
 _ABORTED = Struct(">qq")
 _ABORTED_FLEXIBLE = Struct(">qqB")
+_NO_TAGS_THRICE = b"\0\0\0"
 _DIVERGING_FIELD = Struct(">BBiqB")  # tag, size, epoch, end offset, no tags
 
 PRODUCE_FLEXIBLE_FROM = 9
@@ -47,6 +62,7 @@ FETCH_FLEXIBLE_FROM = 12
 TOPIC_ID_FROM = 13  # both APIs: KIP-516
 PRODUCE_ADDRESSES_FROM = 10  # KIP-951
 FETCH_ADDRESSES_FROM = 16
+REPLICA_STATE_FROM = 15  # Fetch: the replica's id is a tag
 
 
 class NodeAddress(NamedTuple):
@@ -259,6 +275,78 @@ class Aborted(Protocol):
     def producer_id(self) -> int: ...
     @property
     def first_offset(self) -> int: ...
+
+
+# A consumer's Fetch request for one partition, outside of a session: topic, index, leader epoch, offset, most bytes of
+# the partition, most bytes, least bytes, wait in ms, isolation level.
+OneFetch = tuple[str | bytes, int, int, int, int, int, int, int, int]
+
+
+def decode_one_fetch(body: memoryview, version: int) -> OneFetch | None:
+    """The request, if it is flexible, of one partition and without a session or a rack; None for any other."""
+    if version < FETCH_FLEXIBLE_FROM:
+        return None
+    try:
+        if version < TOPIC_ID_FROM:
+            fields = _ONE_FETCH_BY_NAME[body[_FETCH_NAME_LENGTH_AT]].unpack(body)
+        else:
+            fields = (_ONE_FETCH_BY_ID if version < REPLICA_STATE_FROM else _ONE_FETCH_OF_CLIENT).unpack(body)
+        if version < REPLICA_STATE_FROM:
+            if fields[0] != -1:
+                return None
+            fields = fields[1:]
+        (
+            wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch, topics, topic, partitions, index,
+            leader_epoch, offset, last_epoch, _, partition_max_bytes, end,
+        ) = fields  # fmt: skip
+        if (
+            session_id
+            or session_epoch != -1
+            or topics != 2
+            or partitions != 2
+            or last_epoch >= 0
+            or end != _ONE_FETCH_END
+        ):
+            return None
+        if version < TOPIC_ID_FROM:
+            topic = topic.decode()
+        return topic, index, leader_epoch, offset, partition_max_bytes, max_bytes, min_bytes, wait_ms, isolation
+    except (IndexError, StructError, UnicodeDecodeError):
+        return None
+
+
+def encode_one_read(
+    correlation_id: int,
+    topic: str | bytes,
+    index: int,
+    high_watermark: int,
+    log_start_offset: int,
+    has_aborted: bool,
+    records: Buffer,
+) -> bytes | list[Buffer]:
+    """The whole response frame to a `OneFetch` that succeeded: everything up to the high watermark is stable.
+
+    `has_aborted`: a list of aborted transactions is due, and it is empty.
+    """
+    size = len(records)
+    if size < 0x7F:
+        length = bytes((size + 1,))
+    else:
+        prefix = bytearray()
+        write_uvarint(prefix, size + 1)
+        length = bytes(prefix)
+    marks = (2, index, 0, high_watermark, high_watermark, log_start_offset, has_aborted, -1)
+    if isinstance(topic, str):
+        name = topic.encode()
+        layout = _ONE_READ_BY_NAME[len(name)]
+        frame_bytes = layout.size + len(length) + size - 1
+        head = layout.pack(frame_bytes, correlation_id, 0, 0, 0, 0, 2, len(name) + 1, name, *marks)
+    else:
+        frame_bytes = _ONE_READ_BY_ID.size + len(length) + size - 1
+        head = _ONE_READ_BY_ID.pack(frame_bytes, correlation_id, 0, 0, 0, 0, 2, topic, *marks)
+    if size <= INLINE_REGION_BYTES_MAX:
+        return b"".join((head, length, records, _NO_TAGS_THRICE))
+    return [head + length, records, _NO_TAGS_THRICE]
 
 
 class FetchedPartition:

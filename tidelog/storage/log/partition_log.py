@@ -43,7 +43,7 @@ from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedR
 from tidelog.storage.segments.examination import Findings, doubt_epochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.lookup import TimestampOffset, end_before, facts_of, refresh_max_timestamp
-from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from
+from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from, read_tail
 from tidelog.storage.segments.retention import deletable_prefix, segment_jitter_ms
 from tidelog.storage.segments.segment import MAX_RELATIVE_OFFSET, Segment
 from tidelog.storage.segments.transaction_index import AbortedTransaction, CorruptTransactionIndex
@@ -410,6 +410,10 @@ class PartitionLog:
         return self._examining(
             lambda: read_from(self.segments, offset, max_bytes, upper_offset, min_one_batch), offset, wait=False
         )
+
+    def read_tail(self, offset: int, max_bytes: int, upper_offset: int) -> bytes | None:
+        """What `read` returns, if it was appended lately, reaches to the log's end and is small; else None. OSError."""
+        return read_tail(self.segments.active, offset, max_bytes, upper_offset, self.leader_epochs)
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Those with records in [from_offset, upper_offset), for a read_committed fetch."""

@@ -167,6 +167,25 @@ def read(
     return ReadResult([region], length, next_offset)
 
 
+def read_tail(segment: Segment, offset: int, max_bytes: int, upper_offset: int, epochs: LeaderEpochs) -> bytes | None:
+    """All from `offset` to the end of the segment, if it was appended lately and is small; None for anything else.
+
+    It is what `read` returns then, in one pass: consumers that keep up ask for it. Nothing here waits for the device,
+    as the bytes were written by this process a moment ago. Raises OSError.
+    """
+    recent = segment.recent_offsets
+    if segment.damage or upper_offset < segment.next_offset or not recent or offset < recent[0]:
+        return None
+    start = segment.recent_positions[bisect_right(recent, offset) - 1]
+    length = segment.size_bytes - start
+    if length > max_bytes or length > MAP_ABOVE_BYTES:
+        return None
+    data = segment.file.read_at(length, start)
+    if len(data) != length or _skim(data, length, offset, epochs) != (length, segment.next_offset):
+        return None
+    return data
+
+
 def _ends_damaged(segment: Segment) -> bool:
     """Whether it is known that the last records of the segment are damaged."""
     return bool(segment.damage) and segment.damage[-1].end_position >= segment.size_bytes

@@ -20,10 +20,14 @@ from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
     FETCH_ADDRESSES_FROM,
+    REPLICA_STATE_FROM,
     TOPIC_ID_FROM,
     Buffer,
     FetchedPartition,
+    OneFetch,
+    decode_one_fetch,
     encode_fetch_response,
+    encode_one_read,
     neighbours,
 )
 from tidelog.protocol.hot_replication import ONE_REQUEST_BYTES
@@ -36,7 +40,6 @@ from tidelog.storage.segments.reader import ColdRead
 API_KEY = 1
 VERSIONS = range(4, 19)
 STORAGE_ERROR_FROM = 6
-REPLICA_STATE_FROM = 15
 ANY_REPLICA_FROM = 11  # clients of that age may read from followers (KIP-392)
 
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
@@ -60,6 +63,11 @@ def serve(
         answer = answer or followers.serve_many(body, correlation_id)
         if answer is not None:
             return answer, counters
+    one = decode_one_fetch(body, version)
+    if one is not None:
+        frame = _serve_usual(services, one, correlation_id)
+        if frame is not None:
+            return frame, services.requests.fetch_consumer
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     if replica_id >= 0:
@@ -74,6 +82,37 @@ def serve(
         return encode_fetch_response(correlation_id, version, error.code, 0, []), counters
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection.listener_name)
     return fetch.start(), counters
+
+
+def _serve_usual(services: Services, one: OneFetch, correlation_id: int) -> bytes | list[Buffer] | None:
+    """The answer to a consumer at a log's end, if nothing is unusual and it need not wait; else None.
+
+    What `_Fetch` would answer, without a session for one request: every poll of a consumer that keeps up comes here.
+    """
+    topic, index, leader_epoch, offset, partition_max_bytes, max_bytes, min_bytes, wait_ms, isolation = one
+    partitions = services.partitions
+    partition = partitions.find(topic, index)
+    if partition is None or partition.offline or 0 <= leader_epoch != partition.leader_epoch:
+        return None
+    log = partition.log
+    mark, log_start_offset = log.high_watermark, log.log_start_offset
+    if not log_start_offset <= offset <= log.log_end_offset or log.producers.has_transactions:
+        return None
+    budget_bytes = min(max_bytes, partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
+    records: bytes | None = b""
+    if offset < mark:
+        try:
+            records = log.read_tail(offset, min(budget_bytes, partition_max_bytes), mark)
+        except OSError:
+            return None  # it is met again, and dealt with
+        if records is None or (isolation == 1 and log.aborted_transactions(offset, mark)):
+            return None
+    assert records is not None
+    size_bytes = len(records)
+    if wait_ms > 0 and size_bytes < min_bytes and size_bytes < budget_bytes:
+        return None
+    partition.watch.traffic.bytes_out += size_bytes
+    return encode_one_read(correlation_id, topic, index, mark, log_start_offset, isolation == 1, records)
 
 
 class _Attempt:
