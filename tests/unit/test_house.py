@@ -286,6 +286,15 @@ def test_there_is_no_circle_of_imports():
         pytest.fail(f"modules import each other in a circle: {' <- '.join(error.args[1])}")
 
 
+@pytest.mark.parametrize("path", modules("**/*.py"), ids=short)
+def test_files_that_a_module_names_are_there(path: Path):
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", source_of(path)))
+    files = [f"/{short(each)}" for each in modules("**/*.py")]
+    missing = {name for name in named if not any(each.endswith(f"/{name}") for each in files)}
+    missing = {name for name in missing if not (ROOT / name).is_file()}
+    assert not missing, f"{short(path)} names {missing}"
+
+
 def test_the_map_of_the_architecture_is_what_the_docstrings_say():
     assert architecture_map.PAGE.read_text() == architecture_map.rendered(), (
         "run: python -m tests.unit.architecture_map"

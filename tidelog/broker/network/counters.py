@@ -1,7 +1,7 @@
 """What is counted while requests are served: plain numbers in slots, so that counting costs next to nothing.
 
-A scrape reads them (`metrics.py`); nobody else does. Pure; times are given in. Invariant: numbers only grow, until the
-topic they belong to leaves this node.
+A scrape reads them (`metrics/node.py`); nothing else does. Pure; times are given in. Invariant: numbers only grow, until
+the topic they belong to leaves this node.
 """
 
 from __future__ import annotations

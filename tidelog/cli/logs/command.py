@@ -1,6 +1,6 @@
 """`tidelog log`: look into a data directory, Tidelog's or Kafka's; `dump` also into one of a running node.
 
-Nothing is changed, except by `verify --repair-from` (`log_verify.py`).
+Nothing is changed, except by `verify --repair-from` (`verify.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`tidelog log verify`: look at all files of a stopped node's logs for damage, and repair it from a running broker.
 
-What is looked at is `storage/log/verification.py`'s, where copies come from `log_repair.py`'s; here are the directory,
+What is looked at is `storage/log/verification.py`'s, where copies come from `repair.py`'s; here are the directory,
 what its checkpoints say, and what is printed. Without --repair-from every file is opened for reading alone.
 """
 

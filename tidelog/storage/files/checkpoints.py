@@ -71,7 +71,7 @@ class CheckpointTask:
     def __init__(
         self, disk: Disk, directory: str, files: Mapping[str, Offsets], number: int, epochs: Mapping[str, bytes]
     ) -> None:
-        """`epochs`: log's directory -> its leader epochs, written first (`log_directory.py` says why)."""
+        """`epochs`: log's directory -> its leader epochs, written first (`log/directory.py` says why)."""
         self._disk = disk
         self._directory = directory
         self._epochs = epochs

@@ -1,6 +1,6 @@
 """Whose a log directory is: its meta.properties, written once when the directory is formatted, checked ever after.
 
-Opening and locking a directory is `log_directory.py`'s. Invariant: a directory that is not empty and not ours is never
+Opening and locking a directory is `log/directory.py`'s. Invariant: a directory that is not empty and not ours is never
 formatted over.
 """
 

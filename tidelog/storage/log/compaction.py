@@ -1,8 +1,8 @@
 """One cleaning of one log: the keys of its dirty part noted, its segments written anew without what is superseded.
 
 `begin` and `advance` run on the owner's thread, `run` in any, never both at once; each `run` is a bounded piece of
-work, so that the owner can throttle, give up, or close in between. What is decided is `cleaner_filter.py`'s, how the
-new segment takes the place of the old ones `cleaner_swap.py`'s. Invariant: the log is never touched but by the swap,
+work, so that the owner can throttle, give up, or close in between. What is decided is `filter.py`'s, how the
+new segment takes the place of the old ones `swap.py`'s. Invariant: the log is never touched but by the swap,
 and whoever cuts or closes the log gives up its cleaning first.
 """
 

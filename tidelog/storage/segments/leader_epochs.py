@@ -1,7 +1,7 @@
 """Which leader epoch begins at which offset: what a follower's truncation point is found by (KIP-101, KIP-279).
 
-The pure part of Kafka's LeaderEpochFileCache; `log.py` writes it to leader-epoch-checkpoint when `is_dirty` says so.
-Invariant: epochs and start offsets both rise strictly from entry to entry.
+The pure part of Kafka's LeaderEpochFileCache; `partition_log.py` writes it to leader-epoch-checkpoint when
+`is_dirty` says so. Invariant: epochs and start offsets both rise strictly from entry to entry.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A follower asks for nearly the same thing thousands of times a second, so its session keeps for every partition where
 the follower is, and knows which may have news: an answer costs what has changed. `Fetch` requests of consumers are
-`apis/fetch.py`'s. Invariants: of a partition that is neither dirty nor in flight the follower has everything; a
+`apis/records/fetch.py`'s. Invariants: of a partition that is neither dirty nor in flight the follower has everything; a
 follower is booked (`Partition.follower_fetched`) only after its log was found to agree with this one.
 """
 
