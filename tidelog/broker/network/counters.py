@@ -1,6 +1,6 @@
 """What is counted while requests are served: plain numbers in slots, so that counting costs next to nothing.
 
-A scrape reads them (`metrics/node.py`); nothing else does. Pure; times are given in. Invariant: numbers only grow, until
+A scrape reads them (`metrics/node.py`); nothing else does. Pure; times are given in. Invariant: numbers only grow until
 the topic they belong to leaves this node.
 """
 

@@ -1,6 +1,6 @@
 """What a batch must be to enter the log, and what is stamped into it: checks, offsets, epoch, log-append time.
 
-Pure: batches and limits go in, checked and stamped batches come out; `partition_log.py` writes them. Sequence numbers are
+Pure: batches and limits go in, checked and stamped batches come out; `partition_log.py` writes them. Sequences are
 `producer_state.py`'s. The rules are those of Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator,
 with one deliberate difference (docs/decisions/0014): every field of every record is looked at only where a topic's
 settings need it (compacted topics, a limit on old timestamps, recompression). Elsewhere the records are counted by
