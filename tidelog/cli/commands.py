@@ -9,11 +9,15 @@ import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from tidelog.cli.common import HELP, fail, reason, swallow_output
 from tidelog.version import __version__
+
+if TYPE_CHECKING:
+    from tidelog.protocol.errors import KafkaError
 
 _COMMANDS = {
     "start": ("tidelog.cli.start", "Run a node: broker and controller in one."),
@@ -94,7 +98,7 @@ def run(words: list[str]) -> int:
     except click.Abort:
         return 1
     except KafkaError as error:
-        return fail(str(error))
+        return fail(f"{error}{_hint(error)}")
     except BrokenPipeError:
         # Whoever read the output has seen enough, as `head` does.
         swallow_output()
@@ -102,6 +106,13 @@ def run(words: list[str]) -> int:
     except OSError as error:
         return fail(reason(error))
     return outcome if isinstance(outcome, int) else 0
+
+
+def _hint(error: KafkaError) -> str:
+    """What to do where no broker answered."""
+    if not (error.message or "").startswith("no broker reached"):
+        return ""
+    return " (-b HOST:PORT or TIDELOG_BOOTSTRAP_SERVER say where the cluster is, `tidelog start` runs a node)"
 
 
 def _open_what_is_closed() -> None:

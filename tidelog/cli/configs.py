@@ -109,6 +109,8 @@ def describe(
         for each in entries
     ]
     print_table((_KINDS[kind].upper(), "CONFIG", "VALUE", "FROM"), rows)
+    if not rows and not everything:
+        click.echo("nothing is set at run time; --all prints every value", err=True)
 
 
 @command.command("alter")

@@ -117,6 +117,8 @@ def command(
         auto_offset_reset=selection.offset if selection.offset == "latest" else "earliest",
         allow_auto_create_topics=False,
     )
+    if sys.stderr.isatty() and _waits_for_new_records(selection):
+        click.echo("waiting for new records; --from-beginning prints those that there are, Ctrl-C ends", err=True)
     count = run(_consume(options, selection, render))
     say_count(count)
 
@@ -139,6 +141,11 @@ def _selection(*, from_beginning: bool, offset: str | None, **selected: Any) -> 
             "a group shares out the partitions: --group takes no --partition, --until-end, number or time"
         )
     return chosen
+
+
+def _waits_for_new_records(selection: Selection) -> bool:
+    bounds = (selection.from_ms, selection.until_ms, selection.group)
+    return selection.offset == "latest" and not selection.until_end and bounds == (None, None, None)
 
 
 async def _consume(options: dict[str, Any], selection: Selection, render: Render) -> int:

@@ -82,6 +82,8 @@ def command(
     options = client_options(bootstrap, properties, compression_type=compression, acks=acks, max_block_ms=PATIENCE_MS)
     # The first failure is what this command ends with; there is no need to hear of every batch behind it.
     logging.getLogger("tidelog.client.producing.sender").addHandler(logging.NullHandler())
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        click.echo("each line is a record; Ctrl-D ends", err=True)
     sent = run(_produce(options, target, parse))
     if json_wanted:
         topics = {"topic": topic} if topic is not None else {"topics": sent.topics()}

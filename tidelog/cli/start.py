@@ -7,6 +7,7 @@ else is raised is a bug and shows its traceback. What a node does is in `broker/
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import signal
 import sys
@@ -66,7 +67,10 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     except (CorruptSnapshot, CorruptQuorumState, InconsistentVoters, MetadataError) as error:
         return fail(str(error))
     except OSError as error:
-        return fail(reason(error))
+        hint = ""
+        if error.errno == errno.EADDRINUSE:
+            hint = " (does a node run already? `-o listeners=PLAINTEXT://HOST:PORT` takes another port)"
+        return fail(reason(error) + hint)
     return 0
 
 

@@ -18,6 +18,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
 from tidelog.cli.main import main
+from tidelog.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 Cli = Callable[..., tuple[int, bytes, str]]
@@ -79,6 +80,24 @@ def test_a_misspelt_command_names_the_nearest(cli: Cli):
     assert "No such command 'topic'. Did you mean 'topics'?" in err
     assert "Did you mean" not in cli("frobnicate")[2]
     assert "No such option" in cli("--topic")[2]
+
+
+def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(cli: Cli):
+    status, out, err = cli(
+        "topics", "list", "-b", f"127.0.0.1:{free_port()}", "-X", "socket.connection.setup.timeout.ms=50"
+    )
+    assert (status, out, err.count("\n")) == (1, b"", 1)
+    assert err.startswith("tidelog: NETWORK_EXCEPTION: no broker reached at 127.0.0.1:")
+    assert "TIDELOG_BOOTSTRAP_SERVER say where the cluster is, `tidelog start` runs a node" in err
+
+
+def test_a_terminal_is_told_what_consume_and_produce_wait_for(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    cli("topics", "create", "silent")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert "waiting for new records; --from-beginning prints" in cli("consume", "silent", "--timeout-ms", "1")[2]
+    assert "waiting" not in cli("consume", "silent", "-e")[2]
+    assert "waiting" not in cli("consume", "silent", "--from-beginning", "--timeout-ms", "1")[2]
+    assert "each line is a record" not in cli("produce", "silent", stdin=b"piped\n")[2]
 
 
 def test_a_topic_that_is_there_already(cli: Cli):

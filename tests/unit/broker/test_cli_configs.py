@@ -51,12 +51,14 @@ def described(cli: Cli, *words: str) -> dict[str, Any]:
 
 
 def test_what_is_set_for_a_topic_and_what_it_falls_back_to(cli: Cli, topic: str) -> None:
-    status, out, _ = cli("configs", "describe", "topics", topic)
-    assert status == 0
+    status, out, err = cli("configs", "describe", "topics", topic)
+    assert (status, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
         ["TOPIC", "CONFIG", "VALUE", "FROM"],
         [topic, "retention.ms", "5000", "topic"],
     ]
+    nothing = cli("configs", "describe", "topics", topic, "--key", "segment.ms")
+    assert nothing[::2] == (0, "nothing is set at run time; --all prints every value\n")
     everything = described(cli, "topics", topic, "--all")
     assert len(everything) > 25
     assert everything["segment.ms"]["source"] == "default"

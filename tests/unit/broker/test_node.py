@@ -368,7 +368,7 @@ async def test_a_second_node_on_the_same_port_or_directory_is_refused(
     start_node: Any, running: Any, tmp_path: Path
 ) -> None:
     busy = f"PLAINTEXT://127.0.0.1:{running.port}"
-    with pytest.raises(ListenError, match="cannot listen on 127"):
+    with pytest.raises(ListenError, match=r"^cannot listen on 127"):
         await start_node(**{"listeners": busy, "log.dirs": str(tmp_path / "other")})
     with pytest.raises(DirectoryInUse, match="is in use"):
         await start_node()

@@ -65,6 +65,9 @@ class ServerLimits:
 class ListenError(OSError):
     """A listener could not be bound; the text is fit to be shown as it is."""
 
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A bound, not yet listening socket. Raises ListenError."""
@@ -79,7 +82,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise ListenError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
     return sock
 
 
