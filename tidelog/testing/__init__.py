@@ -1,4 +1,5 @@
-"""Real brokers for tests: in this process (`embedded.py`) or as processes of their own (`processes.py`).
+"""Real brokers for tests: in this process (`embedded.py`) or as processes of their own
+(`processes.py`).
 
-For users' tests and for ours. `bench/` stands on this room. No test framework is needed.
+Users' tests, Tidelog's tests and `bench/` use this package. It needs no test framework.
 """

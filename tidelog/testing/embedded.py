@@ -1,8 +1,10 @@
-"""A broker inside the calling process, for tests: a real node on a thread of its own, on a port of its own choice.
+"""A broker inside the calling process, for tests: a real node on a thread of its own, on a free
+port.
 
-Records live in a directory that is removed at the end, unless one is given. Not for production: it shares the caller's
-interpreter lock. Invariant: a broker is stopped or running, and `start` and `stop` lead from one to the other any
-number of times; what belongs to one run is in a `_Run`, so that nothing of it is seen in the next.
+The records are in a temporary directory, unless the caller passes one. The broker is not for
+production, because it shares the caller's interpreter lock. Invariant: a broker is stopped or
+running, and `start` and `stop` switch between the two any number of times. The state of one run is
+in a `_Run`, so that the next run does not see it.
 """
 
 from __future__ import annotations
@@ -29,15 +31,16 @@ Scalar = str | int | float | bool
 
 
 class EmbeddedBroker:
-    """`with EmbeddedBroker() as broker:` and clients connect to `broker.bootstrap_servers`.
+    """`with EmbeddedBroker() as broker:`; clients connect to `broker.bootstrap_servers`.
 
-    `config`: Kafka's configuration keys, with values of their type or as text. `start` raises what prevents the node
-    from starting: ConfigError, ForeignDirectory, OSError, TimeoutError. Without a `directory` each run has a new one.
+    `config`: Kafka's configuration keys, with values of their type or as text. `start` raises the
+    error that prevents the start: ConfigError, ForeignDirectory, OSError, TimeoutError. Without a
+    `directory` each run has a new one.
     """
 
     def __init__(self, directory: str | Path | None = None, config: Mapping[str, Scalar] | None = None) -> None:
         self.bootstrap_servers = ""
-        """host:port while it runs, else empty."""
+        """host:port of the running broker, else empty."""
         self.directory = Path(directory) if directory is not None else Path()
         self._is_temporary = directory is None
         self._config = {name: as_text(value) for name, value in (config or {}).items()}
@@ -45,7 +48,7 @@ class EmbeddedBroker:
         self._run: _Run | None = None
 
     def start(self) -> EmbeddedBroker:
-        """Run, unless it does already; returns itself once it serves."""
+        """Start the broker if it is stopped; returns the broker when it serves."""
         with self._lock:
             if self._run is None:
                 if self._is_temporary:
@@ -72,7 +75,9 @@ class EmbeddedBroker:
         self._run = run
 
     def stop(self) -> None:
-        """Shut down cleanly, if it runs; what was acknowledged is on disk. TimeoutError when it does not end."""
+        """Stop the broker cleanly if it runs; acknowledged records are on disk. Raises
+        TimeoutError.
+        """
         with self._lock:
             run, self._run = self._run, None
             self.bootstrap_servers = ""
@@ -94,11 +99,11 @@ class EmbeddedBroker:
 
 
 class _Run:
-    """One life of the node, from its thread's start to its end."""
+    """One run of the node, from the start of its thread to its end."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
-        self._changed = threading.Event()
+        self._state_changed = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._bootstrap_servers = ""
@@ -108,15 +113,15 @@ class _Run:
         self._thread.start()
 
     def await_ready(self) -> str:
-        """host:port, once it serves. Raises what kept it from that."""
-        if not self._changed.wait(START_TIMEOUT_S):
+        """Wait until the node serves; returns host:port. Raises the error that prevents the start."""
+        if not self._state_changed.wait(START_TIMEOUT_S):
             raise TimeoutError(f"the embedded broker was not ready in {START_TIMEOUT_S:.0f} s")
         if self._failure is not None:
             raise self._failure
         return self._bootstrap_servers
 
     def stop(self) -> None:
-        self._is_stopping = True  # before the task is looked for: one that begins afterwards sees this
+        self._is_stopping = True  # set before `_task` is read: a task that begins later sees it
         if self._loop is not None and self._task is not None:
             try:
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -136,7 +141,7 @@ class _Run:
             if self._bootstrap_servers:
                 logger.error("the embedded broker ended: %s", error)
         finally:
-            self._changed.set()
+            self._state_changed.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -147,7 +152,7 @@ class _Run:
         try:
             await node.start()
             self._bootstrap_servers = next(iter(node.addresses().values()))
-            self._changed.set()
+            self._state_changed.set()
             await node.failed()
         finally:
             await node.stop()

@@ -1,9 +1,9 @@
-"""Who is what in a cluster of processes: node ids, roles, ports and the configuration that makes them one cluster.
+"""The layout of a cluster of processes: node ids, roles, ports and configuration.
 
-Brokers are numbered from 1, controllers on their own follow them. Without controllers of their own, the first three
-brokers (the first, of fewer than three) are controllers as well. With `links` every node knows every other by an
-address of its own: as its inter-broker listener each takes one that the others advertise for it alone, and its list of
-voters is its own too.
+Brokers have the ids from 1 on, dedicated controllers the ids after them. Without dedicated
+controllers, the first three brokers (of fewer than three only the first) are controllers too. With
+`links` every node has addresses of its own for all other nodes: the others advertise a listener for
+this node alone, which is its inter-broker listener, and its list of voters is its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ CONTROLLER = "CONTROLLER"
 
 
 class LinkPorts(Protocol):
-    """What of `links.Links` is needed here."""
+    """The part of `links.Links` that a layout uses."""
 
     def port(self, source: int, destination: int, target_port: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """`port` is the clients' for a broker, else the controller's. `options` are Kafka's keys."""
+    """`port`: the client listener's for a broker, else the controller's. `options`: Kafka's keys."""
 
     node_id: int
     roles: tuple[str, ...]
@@ -34,7 +34,7 @@ class NodeLayout:
 def cluster_layout(
     brokers: int, controllers: int, free_port: Callable[[], int], links: LinkPorts | None = None
 ) -> dict[int, NodeLayout]:
-    """The nodes of a cluster by their ids; every port from `free_port`."""
+    """The nodes of a cluster by id; `free_port` allocates the ports."""
     assert brokers >= 1
     broker_ids = range(1, brokers + 1)
     if controllers:
@@ -44,12 +44,14 @@ def cluster_layout(
     ids = sorted({*broker_ids, *voter_ids})
     client_ports = {node: free_port() for node in broker_ids}
     controller_ports = {node: free_port() for node in voter_ids}
-    # (source, broker) -> where the broker listens for that source.
+    # (source, broker) -> the port on which the broker listens for that source.
     inner_ports = {(source, broker): free_port() for source in ids for broker in broker_ids} if links else {}
 
     layouts = {}
     for node in ids:
-        roles = tuple(role for role, having in (("broker", broker_ids), ("controller", voter_ids)) if node in having)
+        roles = tuple(
+            role for role, node_ids in (("broker", broker_ids), ("controller", voter_ids)) if node in node_ids
+        )
         voters = {
             voter: links.port(node, voter, port) if links is not None and voter != node else port
             for voter, port in controller_ports.items()
@@ -60,14 +62,16 @@ def cluster_layout(
             "controller.quorum.voters": ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in voters.items()),
             "controller.listener.names": CONTROLLER,
         }
-        served: dict[str, tuple[int, int]] = {}
+        listeners: dict[str, tuple[int, int]] = {}
         if "broker" in roles:
-            served["PLAINTEXT"] = (client_ports[node], client_ports[node])
+            listeners["PLAINTEXT"] = (client_ports[node], client_ports[node])
             for source in ids if links is not None else ():
-                inner = inner_ports[source, node]
-                outer = links.port(source, node, inner) if links is not None and source != node else inner
-                served[_listener_for(source)] = (inner, outer)
-        options |= _listeners(served, controller_ports.get(node), ids if links is not None else [])
+                bound_port = inner_ports[source, node]
+                advertised_port = (
+                    links.port(source, node, bound_port) if links is not None and source != node else bound_port
+                )
+                listeners[_listener_for(source)] = (bound_port, advertised_port)
+        options |= _listeners(listeners, controller_ports.get(node), ids if links is not None else [])
         if links is not None:
             options["inter.broker.listener.name"] = _listener_for(node)
         port = client_ports[node] if "broker" in roles else controller_ports[node]
@@ -76,7 +80,7 @@ def cluster_layout(
 
 
 def _common(brokers: int) -> dict[str, str]:
-    """Internal topics with as many replicas as there can be."""
+    """Internal topics with three replicas, or as many as there are brokers."""
     replicas, in_sync = str(min(3, brokers)), str(min(2, brokers))
     return {
         "offsets.topic.replication.factor": replicas,
@@ -88,19 +92,19 @@ def _common(brokers: int) -> dict[str, str]:
 
 
 def _listeners(
-    served: Mapping[str, tuple[int, int]], controller_port: int | None, sources: list[int]
+    listeners: Mapping[str, tuple[int, int]], controller_port: int | None, sources: list[int]
 ) -> dict[str, str]:
-    """`served`: listener -> (port bound, port advertised)."""
-    bound = [f"{name}://127.0.0.1:{inner}" for name, (inner, _) in served.items()]
-    told = [f"{name}://127.0.0.1:{outer}" for name, (_, outer) in served.items()]
+    """`listeners`: listener -> (bound port, advertised port)."""
+    bound = [f"{name}://127.0.0.1:{bound_port}" for name, (bound_port, _) in listeners.items()]
+    advertised = [f"{name}://127.0.0.1:{advertised_port}" for name, (_, advertised_port) in listeners.items()]
     if controller_port is not None:
         bound.append(f"{CONTROLLER}://127.0.0.1:{controller_port}")
-    if not told:
-        told = [f"{CONTROLLER}://127.0.0.1:{controller_port}"]
+    if not advertised:
+        advertised = [f"{CONTROLLER}://127.0.0.1:{controller_port}"]
     protocols = [f"{name}:PLAINTEXT" for name in ("PLAINTEXT", CONTROLLER, *map(_listener_for, sources))]
     return {
         "listeners": ",".join(bound),
-        "advertised.listeners": ",".join(told),
+        "advertised.listeners": ",".join(advertised),
         "listener.security.protocol.map": ",".join(protocols),
     }
 

@@ -1,9 +1,11 @@
-"""A network between nodes on loopback that can be cut: one TCP proxy for every (source, destination).
+"""A network between nodes on loopback that tests can cut: one TCP proxy for each (source,
+destination).
 
-Each node is told addresses of its own for all the others, so that whatever it sends passes a door here and can be held
-back. A cut loses nothing and says nothing, as a real one: connections stay, what was sent waits, connecting succeeds or
-hangs, and healing delivers what is left of it. A destination that is down refuses, as its kernel would, unless the way
-to it is cut. One thread runs all of it; every method may be called from any other.
+Each node gets addresses of its own for all other nodes, so that all its traffic passes a proxy,
+which can hold it. A cut loses and reports nothing, like a real one: connections stay, sent bytes
+wait, a connect succeeds or hangs, and healing delivers the bytes of connections that still exist. A
+destination that is down refuses connections, as its kernel would, unless the direction to it is
+cut. One thread runs everything; all methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from typing import Any
 
 from tidelog.testing.ports import free_port
 
-Way = tuple[int, int]
+Direction = tuple[int, int]
 _CHUNK_BYTES = 1 << 16
 _NO_TIME = struct.pack("ii", 1, 0)
 
 
 @dataclass(slots=True)
-class _Door:
-    """Where `source` connects to reach `destination`."""
+class _Proxy:
+    """The proxy to which `source` connects to reach `destination`."""
 
     source: int
     destination: int
@@ -36,55 +38,57 @@ class _Door:
 
 
 class Links:
-    """`port(source, destination, target)` makes a door; `cut`, `hush` and `heal` decide what passes."""
+    """`port(source, destination, target)` makes a proxy; `cut`, `hush` and `heal` control directions."""
 
     def __init__(self) -> None:
-        self._doors: dict[Way, list[_Door]] = {}
-        self._silent: set[Way] = set()
+        self._proxies: dict[Direction, list[_Proxy]] = {}
+        self._silent: set[Direction] = set()
         self._up: set[int] = set()
-        self._changed: asyncio.Event
+        self._state_changed: asyncio.Event
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._thread.start()
 
     def port(self, source: int, destination: int, target_port: int) -> int:
-        """The port at which `source` reaches what listens on `target_port` of `destination`."""
-        door = _Door(source, destination, free_port(), target_port)
-        self._doors.setdefault((source, destination), []).append(door)
-        return door.port
+        """The port on which `source` reaches `target_port` of `destination`."""
+        proxy = _Proxy(source, destination, free_port(), target_port)
+        self._proxies.setdefault((source, destination), []).append(proxy)
+        return proxy.port
 
-    # What happens to nodes
+    # States of nodes
 
     def up(self, node: int) -> None:
-        """The node runs: its doors open."""
+        """The node runs: open its proxies."""
         self._do(lambda: self._up.add(node))
 
     def down(self, node: int) -> None:
-        """The node's process is gone: its doors refuse, where no cut hides that."""
+        """The node's process has ended: its proxies refuse connections, except for cut directions."""
         self._do(lambda: self._up.discard(node))
 
-    # What happens to the network
+    # States of the network
 
-    def cut(self, ones: Iterable[int], others: Iterable[int]) -> None:
-        """Nothing passes between any of `ones` and any of `others`, either way."""
-        pairs = [(one, other) for one in ones for other in others if one != other]
-        self._do(lambda: self._silent.update(pairs + [(other, one) for one, other in pairs]))
+    def cut(self, first_group: Iterable[int], second_group: Iterable[int]) -> None:
+        """Hold both directions between the nodes of two groups."""
+        pairs = [(first, second) for first in first_group for second in second_group if first != second]
+        self._do(lambda: self._silent.update(pairs + [(second, first) for first, second in pairs]))
 
     def hush(self, senders: Iterable[int], receivers: Iterable[int]) -> None:
-        """What `senders` send no longer reaches `receivers`; the other way it still does."""
+        """Hold the bytes from `senders` to `receivers`; the opposite direction stays open."""
         pairs = [(sender, receiver) for sender in senders for receiver in receivers if sender != receiver]
         self._do(lambda: self._silent.update(pairs))
 
     def heal(self, *, reset: bool = False) -> None:
-        """Everything passes again. `reset` ends the connections that were held, as a firewall that forgot them does."""
+        """Everything passes again. `reset` ends the connections that were held, as a
+        firewall that forgot them does.
+        """
 
         async def work() -> None:
             if reset:
-                for way in self._silent:
-                    for door in self._doors.get(way, []) + self._doors.get(way[::-1], []):
-                        for connection in door.connections:
+                for direction in self._silent:
+                    for proxy in self._proxies.get(direction, []) + self._proxies.get(direction[::-1], []):
+                        for connection in proxy.connections:
                             connection.cancel()
-                # What is ended must not slip out when the way opens.
+                # The cancelled connections must end before their direction opens.
                 await asyncio.sleep(0)
             self._silent.clear()
             await self._apply()
@@ -92,12 +96,12 @@ class Links:
         self._call(work())
 
     @property
-    def silent(self) -> frozenset[Way]:
-        """(sender, receiver) of every way that is held now."""
+    def silent(self) -> frozenset[Direction]:
+        """(sender, receiver) of every direction that is held now."""
         return frozenset(self._silent)
 
     def close(self) -> None:
-        """End every connection and close every door."""
+        """End all connections and close all proxies."""
         if self._loop.is_closed():
             return
 
@@ -105,7 +109,7 @@ class Links:
             self._up.clear()
             self._silent.clear()
             await self._apply()
-            tasks = [task for doors in self._doors.values() for door in doors for task in door.connections]
+            tasks = [task for proxies in self._proxies.values() for proxy in proxies for task in proxy.connections]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -120,7 +124,7 @@ class Links:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._changed = asyncio.Event()
+        self._state_changed = asyncio.Event()
         self._loop.run_forever()
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
@@ -134,82 +138,84 @@ class Links:
         self._call(work())
 
     async def _apply(self) -> None:
-        """Doors as they should be now, and everybody who waits looks again."""
-        for doors in self._doors.values():
-            for door in doors:
-                is_open = door.destination in self._up or self._is_held(door)
-                if is_open and door.listener is None:
-                    self._open(door)
-                elif not is_open and door.listener is not None:
-                    self._loop.remove_reader(door.listener)
-                    door.listener.close()
-                    door.listener = None
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Open and close the proxies for the present state, and wake all waiting tasks."""
+        for proxies in self._proxies.values():
+            for proxy in proxies:
+                is_open = proxy.destination in self._up or self._is_held(proxy)
+                if is_open and proxy.listener is None:
+                    self._open(proxy)
+                elif not is_open and proxy.listener is not None:
+                    self._loop.remove_reader(proxy.listener)
+                    proxy.listener.close()
+                    proxy.listener = None
+        self._state_changed.set()
+        self._state_changed = asyncio.Event()
 
-    def _is_held(self, door: _Door) -> bool:
-        return bool(self._silent & {(door.source, door.destination), (door.destination, door.source)})
+    def _is_held(self, proxy: _Proxy) -> bool:
+        return bool(self._silent & {(proxy.source, proxy.destination), (proxy.destination, proxy.source)})
 
-    def _open(self, door: _Door) -> None:
-        # By hand: an asyncio server that is closed while it accepts leaves the connection behind.
-        door.listener = listener = socket.create_server(("127.0.0.1", door.port), backlog=128)
+    def _open(self, proxy: _Proxy) -> None:
+        # An asyncio server that is closed during an accept would leak the connection.
+        proxy.listener = listener = socket.create_server(("127.0.0.1", proxy.port), backlog=128)
         listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept, door, listener)
+        self._loop.add_reader(listener, self._accept, proxy, listener)
 
-    def _accept(self, door: _Door, listener: socket.socket) -> None:
+    def _accept(self, proxy: _Proxy, listener: socket.socket) -> None:
         try:
             accepted, _ = listener.accept()
         except OSError:
             return
-        task = self._loop.create_task(self._carry(door, accepted))
-        door.connections.add(task)
-        task.add_done_callback(door.connections.discard)
-        # Also when it is cancelled before it has begun.
+        task = self._loop.create_task(self._carry(proxy, accepted))
+        proxy.connections.add(task)
+        task.add_done_callback(proxy.connections.discard)
+        # This closes the socket also if the task is cancelled before its start.
         task.add_done_callback(lambda _: accepted.close())
 
-    async def _carry(self, door: _Door, accepted: socket.socket) -> None:
-        """One connection, until either end is gone or it is reset."""
+    async def _carry(self, proxy: _Proxy, accepted: socket.socket) -> None:
+        """Carry one connection until either end closes it, or until a reset."""
         ends: list[asyncio.StreamWriter] = []
         is_ended = False
         try:
             accepted.setblocking(False)
-            while self._is_held(door):
-                await self._changed.wait()
+            while self._is_held(proxy):
+                await self._state_changed.wait()
             reader, writer = await asyncio.open_connection(sock=accepted.dup(), limit=_CHUNK_BYTES)
             ends.append(writer)
-            answers, target = await asyncio.open_connection("127.0.0.1", door.target_port, limit=_CHUNK_BYTES)
-            ends.append(target)
-            for each in ends:
-                each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            there = asyncio.create_task(self._pump(door.source, door.destination, reader, target))
-            back = asyncio.create_task(self._pump(door.destination, door.source, answers, writer))
+            target_reader, target_writer = await asyncio.open_connection(
+                "127.0.0.1", proxy.target_port, limit=_CHUNK_BYTES
+            )
+            ends.append(target_writer)
+            for end in ends:
+                end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            forward = asyncio.create_task(self._pump(proxy.source, proxy.destination, reader, target_writer))
+            backward = asyncio.create_task(self._pump(proxy.destination, proxy.source, target_reader, writer))
             try:
-                await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((forward, backward), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                there.cancel()
-                back.cancel()
-                await asyncio.gather(there, back, return_exceptions=True)
+                forward.cancel()
+                backward.cancel()
+                await asyncio.gather(forward, backward, return_exceptions=True)
             is_ended = True
         except OSError:
             pass
         finally:
             for end in ends:
                 if is_ended:
-                    end.close()  # what was written before still goes out
+                    end.close()  # the buffered bytes are still sent
                 else:
                     _reset(end)
 
     async def _pump(
         self, sender: int, receiver: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Bytes one way, and the news of their end, only while the way is open."""
+        """Carry bytes in one direction, and their end, while the direction is open."""
         while True:
             try:
                 data = await reader.read(_CHUNK_BYTES)
             except OSError:
                 data = b""
             while (sender, receiver) in self._silent:
-                await self._changed.wait()
+                await self._state_changed.wait()
             if not data:
                 return
             writer.write(data)
@@ -217,7 +223,9 @@ class Links:
 
 
 def _reset(end: asyncio.StreamWriter) -> None:
-    """End a connection with a RST: lingering for no time, the kernel tells the other end of no orderly end."""
+    """End a connection with a RST: lingering for no time, the kernel tells the other end of no
+    orderly end.
+    """
     try:
         end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_TIME)
     except OSError:

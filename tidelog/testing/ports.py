@@ -1,8 +1,9 @@
-"""Free TCP ports on loopback for servers that are told their port before they listen.
+"""Free TCP ports on loopback, for servers that need their port before they listen.
 
-A port is claimed for as long as this process lives: a server that is killed and started again keeps its port, and
-another process of the same user, such as a second test run, is never given it meanwhile. A claim is a lock on one byte
-of a file that all of them share, so the kernel gives it back when the process ends, however it ends.
+Invariant: a port belongs to this process as long as it runs. A server that is killed and restarted
+keeps its port, and no other process of the same user, such as a second test run, gets it meanwhile.
+A claim is a lock on one byte of a file that all these processes share. The kernel releases the lock
+at any end of the process.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-# Below the range that outgoing connections take theirs from.
+# Below the range of ports for outgoing connections.
 FIRST_PORT, LAST_PORT = 15_000, 31_999
 _ATTEMPTS = 1_000
 _claimed: set[int] = set()
-"""POSIX locks exclude other processes, not the one that holds them."""
+"""The claims of this process; a POSIX lock excludes only other processes."""
 
 
 class NoFreePort(Exception):
-    """Other processes have claimed every port that was tried."""
+    """Other processes have claimed all ports that were tried."""
 
 
 def free_port(also: Sequence[int] = ()) -> int:
-    """A port that is now claimed by this process; so are those at the distances `also` behind it."""
+    """Claim a port for this process, and the ports at the distances `also` after it."""
     choice = random.SystemRandom()
     for _ in range(_ATTEMPTS):
         port = choice.randint(FIRST_PORT, LAST_PORT - max(also, default=0))
@@ -38,16 +39,16 @@ def free_port(also: Sequence[int] = ()) -> int:
 
 
 def _claim(ports: Sequence[int]) -> bool:
-    """All of them, or none."""
+    """Claim all these ports, or none."""
     if any(port in _claimed or not _can_be_bound(port) for port in ports):
         return False
     locked: list[int] = []
     for port in ports:
         try:
-            fcntl.lockf(_claims(os.getpid()), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            fcntl.lockf(_claims_file(os.getpid()), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
         except OSError:
-            for one in locked:
-                fcntl.lockf(_claims(os.getpid()), fcntl.LOCK_UN, 1, one)
+            for locked_port in locked:
+                fcntl.lockf(_claims_file(os.getpid()), fcntl.LOCK_UN, 1, locked_port)
             return False
         locked.append(port)
     _claimed.update(ports)
@@ -64,7 +65,7 @@ def _can_be_bound(port: int) -> bool:
 
 
 @cache
-def _claims(pid: int) -> int:
-    """The open file of claims; one for each process, because a fork does not inherit locks."""
+def _claims_file(pid: int) -> int:
+    """The open file of claims, one for each process id, because a fork does not inherit locks."""
     path = Path(tempfile.gettempdir(), f"tidelog-ports-{os.getuid()}")
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,9 +1,9 @@
 """Server processes on loopback: start, wait until ready, kill, stop, restart, and what they use.
 
-`ServerProcess` is what a scenario or a test needs from any broker, `TidelogProcess` is ours (Kafka's is in `peers`),
-`TidelogCluster` several of them.
-Ready means the same for both: a Metadata request is answered with at least one broker. Every process started here is
-ended by `stop`, by leaving the `with` block, or at the latest when this interpreter exits, however it does.
+`ServerProcess` is what a scenario or a test needs from any broker, `TidelogProcess` is ours
+(Kafka's is in `peers`), `TidelogCluster` several of them. Ready means the same for both: a Metadata
+request is answered with at least one broker. Every process started here is ended by `stop`, by
+leaving the `with` block, or at the latest when this interpreter exits, however it does.
 """
 
 from __future__ import annotations
@@ -110,16 +110,20 @@ class ServerProcess:
         )
 
     def start(self, timeout_s: float = 60.0) -> float:
-        """Start and wait until ready; the seconds from launch to ready. ServerFailed when it does not come up."""
+        """Start and wait until ready; the seconds from launch to ready.
+        ServerFailed when it does not come up.
+        """
         self.prepare()
-        began = time.monotonic()
+        start_s = time.monotonic()
         self.launch()
         self.await_ready(timeout_s)
-        self.ready_s = time.monotonic() - began
+        self.ready_s = time.monotonic() - start_s
         return self.ready_s
 
     def is_ready(self) -> bool:
-        """The port answers Metadata with a broker in it; a controller has none to tell of, it only listens."""
+        """The port answers Metadata with a broker in it; a controller has none to tell of, it only
+        listens.
+        """
         if self.options.get("process.roles") == "controller":
             return accepts(self.port)
         return answers_metadata(self.port)
@@ -136,7 +140,9 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit status of the last run, negative for a signal; None while it runs or before the first start."""
+        """Exit status of the last run, negative for a signal; None while it
+        runs or before the first start.
+        """
         return self._process.poll() if self._process is not None else None
 
     def output_tail(self, size_bytes: int = 2000) -> str:
@@ -173,7 +179,9 @@ class ServerProcess:
         return process.returncode
 
     def restart(self, timeout_s: float = 60.0) -> float:
-        """Start again on the same data and port, stopping it first when it still runs; seconds to ready."""
+        """Start again on the same data and port, stopping it first when it still runs; seconds to
+        ready.
+        """
         self.stop()
         return self.start(timeout_s)
 
@@ -195,7 +203,9 @@ class ServerProcess:
 
 
 class TidelogProcess(ServerProcess):
-    """One Tidelog node, `python -m tidelog start`: data in DIRECTORY/data, output in DIRECTORY/tidelog.log."""
+    """One Tidelog node, `python -m tidelog start`: data in DIRECTORY/data,
+    output in DIRECTORY/tidelog.log.
+    """
 
     name = "tidelog"
     cluster_id: str | None = None
@@ -218,11 +228,14 @@ class TidelogProcess(ServerProcess):
         return command
 
     def environment(self) -> dict[str, str]:
-        """This interpreter's environment, with the checkout first on the path: the code under test is the code here."""
+        """This interpreter's environment, with the checkout first on the path: the
+        code under test is the code here.
+        """
         environment = super().environment()
         checkout = str(Path(__file__).resolve().parents[2])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (checkout, environment.get("PYTHONPATH"))))
-        # An installed package is compiled once; a start that compiles anew each time would measure the compiler.
+        # An installed package is compiled once; a start that compiles anew each
+        # time would measure the compiler.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         return environment
 
@@ -240,11 +253,12 @@ def tidelog_node(layout: NodeLayout, directory: Path, options: Mapping[str, str]
 
 
 class TidelogCluster:
-    """Several nodes on loopback that are one cluster; who is what is in `layout`. `nodes` has the brokers first.
+    """Several nodes on loopback that are one cluster; who is what is in `layout`.
+    `nodes` has the brokers first.
 
-    `options` go to every node, `node_options` to those named. With `links` the network between the nodes can be cut;
-    then the cluster tells them who runs, and nodes are to be killed and started through it. `make_node` makes another
-    kind of node than ours.
+    `options` go to every node, `node_options` to those named. With `links` the network between the
+    nodes can be cut; then the cluster tells them who runs, and nodes are to be killed and started
+    through it. `make_node` makes another kind of node than ours.
     """
 
     def __init__(
@@ -289,15 +303,17 @@ class TidelogCluster:
         self.nodes[node].launch()
 
     def start(self, timeout_s: float = 60.0) -> float:
-        """Launch every node, then wait for all: none is ready before a majority of the voters runs. The seconds."""
+        """Launch every node, then wait for all: none is ready before a majority
+        of the voters runs. The seconds.
+        """
         for server in self.nodes.values():
             server.prepare()
-        began = time.monotonic()
+        start_s = time.monotonic()
         for node in self.nodes:
             self.launch(node)
         for server in self.nodes.values():
             server.await_ready(timeout_s)
-        self.ready_s = time.monotonic() - began
+        self.ready_s = time.monotonic() - start_s
         return self.ready_s
 
     def kill(self, *nodes: int) -> None:
@@ -311,10 +327,10 @@ class TidelogCluster:
 
     def restart(self, node: int, timeout_s: float = 60.0) -> float:
         """Start again what does not run; seconds until it answers."""
-        began = time.monotonic()
+        start_s = time.monotonic()
         self.launch(node)
         self.nodes[node].await_ready(timeout_s)
-        return time.monotonic() - began
+        return time.monotonic() - start_s
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """SIGTERM to all at once: the last ones could not hand over to anybody; then SIGKILL."""
@@ -340,7 +356,9 @@ class TidelogCluster:
 
 
 def format_directory(directory: Path, node_id: int, cluster_id: str) -> None:
-    """Say in an empty log directory whose it is, in Kafka's words, before its node does with an id of its own."""
+    """Say in an empty log directory whose it is, in Kafka's words, before its
+    node does with an id of its own.
+    """
     file = directory / "meta.properties"
     if not file.exists():
         directory.mkdir(parents=True, exist_ok=True)
@@ -356,9 +374,11 @@ def _random_uuid() -> str:
 
 
 def _tied_to_us() -> list[str]:
-    """What to put before a command so that the kernel ends it with us, also when we are killed (`setpriv`, util-linux).
+    """What to put before a command so that the kernel ends it with us, also when we are
+    killed (`setpriv`, util-linux).
 
-    It is tied to the thread that starts it, so only the main thread, which lives as long as we do, may ask for this.
+    It is tied to the thread that starts it, so only the main thread, which lives as
+    long as we do, may ask for this.
     """
     if threading.current_thread() is not threading.main_thread() or shutil.which("setpriv") is None:
         return []

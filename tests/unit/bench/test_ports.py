@@ -20,7 +20,7 @@ OTHER = """
 import sys
 from tidelog.testing import ports
 port = ports.free_port(also=[1])
-ports.fcntl.lockf(ports._claims(ports.os.getpid()), ports.fcntl.LOCK_UN, 1, port)
+ports.fcntl.lockf(ports._claims_file(ports.os.getpid()), ports.fcntl.LOCK_UN, 1, port)
 print(port + 1, flush=True)
 sys.stdin.read()
 """

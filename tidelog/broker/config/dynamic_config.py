@@ -1,8 +1,10 @@
-"""What is in force on this node now: its file, what the cluster sets at run time, and what it sets for this node alone.
+"""The configuration in force on this node: its file, the cluster's dynamic
+configs, and its own dynamic configs.
 
-`NodeConfig` is what was known at start; the metadata image lays two layers over it (Kafka's DynamicBrokerConfig): the
-cluster's defaults, and above them this node's own. Only keys that may change at run time are taken from there, and only
-values that can be used: what cannot is left out and told once. Whoever keeps a value asks to be told when it changes.
+`NodeConfig` holds the values at start. The metadata image adds two layers (Kafka's
+DynamicBrokerConfig): the cluster's dynamic defaults, and above them the configs of this node. Only
+keys that may change at run time, with valid values, are used; an error line reports the others
+once. A part that caches a value subscribes to its changes.
 """
 
 from __future__ import annotations
@@ -33,24 +35,24 @@ logger = logging.getLogger("tidelog.config")
 
 
 class DynamicConfig(TypedValues):
-    """`config["max.connections"]` and the typed forms of it, as `NodeConfig` has them, with the value of this moment.
+    """`config["max.connections"]` and the typed accessors of `NodeConfig`, with the present value.
 
-    A key of one listener (`listener.name.external.max.connections`) is read with `of_listener`. An unknown name is a
-    KeyError.
+    `of_listener` reads the key of one listener (`listener.name.external.max.connections`).
+    An unknown name is a KeyError.
     """
 
     def __init__(self, static: NodeConfig) -> None:
         self.static = static
         self.layers: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
-        """This node's own run-time configs, then the cluster's, as text: what of the image can be used."""
-        self._given: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+        """The usable dynamic configs as text: this node's own, then the cluster's."""
+        self._image_layers: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
         self._typed: dict[str, Any] = {}
         self._subscriptions: list[tuple[frozenset[str], Callable[[], None]]] = []
 
     # -- values ------------------------------------------------------------------------------------------------------
 
     def raw(self, name: str) -> str | None:
-        """The text in force."""
+        """The value in force, as text."""
         for layer in self.layers:
             if name in layer:
                 return layer[name]
@@ -60,11 +62,11 @@ class DynamicConfig(TypedValues):
         try:
             return self._typed[name]
         except KeyError:
-            found = self._find(name)
-            self._typed[name] = found
-            return found
+            value = self._parse(name)
+            self._typed[name] = value
+            return value
 
-    def _find(self, name: str) -> Any:
+    def _parse(self, name: str) -> Any:
         definition = BROKER.get(name) or DYNAMIC_ONLY[name]
         for layer in self.layers:
             if name in layer:
@@ -72,13 +74,14 @@ class DynamicConfig(TypedValues):
         return self.static[name] if name in BROKER else definition.parse(definition.default)
 
     def is_set(self, name: str) -> bool:
-        """At run time, in the file, on the command line, or implied; False for a default."""
+        """Whether the key is set: dynamically, in the file, on the command line, or by implication."""
         return any(name in layer for layer in self.layers) or self.static.is_set(name)
 
     def of_listener(self, listener: str, name: str) -> Any:
-        """What holds for one listener: `listener.name.<listener>.<name>` where it is set, or else None.
+        """The value of `listener.name.<listener>.<name>`, or None.
 
-        Some keys count once for the node and once for each listener (max.connections), so nothing is fallen back to.
+        There is no fallback to the node's key, because some keys limit the node and each listener
+        separately (max.connections).
         """
         key = f"{LISTENER_PREFIX}{listener.lower()}.{name}"
         for values in (*self.layers, self.static.explicit):
@@ -87,55 +90,59 @@ class DynamicConfig(TypedValues):
         return None
 
     def log_config(self, overrides: Mapping[str, str]) -> LogConfig:
-        """The storage settings of a topic with these configs of its own."""
+        """The storage settings of a topic with these configs."""
         return self.static.log_config(overrides, self.layers)
 
     def topic_default(self, name: str) -> str | None:
-        """What a topic gets for a topic key it does not set."""
+        """The value of a topic key for topics that do not set it."""
         return self.static.topic_default(name, self.layers)
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def subscribe(self, names: Iterable[str], callback: Callable[[], None]) -> None:
-        """Call back on the loop, once per image, after it changed the value of one of these keys.
+        """Call back on the loop after an image that changes one of these keys, once per image.
 
-        The key of a listener counts as the key itself. What was valid before the first image is the caller's to read.
+        A listener's key counts as the key itself. The caller reads the values before the first
+        image.
         """
-        wanted = frozenset(names)
-        unknown = sorted(wanted - BROKER.keys() - DYNAMIC_ONLY.keys())
+        keys = frozenset(names)
+        unknown = sorted(keys - BROKER.keys() - DYNAMIC_ONLY.keys())
         assert not unknown, f"no such configuration keys: {unknown}"
-        self._subscriptions.append((wanted, callback))
+        self._subscriptions.append((keys, callback))
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Follow one committed change; before those who act on the image look at values."""
+        """Apply one committed image, before other parts of the node apply it."""
         if not any(kind == BROKER_RESOURCE for kind, _ in delta.changed_configs):
             return
-        given = image.broker_config_layers(self.static.node_id)
-        if given == self._given:
+        image_layers = image.broker_config_layers(self.static.node_id)
+        if image_layers == self._image_layers:
             return
-        before = self.layers
-        self.layers = (self._usable(given[0], self._given[0]), self._usable(given[1], self._given[1]))
-        self._given = given
-        changed = _changed(before, self.layers)
-        names = {base_name(name) for name in changed}
-        for name in (*changed, *names):
+        old_layers = self.layers
+        self.layers = (
+            self._usable(image_layers[0], self._image_layers[0]),
+            self._usable(image_layers[1], self._image_layers[1]),
+        )
+        self._image_layers = image_layers
+        changed_names = _changed_names(old_layers, self.layers)
+        names = {base_name(name) for name in changed_names}
+        for name in (*changed_names, *names):
             self._typed.pop(name, None)
-        call_all([callback for wanted, callback in self._subscriptions if not wanted.isdisjoint(names)])
+        call_all([callback for keys, callback in self._subscriptions if not keys.isdisjoint(names)])
 
-    def _usable(self, given: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
-        """`told`: what was looked at before, about which nothing is said twice."""
-        found: dict[str, str] = {}
-        for name, text in given.items():
+    def _usable(self, layer: Mapping[str, str], previous_layer: Mapping[str, str]) -> dict[str, str]:
+        """The usable configs of a layer. Errors that `previous_layer` had too are not logged again."""
+        usable: dict[str, str] = {}
+        for name, text in layer.items():
             problem = run_time_problem(name, text)
             if problem is None:
-                found[name] = text
-            elif told.get(name) != text:
+                usable[name] = text
+            elif previous_layer.get(name) != text:
                 logger.error("the cluster's metadata sets a configuration that cannot be used here: %s", problem)
-        return found
+        return usable
 
 
 def run_time_problem(name: str, text: str) -> str | None:
-    """Why a run-time config is not taken, or None. Keys that no table knows belong to plugins and harm nobody."""
+    """The problem of a dynamic config, or None. Unknown keys belong to plugins and are accepted."""
     base = base_name(name)
     definition: ConfigDefinition | None = BROKER.get(base) or DYNAMIC_ONLY.get(base)
     if definition is None:
@@ -149,12 +156,12 @@ def run_time_problem(name: str, text: str) -> str | None:
     return None
 
 
-def _changed(
-    before: tuple[Mapping[str, str], Mapping[str, str]], after: tuple[Mapping[str, str], Mapping[str, str]]
+def _changed_names(
+    old_layers: tuple[Mapping[str, str], Mapping[str, str]], new_layers: tuple[Mapping[str, str], Mapping[str, str]]
 ) -> list[str]:
-    """Names whose value in force is another than before, in the order in which they are set."""
-    names = dict.fromkeys(name for layer in (*before, *after) for name in layer)
-    return [name for name in names if _in_force(before, name) != _in_force(after, name)]
+    """The names with a changed value, in the order of the layers."""
+    names = dict.fromkeys(name for layer in (*old_layers, *new_layers) for name in layer)
+    return [name for name in names if _in_force(old_layers, name) != _in_force(new_layers, name)]
 
 
 def _in_force(layers: tuple[Mapping[str, str], Mapping[str, str]], name: str) -> str | None:

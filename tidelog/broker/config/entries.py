@@ -1,8 +1,9 @@
-"""Configs as DescribeConfigs and CreateTopics show them: every key, its value, its source, its synonyms.
+"""The config entries of DescribeConfigs and CreateTopics: every key with value, source and
+synonyms. Pure.
 
-Pure reading of a `NodeConfig` and the run-time layers of the metadata image. Order, sources and synonyms are those of
-Kafka's `ConfigHelper`: a synonym list starts at the key itself, so a value that comes from a weaker unit
-(`log.retention.hours`) is shown as the default it stands in for.
+The entries come from a `NodeConfig` and the dynamic layers of the metadata image. Order, sources
+and synonyms are those of Kafka's `ConfigHelper`. A list of synonyms starts at the key itself, so
+that a value from a key of lower precedence (`log.retention.hours`) appears as the default.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tidelog.broker.config.definitions import (
 if TYPE_CHECKING:
     from tidelog.broker.config.node_config import NodeConfig
 
-# Where a value comes from (DescribeConfigsResponse.ConfigSource).
+# The sources of values (DescribeConfigsResponse.ConfigSource).
 TOPIC_SOURCE = 1
 DYNAMIC_BROKER_SOURCE = 2
 DYNAMIC_DEFAULT_BROKER_SOURCE = 3
@@ -49,7 +50,7 @@ GROUP_SOURCE = 8
 UNKNOWN_TYPE = 0
 
 Layers = Sequence[Mapping[str, str]]
-"""Run-time broker configs, strongest first: this broker's, then the cluster's (as `MetadataImage` gives them)."""
+"""Dynamic broker configs in order of precedence: this broker's, then the cluster's (from `MetadataImage`)."""
 
 
 class Synonym(NamedTuple):
@@ -70,7 +71,9 @@ class ConfigEntry(NamedTuple):
 
 
 def canonical_text(definition: ConfigDefinition, text: str | None) -> str | None:
-    """The value as Kafka prints it after parsing: no stray spaces, booleans in lower case."""
+    """The value in the form that Kafka prints after parsing: no extra spaces, booleans in lower
+    case.
+    """
     value = definition.parse(text)
     if value is None:
         return None
@@ -86,7 +89,7 @@ def canonical_text(definition: ConfigDefinition, text: str | None) -> str | None
 
 
 def topic_entries(config: NodeConfig, layers: Layers, overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Every topic key, for a topic with these configs of its own, in order of name."""
+    """Every topic key in order of name, for a topic with these configs."""
     for name, definition in TOPIC.items():
         if definition.update_mode == INTERNAL and name not in overrides:
             continue
@@ -100,7 +103,7 @@ def topic_entries(config: NodeConfig, layers: Layers, overrides: Mapping[str, st
 
 
 def effective_topic_source(config: NodeConfig, layers: Layers, name: str) -> int:
-    """Where a topic's value for a key comes from when the topic does not set it (Kafka's KafkaConfigSchema)."""
+    """The source of a key's value for topics that do not set it (Kafka's KafkaConfigSchema)."""
     for source, layer in zip((DYNAMIC_BROKER_SOURCE, DYNAMIC_DEFAULT_BROKER_SOURCE), layers):
         if any(synonym in layer for synonym, _ in TOPIC_SYNONYMS.get(name, ())):
             return source
@@ -110,7 +113,7 @@ def effective_topic_source(config: NodeConfig, layers: Layers, name: str) -> int
 
 
 def broker_entries(config: NodeConfig, layers: Layers) -> Iterator[ConfigEntry]:
-    """Every key of this broker, in order of name; keys set only at run time where they are set."""
+    """Every key of this broker in order of name; dynamic-only keys if they are set."""
     for name, definition in sorted(BROKER.items()):
         if definition.update_mode == INTERNAL and not config.is_set(name):
             continue
@@ -123,13 +126,13 @@ def broker_entries(config: NodeConfig, layers: Layers) -> Iterator[ConfigEntry]:
 
 
 def cluster_entries(config: NodeConfig, layers: Layers) -> Iterator[ConfigEntry]:
-    """The run-time configs that hold for every broker: only what is set."""
+    """The cluster's dynamic broker configs that are set."""
     for name, text in sorted(layers[-1].items() if layers else ()):
         definition = BROKER.get(name) or DYNAMIC_ONLY.get(name)
         if definition is None:
             entry = _unlisted_entry(config, ({}, layers[-1]), name)
-            found = [each for each in entry.synonyms if each.source == DYNAMIC_DEFAULT_BROKER_SOURCE]
-            yield entry._replace(synonyms=found)
+            synonyms = [synonym for synonym in entry.synonyms if synonym.source == DYNAMIC_DEFAULT_BROKER_SOURCE]
+            yield entry._replace(synonyms=synonyms)
         else:
             value = None if definition.is_sensitive else canonical_text(definition, text)
             synonym = Synonym(name, value, DYNAMIC_DEFAULT_BROKER_SOURCE)
@@ -137,7 +140,9 @@ def cluster_entries(config: NodeConfig, layers: Layers) -> Iterator[ConfigEntry]
 
 
 def group_entries(config: NodeConfig, layers: Layers, overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Every group key; `consumer.session.timeout.ms` falls back to the broker's `group.consumer.session.timeout.ms`."""
+    """Every group key. Its default is a broker key: `group.consumer.session.timeout.ms` for
+    `consumer.session.timeout.ms`.
+    """
     for name, definition in sorted(GROUP.items()):
         broker_key = f"group.{name}"
         if broker_key in BROKER:
@@ -172,36 +177,41 @@ def _broker_entry(config: NodeConfig, layers: Layers, definition: ConfigDefiniti
 
 
 def _unlisted_entry(config: NodeConfig, layers: Layers, name: str) -> ConfigEntry:
-    """A key that is in no table: of one listener, as the key behind it is, or a plugin's, and possibly a secret."""
+    """The entry of a key outside of the tables.
+
+    A key of one listener has the definition of its base key. A plugin's key may be a secret.
+    """
     base = base_name(name)
     definition = None if base == name else BROKER.get(base) or DYNAMIC_ONLY.get(base)
     is_secret = definition is None or definition.is_sensitive
     names = (name,) if base == name else (name, base)
     sources = (DYNAMIC_BROKER_SOURCE, DYNAMIC_DEFAULT_BROKER_SOURCE, STATIC_BROKER_SOURCE)
-    found = [
+    synonyms = [
         Synonym(key, None if is_secret else values[key], source)
         for source, values in zip(sources, (*layers, config.explicit))
         for key in names
         if key in values
     ]
     if definition is not None and definition.default is not None:
-        found.append(Synonym(base, None if is_secret else definition.default, DEFAULT_SOURCE))
-    start = next((index for index, synonym in enumerate(found) if synonym.name == name), len(found))
-    synonyms = found[start:]
+        synonyms.append(Synonym(base, None if is_secret else definition.default, DEFAULT_SOURCE))
+    start = next((index for index, synonym in enumerate(synonyms) if synonym.name == name), len(synonyms))
+    synonyms = synonyms[start:]
     value = None if definition is None or is_secret else canonical_text(definition, synonyms[0].value)
     kind = UNKNOWN_TYPE if definition is None else definition.type
     return ConfigEntry(name, value, synonyms[0].source, True, is_secret, kind, None, synonyms)
 
 
 def _chain(config: NodeConfig, layers: Layers, name: str) -> list[Synonym]:
-    """All that is set for a broker key and its family, strongest first, from the key itself on."""
+    """The values of a broker key and its synonyms in order of precedence, starting at the key
+    itself.
+    """
     family = BROKER_SYNONYMS.get(name, (name,))
-    found: list[Synonym] = []
+    synonyms: list[Synonym] = []
 
     def add(key: str, text: str | None, source: int) -> None:
         definition = BROKER.get(key) or DYNAMIC_ONLY[key]
         if text is not None:
-            found.append(Synonym(key, None if definition.is_sensitive else text, source))
+            synonyms.append(Synonym(key, None if definition.is_sensitive else text, source))
 
     for source, layer in zip((DYNAMIC_BROKER_SOURCE, DYNAMIC_DEFAULT_BROKER_SOURCE), layers):
         for key in family:
@@ -210,8 +220,8 @@ def _chain(config: NodeConfig, layers: Layers, name: str) -> list[Synonym]:
         add(key, config.raw(key) if config.is_set(key) else None, STATIC_BROKER_SOURCE)
     for key in family:
         add(key, BROKER[key].default if key in BROKER else None, DEFAULT_SOURCE)
-    start = next((index for index, synonym in enumerate(found) if synonym.name == name), len(found))
-    return found[start:]
+    start = next((index for index, synonym in enumerate(synonyms) if synonym.name == name), len(synonyms))
+    return synonyms[start:]
 
 
 def _entry(definition: ConfigDefinition, value: str | None, synonyms: list[Synonym], *, read_only: bool) -> ConfigEntry:

@@ -1,7 +1,7 @@
-"""The levels of this process's loggers, shown and changed while it runs (KIP-412), in Kafka's words.
+"""The levels of this process's loggers: reading and changing them at run time (KIP-412).
 
-Nothing of it is kept: a restart begins with what the configuration says. Kafka's names for levels are mapped to
-Python's; names of loggers are our own, `root` is what all of them inherit from.
+Changes are not persistent: a restart begins with the configured levels. Kafka's names of levels are
+mapped to Python's. The names of loggers are Tidelog's; all loggers inherit from `root`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ _LEVELS: Final = {
     "TRACE": TRACE,
     "WARN": logging.WARNING,
 }
-_REFUSED: Final = {int(each): each.name for each in (Operation.APPEND, Operation.SUBTRACT)}
+_REFUSED_OPERATIONS: Final = {int(operation): operation.name for operation in (Operation.APPEND, Operation.SUBTRACT)}
 
 
 def levels() -> Iterator[tuple[str, str]]:
-    """(logger, the level it effectively has), root first."""
+    """(logger, its effective level), root first."""
     for name in (ROOT, *_names()):
         yield name, _name_of(_logger(name).getEffectiveLevel())
 
 
 def alter(node_id: int, resource: Any, *, validate_only: bool) -> None:
-    """All of a BROKER_LOGGER resource of IncrementalAlterConfigs, or nothing. Raises KafkaError."""
+    """Apply all changes of a BROKER_LOGGER resource of IncrementalAlterConfigs, or none. Raises
+    KafkaError.
+    """
     _check_node(node_id, resource.resource_name)
-    known = {ROOT, *_names()}
-    for each in resource.configs:
-        _check(each, known)
+    logger_names = {ROOT, *_names()}
+    for change in resource.configs:
+        _check(change, logger_names)
     if validate_only:
         return
-    for each in resource.configs:
-        if each.config_operation == Operation.SET:
-            _logger(each.name).setLevel(_LEVELS[each.value])
-            logger.warning("the level of logger %s is now %s", each.name, each.value)
+    for change in resource.configs:
+        if change.config_operation == Operation.SET:
+            _logger(change.name).setLevel(_LEVELS[change.value])
+            logger.warning("the level of logger %s is now %s", change.name, change.value)
         else:
-            _logger(each.name).setLevel(logging.NOTSET)
-            logger.warning("logger %s has no level of its own any more", each.name)
+            _logger(change.name).setLevel(logging.NOTSET)
+            logger.warning("logger %s has no level of its own any more", change.name)
 
 
 def _check_node(node_id: int, name: str) -> None:
@@ -62,13 +64,14 @@ def _check_node(node_id: int, name: str) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
 
 
-def _check(change: Any, known: set[str]) -> None:
+def _check(change: Any, logger_names: set[str]) -> None:
     operation = change.config_operation
     if operation not in (Operation.SET, Operation.DELETE):
-        kind = _REFUSED.get(operation, f"Unknown operation type {operation}")
-        message = f"{kind}{' operation' if operation in _REFUSED else ''} is not allowed for the BROKER_LOGGER resource"
+        kind = _REFUSED_OPERATIONS.get(operation, f"Unknown operation type {operation}")
+        noun = " operation" if operation in _REFUSED_OPERATIONS else ""
+        message = f"{kind}{noun} is not allowed for the BROKER_LOGGER resource"
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-    if change.name not in known:
+    if change.name not in logger_names:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
     if operation == Operation.SET and change.value not in _LEVELS:
         raise KafkaError(
