@@ -9,6 +9,7 @@ Kafka node says.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from tidelog.broker.apis.cluster_roles import at_controller, quorum
 from tidelog.broker.apis.services import Services
@@ -39,17 +40,25 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
         raise KafkaError(ErrorCode.INVALID_REQUEST)
     image = services.image()
     finalized = {**image.features, "kraft.version": quorum(services).kraft_version}
+    return _response(context.api_version, at_controller(services, context), image.offset, tuple(finalized.items()))
+
+
+@lru_cache(maxsize=64)
+def _response(
+    version: int, is_at_controller: bool, image_offset: int, finalized: tuple[tuple[str, int], ...]
+) -> ApiVersionsResponse:
+    """The same for every client until the metadata changes. It is shared: nothing may change it."""
     return ApiVersionsResponse(
-        api_keys=_served(CONTROLLER_SERVED if at_controller(services, context) else SERVED),
+        api_keys=_served(CONTROLLER_SERVED if is_at_controller else SERVED),
         supported_features=[
             SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
             for name, (lowest, highest) in SUPPORTED_FEATURES.items()
-            if highest > 0 and (lowest > 0 or context.api_version >= LEVEL_ZERO_FROM)
+            if highest > 0 and (lowest > 0 or version >= LEVEL_ZERO_FROM)
         ],
-        finalized_features_epoch=image.offset,
+        finalized_features_epoch=image_offset,
         finalized_features=[
             FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-            for name, level in finalized.items()
+            for name, level in finalized
             if 0 < level <= SUPPORTED_FEATURES.get(name, (0, 0))[1]
         ],
     )
