@@ -1,9 +1,9 @@
-"""Server processes on loopback: start, wait until ready, kill, stop, restart, and what they use.
+"""Server processes on loopback: start, wait until ready, kill, stop, restart, and resource usage.
 
-`ServerProcess` is what a scenario or a test needs from any broker, `TidelogProcess` is ours
-(Kafka's is in `peers`), `TidelogCluster` several of them. Ready means the same for both: a Metadata
-request is answered with at least one broker. Every process started here is ended by `stop`, by
-leaving the `with` block, or at the latest when this interpreter exits, however it does.
+`ServerProcess` is any broker, `TidelogProcess` a Tidelog node (Kafka's is in `peers`),
+`TidelogCluster` several nodes. A broker is ready when a Metadata response lists at least one
+broker. Invariant: `stop`, the end of the `with` block, or any exit of this interpreter ends every
+process that this module started.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ServerProcess:
             return ""
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """SIGKILL, and wait until the process has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -248,7 +248,7 @@ MakeNode = Callable[[NodeLayout, Path, Mapping[str, str]], ServerProcess]
 
 
 def tidelog_node(layout: NodeLayout, directory: Path, options: Mapping[str, str]) -> ServerProcess:
-    """What makes a Tidelog node of a layout."""
+    """Makes a Tidelog node from a layout."""
     return TidelogProcess(directory, layout.port, options)
 
 
@@ -317,7 +317,7 @@ class TidelogCluster:
         return self.ready_s
 
     def kill(self, *nodes: int) -> None:
-        """SIGKILL to all of these at one moment."""
+        """SIGKILL to all these nodes at one moment."""
         for node in nodes:
             os.kill(self.nodes[node].pid, signal.SIGKILL)
         for node in nodes:
@@ -326,7 +326,7 @@ class TidelogCluster:
                 self.links.down(node)
 
     def restart(self, node: int, timeout_s: float = 60.0) -> float:
-        """Start again what does not run; seconds until it answers."""
+        """Start a stopped node; returns the seconds until it is ready."""
         start_s = time.monotonic()
         self.launch(node)
         self.nodes[node].await_ready(timeout_s)
@@ -386,7 +386,7 @@ def _tied_to_us() -> list[str]:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on this port."""
+    """Whether a process listens on this port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

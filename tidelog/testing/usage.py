@@ -1,7 +1,8 @@
-"""What a process has used: CPU time and memory, read from outside.
+"""The CPU time and memory of a process, read from another process.
 
-CPU comes from the process's own CPU clock, which counts every thread, also those that ended, in nanoseconds; the ticks
-of /proc/<pid>/stat would need ten thousand requests per figure. Memory is the resident set.
+CPU comes from the process's own CPU clock, which counts every thread, also those that
+ended, in nanoseconds; the ticks of /proc/<pid>/stat would need ten thousand requests per
+figure. Memory is the resident set.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _WARM_PAGE_US = 3.5
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds (user and system, all threads) since the process began, and its resident memory now."""
+    """CPU seconds (user and system, all threads) since the process began, and its resident memory
+    now.
+    """
 
     cpu_s: float
     rss_bytes: int
@@ -29,7 +32,9 @@ class Usage:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU nanoseconds used by all threads of a process so far (`clock_getcpuclockid(3)`); OSError when it is gone."""
+    """CPU nanoseconds used by all threads of a process so far
+    (`clock_getcpuclockid(3)`); OSError when it is gone.
+    """
     return time.clock_gettime_ns((~pid << 3) | _PROCESS_SCHEDULER_CLOCK)
 
 
@@ -52,9 +57,10 @@ def free_bytes() -> int:
 def warm_pages(size_bytes: int, passes_at_most: int = 4) -> float:
     """Touch and free memory, so that the host has backed as many pages as the next row will write.
 
-    On a virtual machine a page never used before costs about 13 us, charged to whoever touches it first: 3 s of CPU per
-    GB written, which would bury every difference between two brokers. The kernel may hand out other pages than those
-    just freed, so this repeats while it meets cold ones. Returns the last pass's CPU microseconds per page.
+    On a virtual machine a page never used before costs about 13 us, charged to whoever touches it
+    first: 3 s of CPU per GB written, which would bury every difference between two brokers. The
+    kernel may hand out other pages than those just freed, so this repeats while it meets cold ones.
+    Returns the last pass's CPU microseconds per page.
     """
     cost_us = 0.0
     for _ in range(passes_at_most):

@@ -1,7 +1,9 @@
-"""What a configuration key is: its type, its validator, when it may change. The tables beside this file list them.
+"""The definition of a configuration key: type, validator, update mode. The tables
+beside this file list the keys.
 
-Values travel as text, as Kafka stores and ships them; `ConfigDefinition.parse` turns text into a typed Python value or
-raises `ConfigError` with the wording of Kafka's `ConfigException`. Knows no file, no node and no topic.
+Values are stored and sent as text, as in Kafka. `ConfigDefinition.parse` turns text into a typed
+Python value, or raises `ConfigError` with the message of Kafka's `ConfigException`. This module
+does not depend on files, nodes or topics.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any, NamedTuple
 from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.java_text import parse_double, parse_integer, print_double, split_list, trim
 
-# The types, numbered as DescribeConfigs reports them (org.apache.kafka.clients.admin.ConfigEntry.ConfigType).
+# The types, numbered as DescribeConfigs reports them
+# (org.apache.kafka.clients.admin.ConfigEntry.ConfigType).
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST, CLASS, PASSWORD = range(1, 10)
 TYPE_NAMES = ("UNKNOWN", "BOOLEAN", "STRING", "INT", "SHORT", "LONG", "DOUBLE", "LIST", "CLASS", "PASSWORD")
 
@@ -42,7 +45,7 @@ _BITS = {SHORT: 16, INT: 32, LONG: 64}
 
 
 def parse_value(name: str, kind: int, text: str) -> Any:
-    """Text to the key's type, with the refusals of Kafka's `ConfigDef.parseType`."""
+    """Parse text as the key's type, with the errors of Kafka's `ConfigDef.parseType`."""
     trimmed = trim(text)
     if kind == BOOLEAN:
         lowered = trimmed.lower()
@@ -61,14 +64,14 @@ def parse_value(name: str, kind: int, text: str) -> Any:
 
 
 def _printed(value: Any) -> str:
-    """As Java prints it."""
+    """The value as Java prints it."""
     if isinstance(value, list):
         return f"[{', '.join(value)}]"
     return print_double(value) if isinstance(value, float) else str(value)
 
 
 class ConfigDefinition(NamedTuple):
-    """One key. `default` is text, or None where Kafka has none."""
+    """One key. `default` is text, or None if Kafka has no default."""
 
     name: str
     type: int
@@ -95,7 +98,9 @@ class ConfigDefinition(NamedTuple):
 
 
 class TypedValues:
-    """`self[name]`, which whoever has values defines, in the type that is wanted. AssertionError if it is another."""
+    """`self[name]`, which whoever has values defines, in the type that is wanted.
+    AssertionError if it is another.
+    """
 
     def __getitem__(self, name: str) -> Any:
         raise NotImplementedError
@@ -114,7 +119,7 @@ class TypedValues:
         return value
 
     def text(self, name: str) -> str:
-        """The value as text, empty where there is none."""
+        """The value as text, empty without a value."""
         value = self[name]
         return "" if value is None else str(value)
 
@@ -124,12 +129,14 @@ class TypedValues:
 
 
 def table(*parts: tuple[Row, ...]) -> dict[str, ConfigDefinition]:
-    """Rows as definitions by name."""
+    """The definitions of the rows, by name."""
     return {row[0]: ConfigDefinition(*row) for part in parts for row in part}
 
 
 def base_name(name: str) -> str:
-    """The key behind one listener's key (`listener.name.<listener>.<key>`); any other is itself."""
+    """The base key of a listener's key (`listener.name.<listener>.<key>`); other keys are
+    unchanged.
+    """
     if not name.startswith(LISTENER_PREFIX):
         return name
     return name[len(LISTENER_PREFIX) :].partition(".")[2]

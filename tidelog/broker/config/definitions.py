@@ -1,7 +1,9 @@
-"""Every configuration key of a Kafka 4.3 broker, topic and group, and our own, joined from the tables beside this file.
+"""All configuration keys of a Kafka 4.3 broker, topic and group, and Tidelog's own,
+from the tables beside this file.
 
-`BROKER`, `TOPIC` and `GROUP` map names to definitions; `TOPIC_SYNONYMS` and `BROKER_SYNONYMS` say which broker keys
-stand behind a key, strongest first, and in which unit; `validate_topic_config` is Kafka's `LogConfig.validate`.
+`BROKER`, `TOPIC` and `GROUP` map names to definitions. `TOPIC_SYNONYMS` and `BROKER_SYNONYMS`
+list the broker keys behind a key, with their units, in order of precedence.
+`validate_topic_config` is Kafka's `LogConfig.validate`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ TOPIC_SYNONYMS: dict[str, tuple[tuple[str, int], ...]] = {
     "unclean.leader.election.enable": (("unclean.leader.election.enable", 1),),
 }
 
-# broker key -> the keys that may stand in for it, strongest first (Kafka's DynamicBrokerConfig.brokerConfigSynonyms).
+# broker key -> the keys that may stand in for it, strongest first (Kafka's
+# DynamicBrokerConfig.brokerConfigSynonyms).
 _FAMILIES = (
     ("log.roll.ms", "log.roll.hours"),
     ("log.roll.jitter.ms", "log.roll.jitter.hours"),
@@ -72,12 +75,14 @@ BROKER_SYNONYMS: dict[str, tuple[str, ...]] = {name: family for family in _FAMIL
 
 
 def convert_synonym(text: str, factor: int) -> str:
-    """A broker key's text in the topic key's unit; -1 is -1 in every unit (Kafka's ConfigSynonym)."""
+    """The value of a broker key in the unit of the topic key; -1 is -1 in every unit (Kafka's
+    ConfigSynonym).
+    """
     return text if factor == 1 or trim(text) == "-1" else str(parse_integer(trim(text), 64) * factor)
 
 
 def topic_config_problem(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> str | None:
-    """What `validate_topic_config` refuses, as text; None for a config that can be used."""
+    """The error text of `validate_topic_config`, or None."""
     try:
         validate_topic_config(overrides, defaults)
     except ConfigError as error:
@@ -86,7 +91,7 @@ def topic_config_problem(overrides: Mapping[str, str], defaults: Mapping[str, st
 
 
 def broker_config_problem(configs: Mapping[str, str]) -> str | None:
-    """What is wrong with configs set on running brokers, as text; None for what can be used (DynamicBrokerConfig)."""
+    """The error text of dynamic broker configs, or None (DynamicBrokerConfig)."""
     for name, text in configs.items():
         definition = BROKER.get(name) or DYNAMIC_ONLY.get(name)
         if definition is None:
@@ -101,7 +106,7 @@ def broker_config_problem(configs: Mapping[str, str]) -> str | None:
 
 
 def list_config_default(resource_type: int, name: str) -> str | None:
-    """The default of a list, to which values are added and from which they are taken. KeyError for anything else."""
+    """The default of a key of type LIST, for APPEND and SUBTRACT. KeyError for other keys."""
     if resource_type not in (TOPIC_RESOURCE, BROKER_RESOURCE):
         raise KeyError(name)  # Kafka knows no type of the others there
     definition = TOPIC[name] if resource_type == TOPIC_RESOURCE else (BROKER.get(name) or DYNAMIC_ONLY[name])
@@ -111,9 +116,11 @@ def list_config_default(resource_type: int, name: str) -> str | None:
 
 
 def validate_topic_config(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> None:
-    """Refuse unknown names, wrong values and contradictions. Raises `ConfigError` (Kafka's LogConfig.validate).
+    """Refuse unknown names, wrong values and contradictions. Raises
+    `ConfigError` (Kafka's LogConfig.validate).
 
-    `defaults`: what the broker gives a topic (`NodeConfig.topic_defaults`), for rules that span two keys.
+    `defaults`: what the broker gives a topic (`NodeConfig.topic_defaults`), for rules that span two
+    keys.
     """
     for name in overrides:
         if name not in TOPIC:

@@ -1,7 +1,8 @@
-"""What Tidelog lets one configure that Kafka has nothing for: its logs' form, and where its metrics are served.
+"""Tidelog's own configuration keys, unknown to Kafka: the format of its log,
+and the address of its metrics.
 
-A table, no code, as beside it. `DescribeConfigs` does not list these keys: a client that knows Kafka's would not know
-what to make of them.
+A table without code. `DescribeConfigs` does not list these keys, which clients of Kafka do not
+know.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A node's configuration: Kafka's keys from a YAML (or .properties) file and `-o key=value`, checked and typed.
+"""A node's static configuration: Kafka's keys from a YAML (or .properties) file and `-o key=value`,
+typed.
 
-`NodeConfig` is the static part, fixed for the life of the process; what the cluster's metadata overrides at run time is
-laid over it by whoever asks (`layers`). The keys themselves are in `config_definitions*.py`. Importing this module must
-stay cheap, it is on the path of every start: no yaml, click or asyncio here.
+`NodeConfig` does not change while the process runs; callers pass in the dynamic configs as
+`layers`. `definitions*.py` define the keys. Every start imports this module, so the import must be
+cheap: no yaml, click or asyncio here.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ class Listener(NamedTuple):
 
 
 class NodeConfig(TypedValues):
-    """`config["num.partitions"]` is the typed value: int, bool, float, str, list; None where unset and without default.
+    """`config["num.partitions"]` is the typed value: int, bool, float, str, list; None
+    where unset and without default.
 
-    `explicit` holds what was set, as text; `raw(name)` the text in force; `integer`, `number`, `flag`, `text` and
-    `items` are `[]` with a checked type. An unknown name is a KeyError: the tables list them all.
+    `explicit` holds what was set, as text; `raw(name)` the text in force; `integer`,
+    `number`, `flag`, `text` and `items` are `[]` with a checked type. An unknown name is a
+    KeyError: the tables list them all.
     """
 
     def __init__(self, explicit: Mapping[str, str] | None = None) -> None:
@@ -82,7 +85,9 @@ class NodeConfig(TypedValues):
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Mapping[str, str] | None = None) -> NodeConfig:
-        """From a file (may be None) and overrides, which win. Raises `ConfigError`, one line."""
+        """Load a file (or None) and overrides, which take precedence. Raises `ConfigError` with one
+        line.
+        """
         explicit = _read_file(Path(file)) if file is not None else {}
         explicit.update(overrides or {})
         return cls(explicit)
@@ -90,7 +95,7 @@ class NodeConfig(TypedValues):
     # -- values ------------------------------------------------------------------------------------------------------
 
     def raw(self, name: str) -> str | None:
-        """The text in force: set, implied for a node that is alone, or the default."""
+        """The value as text: set, implied for a single node, or the default."""
         text = self.explicit.get(name)
         if text is None:
             text = self._implied.get(name)
@@ -104,7 +109,7 @@ class NodeConfig(TypedValues):
             return value
 
     def is_set(self, name: str) -> bool:
-        """Set in the file, on the command line, or implied; False for a default."""
+        """Whether the key is set: in the file, on the command line, or by implication."""
         return name in self.explicit or name in self._implied
 
     # -- the node ----------------------------------------------------------------------------------------------------
@@ -123,7 +128,7 @@ class NodeConfig(TypedValues):
 
     @property
     def is_alone(self) -> bool:
-        """Broker and controller in one, and no other voter."""
+        """Whether this node is broker and controller, and the only voter."""
         others = max(
             len(self.items("controller.quorum.voters")), len(self.items("controller.quorum.bootstrap.servers"))
         )
@@ -131,7 +136,7 @@ class NodeConfig(TypedValues):
 
     @property
     def controller_listener_names(self) -> frozenset[str]:
-        """Of the listeners that the quorum and the controller use, here and on other nodes."""
+        """The names of the listeners of the quorum and the controller, on this node and on others."""
         return frozenset(name.upper() for name in self.items("controller.listener.names"))
 
     @property
@@ -148,7 +153,7 @@ class NodeConfig(TypedValues):
 
     @property
     def log_dirs(self) -> list[Path]:
-        """Where data lives: `log.dirs`, else `log.dir`."""
+        """The log directories: `log.dirs`, else `log.dir`."""
         return [Path(item) for item in self.items("log.dirs") or self.items("log.dir")]
 
     @property
@@ -157,7 +162,9 @@ class NodeConfig(TypedValues):
         return Path(explicit) if explicit else self.log_dirs[0]
 
     def advertised_listeners(self, bound_ports: Mapping[str, int] | None = None) -> list[Listener]:
-        """The addresses clients are told. `bound_ports`: listener name -> port really bound, where 0 was asked for."""
+        """The advertised addresses. `bound_ports`: listener name -> bound port, for a configured
+        port of 0.
+        """
         listeners = (
             self._parse_listeners("advertised.listeners")
             if self.is_set("advertised.listeners")
@@ -176,7 +183,8 @@ class NodeConfig(TypedValues):
     def topic_default(self, name: str, layers: Sequence[Mapping[str, str]] = ()) -> str | None:
         """What a topic gets for a topic key it does not set.
 
-        `layers`: run-time broker configs, strongest first (this broker's, then the cluster's), as text.
+        `layers`: run-time broker configs, strongest first (this broker's, then the cluster's), as
+        text.
         """
         for layer in layers:
             for synonym, factor in TOPIC_SYNONYMS.get(name, ()):
@@ -189,12 +197,12 @@ class NodeConfig(TypedValues):
         return TOPIC[name].default
 
     def topic_defaults(self, layers: Sequence[Mapping[str, str]] = ()) -> dict[str, str]:
-        """Topic key -> text, for a topic without configs of its own. Keys that have no value are left out."""
+        """Topic key -> text, for a topic without configs of its own. Omits keys without a value."""
         defaults = ((name, self.topic_default(name, layers)) for name in TOPIC)
         return {name: text for name, text in defaults if text is not None}
 
     def log_config(self, overrides: Mapping[str, str], layers: Sequence[Mapping[str, str]] = ()) -> LogConfig:
-        """The storage settings of a topic with these configs of its own."""
+        """The storage settings of a topic with these configs."""
         from tidelog.storage.segments.log_config import LogConfig
 
         # A broker's in Kafka; our logs know only what their own settings say.
@@ -220,7 +228,9 @@ class NodeConfig(TypedValues):
                 )
 
     def security_protocols(self) -> dict[str, str]:
-        """Listener name -> security protocol, as listener.security.protocol.map and Kafka's defaults for it say."""
+        """Listener name -> security protocol, from
+        listener.security.protocol.map and Kafka's defaults for it.
+        """
         protocols = {"PLAINTEXT": "PLAINTEXT", "SSL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL"}
         for entry in self.text("listener.security.protocol.map").split(","):
             name, colon, protocol = entry.strip().rpartition(":")
@@ -293,7 +303,7 @@ def _refuse_twice(key: str, values: Sequence[str], what: str) -> None:
 
 
 def own_name() -> str:
-    """What other machines call this one."""
+    """The host name of this machine for other machines."""
     import socket
 
     return socket.getfqdn()
@@ -311,7 +321,9 @@ def _check_names(explicit: Mapping[str, str]) -> None:
 
 
 def nearest_keys(name: str) -> list[str]:
-    """Known broker keys that look like this one, nearest first, at most two. A topic key names its broker synonym."""
+    """Known broker keys that look like this one, nearest first, at most two. A
+    topic key names its broker synonym.
+    """
     import difflib
 
     if name in TOPIC_SYNONYMS:

@@ -1,7 +1,9 @@
-"""Kafka's keys that this broker knows and does not serve: which stop a start, and which only get a warning. Pure.
+"""Kafka's keys that this broker does not serve: some prevent the start, the others get a warning.
+Pure.
 
-A key that promises security must not start an open node in silence, so it is refused by name. Every other key without
-effect is taken, as files written for Kafka have them. A test holds the list to what the code reads.
+A key that promises security must not start an open node, so it is refused by name. Every other key
+without effect is accepted, because configuration files for Kafka contain such keys. A test compares
+the list with the keys that the code reads.
 """
 
 from __future__ import annotations
@@ -72,12 +74,12 @@ _EXPECTED: Final = ("transaction.state.log.", "share.coordinator.state.topic.")
 
 
 def has_effect(name: str) -> bool:
-    """Whether a broker key changes something."""
+    """Whether a broker key has an effect."""
     return name not in _NAMES and not name.startswith(_PREFIXES)
 
 
 def keys_without_effect(config: NodeConfig) -> list[str]:
-    """Keys that were set to something else than their default, and change nothing; sorted."""
+    """The keys without effect that are set to another value than their default; sorted."""
     return sorted(
         name
         for name in config.explicit
@@ -86,7 +88,7 @@ def keys_without_effect(config: NodeConfig) -> list[str]:
 
 
 def check_served(config: NodeConfig) -> None:
-    """Raises ConfigError for what this node could not keep: security above all, and listeners its roles need."""
+    """Raises ConfigError for unserved settings: security, and listeners that the node's roles need."""
     for name in sorted(config.explicit):
         if _promises_security(name) and _says_something(config, name):
             raise ConfigError(
@@ -112,7 +114,7 @@ def _promises_security(name: str) -> bool:
 
 
 def _check_protocols_to_others(config: NodeConfig) -> None:
-    """Listeners of other nodes that this one connects to."""
+    """The listeners of other nodes to which this node connects."""
     protocols = config.security_protocols()
     for name in sorted(config.controller_listener_names | {config.inter_broker_listener}):
         if protocols.get(name, "PLAINTEXT") != "PLAINTEXT":
@@ -123,7 +125,7 @@ def _check_protocols_to_others(config: NodeConfig) -> None:
 
 
 def _says_something(config: NodeConfig, name: str) -> bool:
-    """Whether the key is set to something else than nothing or its default."""
+    """Whether the key has a value other than its default."""
     text = config.explicit[name].strip()
     if not text:
         return False

@@ -1,8 +1,9 @@
-"""What may be set at run time: configs of brokers, groups and metrics subscriptions, judged as Kafka does. Pure.
+"""Validation of dynamic configs of brokers, groups and metrics subscriptions. Pure.
 
-Configs of topics are judged in `config_definitions`. What is wrong with a broker's is said by the broker itself, which
-knows what holds now; the controller only looks at names and types. Follows Kafka's `DynamicBrokerConfig`,
-`GroupConfigManager` and `ClientMetricsConfigs`, in the order in which they look, and in their words.
+`definitions.py` validates configs of topics. A broker validates its own configs,
+because it knows the values in force; the controller checks only names and types. The
+order of the checks and the messages are those of Kafka's `DynamicBrokerConfig`,
+`GroupConfigManager` and `ClientMetricsConfigs`.
 """
 
 from __future__ import annotations
@@ -66,14 +67,15 @@ _MATCHED_BY: Final = frozenset(
 )
 
 
-# Patterns of metrics subscriptions are kept and described, and never matched; they are only compiled, here.
+# Patterns of metrics subscriptions are kept and described, and never matched;
+# they are only compiled, here.
 PATTERN_LENGTH_MAX: Final = 256
 _IGNORES_CASE: Final = re.compile(r"\(\?[aiLmsux]*i")
 _WIDE_LETTERS: Final = re.compile(r"[^\x00-\x7f]|\\[uUxN0-9]")
 
 
 def controller_config_problem(config: NodeConfig) -> Callable[[int, Mapping[str, str]], KafkaError | None]:
-    """What a controller refuses, for `ControllerSettings.config_problem`."""
+    """The controller's check, for `ControllerSettings.config_problem`."""
     topic_defaults = config.topic_defaults()
 
     def problem(resource_type: int, configs: Mapping[str, str]) -> KafkaError | None:
@@ -95,7 +97,7 @@ def controller_config_problem(config: NodeConfig) -> Callable[[int, Mapping[str,
 
 
 def broker_change_problem(settings: DynamicConfig, of_cluster: bool, after: Mapping[str, str]) -> str | None:
-    """Why this node would not have `after` as its own run-time configs, or as those of the whole cluster."""
+    """The problem of `after` as the dynamic configs of this node, or of the whole cluster."""
     problem = _names_problem(after) or _types_problem(after)
     if problem is None and of_cluster:
         own = [name for name in after if _is_per_broker(name)]
@@ -146,7 +148,7 @@ def _set(names: list[str]) -> str:
 
 
 class _Change:
-    """All that would hold on this node with the change, beside what holds now."""
+    """The values in force on this node after the change, and the present values."""
 
     def __init__(self, settings: DynamicConfig, of_cluster: bool, after: Mapping[str, str]) -> None:
         self._settings = settings
@@ -154,7 +156,7 @@ class _Change:
         self._layers = (own, after) if of_cluster else (after, cluster)
 
     def _value(self, name: str) -> Any:
-        """A synonym that is set at run time hides what the file says of the others (`overrideProps`)."""
+        """A dynamic synonym hides the other synonyms' values in the file (`overrideProps`)."""
         for layer in self._layers:
             if name in layer:
                 return BROKER[name].parse(layer[name])
@@ -163,7 +165,7 @@ class _Change:
         return self._settings.static[name]
 
     def _retention_ms(self) -> int:
-        """-1 for ever."""
+        """-1 means for ever."""
         found = self._value("log.retention.ms")
         if found is None and (minutes := self._value("log.retention.minutes")) is not None:
             found = minutes * _MINUTE_MS
@@ -172,7 +174,7 @@ class _Change:
         return -1 if found < 0 else int(found)
 
     def unmet(self) -> Iterator[str]:
-        """What a node could not even start with (KafkaConfig.validateValues)."""
+        """The problems that would prevent a start (KafkaConfig.validateValues)."""
         roll_ms, jitter_ms = self._value("log.roll.ms"), self._value("log.roll.jitter.ms")
         if roll_ms is not None and roll_ms < 1:
             yield "requirement failed: log.roll.ms must be greater than or equal to 1"
@@ -213,7 +215,7 @@ class _Change:
             yield "The listeners of a running node cannot be changed."
 
     def too_much(self) -> Iterator[str]:
-        """What asks for more than may change at once, or contradicts itself (BrokerReconfigurable)."""
+        """Changes that are too large for one step, and contradictions (BrokerReconfigurable)."""
         for name in _THREAD_COUNTS:
             now, then = self._settings.integer(name), self._value(name)
             failed = f"Dynamic thread count update validation failed for {name}={then}, value should "
@@ -272,7 +274,7 @@ _SPANS: Final = {
 
 
 def group_config_problem(configs: Mapping[str, str], broker_value: Callable[[str], Any]) -> str | None:
-    """`broker_value`: the brokers' keys that bound and stand in for a group's."""
+    """`broker_value`: the broker keys that are bounds and defaults of the group keys."""
     for name in configs:
         if name not in GROUP:
             return f"Unknown group config name: {name}"
@@ -326,7 +328,9 @@ def client_metrics_problem(configs: Mapping[str, str]) -> KafkaError | None:
 
 
 def _is_pattern(pattern: str) -> bool:
-    """Whether it compiles, within milliseconds: the cases of a wide range of letters take long to gather."""
+    """Whether the pattern compiles within milliseconds; a wide range of letters takes long to
+    case-fold.
+    """
     if len(pattern) > PATTERN_LENGTH_MAX or (_IGNORES_CASE.search(pattern) and _WIDE_LETTERS.search(pattern)):
         return False
     try:
