@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from tidelog import EmbeddedBroker
+from tidelog.cli.brokers import command as brokers_command
+from tidelog.cli.brokers.command import Broker
 from tidelog.cli.common import as_bytes, as_time
 from tidelog.cli.main import main
 from tidelog.client import TopicPartition
+from tidelog.client.model import Node
 from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.errors import KafkaError
 
@@ -145,6 +148,28 @@ def test_brokers_are_listed(cli: Cli, broker: EmbeddedBroker, topic: str):
     (described,) = json.loads(cli("brokers", "list", "--json")[1])
     assert described["leaders"] == described["replicas"] >= 2
     assert described["log_bytes"] == sum(each["size_bytes"] for each in described["log_dirs"]) > 300
+
+
+def test_brokers_that_are_down_have_no_sizes(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    brokers = [
+        Broker(Node(1, "h", 1)),
+        Broker(Node(2, "h", 2, fenced=True)),
+        Broker(Node(3, "h", 3), problem="cut off"),
+    ]
+
+    async def ask(*words: object, **how: object) -> list[Broker]:
+        return brokers
+
+    monkeypatch.setattr(brokers_command, "_ask", ask)
+    assert [row[-4:] for row in rows(cli("brokers", "list")[1])[1:]] == [
+        ["0", "0", "0", "B"],
+        ["fenced", "0", "0", "-"],
+        ["unreachable", "0", "0", "-"],
+    ]
+    assert [each["log_bytes"] for each in json.loads(cli("brokers", "list", "--json")[1])] == [0, None, None]
+    status, out, _ = cli("brokers", "describe")
+    assert status == 1
+    assert "state:          unreachable: cut off\n" in out
 
 
 def test_a_broker_is_described_with_its_versions(cli: Cli, broker: EmbeddedBroker):
