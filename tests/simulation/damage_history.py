@@ -24,6 +24,7 @@ from tests.simulation.cluster_invariants import (
     HighWatermarkIsReplicated,
     HighWatermarkNeverGoesBack,
     Knowledge,
+    picture,
 )
 from tests.simulation.damage_faults import DAMAGE_WEIGHTS, DamageFaults, files_of
 from tests.simulation.world import Broken
@@ -152,6 +153,9 @@ class DamageHistory(ClusterHistory):
             raise Broken(f"EveryCopyIsWhole: {'; '.join(faults[:4])}") from broken
         # Readers are let in a moment after the bytes are whole.
         self.world.run_for(2.0)
+        # The controller may move a leader at any time: what is on its way to the others is no disagreement.
+        nodes = self.cluster.nodes.values()
+        self._within(HEALED_S, "ImagesAgree", lambda: len({repr(picture(each.image)) for each in nodes}) == 1)
 
 
 def _layout(rng: Random, controllers: tuple[int, ...], brokers: tuple[int, ...]) -> Layout:
