@@ -1,7 +1,7 @@
-"""Producer, consumer and admin, asyncio first; knows the protocol and nothing of the server.
+"""Producer, consumer and admin client on asyncio. Imports the protocol and nothing of the server.
 
-The public names are imported on first use, so that `import tidelog` stays cheap and a producer never loads the
-consumer. The blocking twins live in `tidelog.client.sync`.
+The public names are imported on first use, so that `import tidelog` stays cheap and a producer
+never loads the consumer. The blocking clients are in `tidelog.client.sync`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidelog.client.producing.producer import Producer
     from tidelog.protocol.errors import ConfigError
 
-_HOMES = {
+_MODULES = {
     "Admin": "admin.client",
     "ConfigError": "config",
     "Consumer": "consuming.consumer",
@@ -57,9 +57,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'tidelog.client' has no attribute {name!r}")
-    value = getattr(import_module(f"tidelog.client.{home}"), name)
+    value = getattr(import_module(f"tidelog.client.{module}"), name)
     globals()[name] = value
     return value

@@ -1,8 +1,9 @@
-"""The client's options: Kafka's configuration names with underscores, their types, defaults and bounds.
+"""The client's options: Kafka's names with underscores, types, defaults and bounds.
 
-One frozen dataclass per client; `from_options` is the only way in. Invariant: an option that is unknown, of the wrong
-type or out of bounds is a `ConfigError` of one line that names the option, so that no client starts half configured.
-Defaults are those of Kafka 4.3 (`ProducerConfig`, `ConsumerConfig`, `AdminClientConfig`).
+One frozen dataclass per client, always made by `from_options`. Invariant: an unknown option, a
+wrong type or a value out of bounds raises a `ConfigError` with one line that names the option, so
+that no client starts half configured. Defaults are those of Kafka 4.3 (`ProducerConfig`,
+`ConsumerConfig`, `AdminClientConfig`).
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ _DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
 
 
-def _number(default: int, at_least: int = 0, at_most: int = _INT32_MAX) -> Any:
-    return field(default=default, metadata={"bounds": (at_least, at_most)})
+def _number(default: int, minimum: int = 0, maximum: int = _INT32_MAX) -> Any:
+    return field(default=default, metadata={"bounds": (minimum, maximum)})
 
 
 def _choice(default: str, *choices: str) -> Any:
     return field(default=default, metadata={"choices": choices})
 
 
-# How long `close` of a consumer waits for brokers that do not answer, as Java's does.
 CLOSE_TIMEOUT_MS = 30_000
+"""The time that `close` of a consumer waits for brokers that do not answer, as in Java."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """What every client has."""
+    """Options of every client."""
 
     bootstrap_servers: str | Sequence[str] = "127.0.0.1:9092"
     client_id: str = "tidelog"
@@ -54,37 +55,40 @@ class ClientConfig:
     connections_max_idle_ms: int = _number(540_000, 1)
     metadata_max_age_ms: int = _number(300_000, 1)
     receive_message_max_bytes: int = _number(100_000_000, 1_000)
-    """The largest response read (librdkafka's `receive.message.max.bytes`): more means a broken peer."""
+    """The maximum size of a response (librdkafka's `receive.message.max.bytes`).
+
+    A larger one means a broken peer.
+    """
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """Check and convert; dotted names are taken too. Raises ConfigError."""
-        known = {each.name: each for each in fields(cls)}
+        """Check and convert options. Names with dots are accepted too. Raises ConfigError."""
+        fields_by_name = {field.name: field for field in fields(cls)}
         values: dict[str, Any] = {}
-        for given, value in options.items():
-            name = given.replace(".", "_")
-            if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ConfigError(f"{cls._whose()} has no option {given!r}{hint}")
-            values[name] = _converted(name, str(known[name].type), value, known[name].metadata)
+        for option, value in options.items():
+            name = option.replace(".", "_")
+            if name not in fields_by_name:
+                close_matches = get_close_matches(name, fields_by_name, n=1)
+                hint = f"; did you mean {close_matches[0]}?" if close_matches else ""
+                raise ConfigError(f"{cls._client_name()} has no option {option!r}{hint}")
+            values[name] = _convert(name, str(fields_by_name[name].type), value, fields_by_name[name].metadata)
         config = cls(**values)
         config.check()
         return config
 
     @classmethod
-    def _whose(cls) -> str:
+    def _client_name(cls) -> str:
         return cls.__name__.removesuffix("Config")
 
     def check(self) -> None:
-        """Rules between options; raises ConfigError."""
+        """Check rules between options. Raises ConfigError."""
         self.bootstrap_addresses()
 
     def bootstrap_addresses(self) -> list[tuple[str, int]]:
         """(host, port) of each bootstrap server. Raises ConfigError."""
-        given = self.bootstrap_servers
-        listed = given.split(",") if isinstance(given, str) else list(given)
-        addresses = [_address(text.strip()) for text in listed if text.strip()]
+        servers = self.bootstrap_servers
+        texts = servers.split(",") if isinstance(servers, str) else list(servers)
+        addresses = [_address(text.strip()) for text in texts if text.strip()]
         if not addresses:
             raise ConfigError("bootstrap_servers is empty; give host:port, several separated by commas")
         return addresses
@@ -98,33 +102,33 @@ def _address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _converted(name: str, kind: str, value: Any, rules: Mapping[str, Any]) -> Any:
-    if value is None and kind.endswith("| None"):
+def _convert(name: str, type_name: str, value: Any, rules: Mapping[str, Any]) -> Any:
+    if value is None and type_name.endswith("| None"):
         return None
-    kind = kind.removesuffix(" | None")
-    if kind == "bool":
+    type_name = type_name.removesuffix(" | None")
+    if type_name == "bool":
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         if not isinstance(value, bool):
             raise ConfigError(f"{name} must be true or false, not {value!r}")
-    elif kind == "int":
+    elif type_name == "int":
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             raise ConfigError(f"{name} must be a whole number, not {value!r}")
         try:
             value = int(value)
         except ValueError:
             raise ConfigError(f"{name} must be a whole number, not {value!r}") from None
-        lowest, highest = rules.get("bounds", (-(2**31), _INT32_MAX))
-        if not lowest <= value <= highest:
-            raise ConfigError(f"{name} must be between {lowest} and {highest}, not {value}")
-    elif kind == "str":
+        minimum, maximum = rules.get("bounds", (-(2**31), _INT32_MAX))
+        if not minimum <= value <= maximum:
+            raise ConfigError(f"{name} must be between {minimum} and {maximum}, not {value}")
+    elif type_name == "str":
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
             raise ConfigError(f"{name} must be a string, not {value!r}")
         if rules.get("choices") and value not in rules["choices"]:
             raise ConfigError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
-    elif kind in ("Serializer", "Deserializer") and not callable(value):
+    elif type_name in ("Serializer", "Deserializer") and not callable(value):
         raise ConfigError(f"{name} must be a function, not {value!r}")
     return value
 
@@ -140,7 +144,7 @@ class ProducerConfig(ClientConfig):
 
     acks: str = _choice("all", "all", "-1", "0", "1")
     enable_idempotence: bool | None = None
-    """None: on, unless acks, retries or the requests in flight rule it out (as Kafka's default)."""
+    """None: on, unless acks, retries or the requests in flight exclude it (as Kafka's default)."""
     batch_size: int = _number(16_384)
     linger_ms: int = _number(5)
     buffer_memory: int = _number(33_554_432)
@@ -158,16 +162,16 @@ class ProducerConfig(ClientConfig):
 
     @property
     def required_acks(self) -> int:
-        """As in the request: -1 for all."""
+        """The value in the request: -1 for all."""
         return -1 if self.acks == "all" else int(self.acks)
 
     @property
     def idempotent(self) -> bool:
         if self.enable_idempotence is not None:
             return self.enable_idempotence
-        return self._hindrance() is None
+        return self._idempotence_conflict() is None
 
-    def _hindrance(self) -> str | None:
+    def _idempotence_conflict(self) -> str | None:
         if self.required_acks != -1:
             return f"acks={self.acks}"
         if self.retries == 0:
@@ -178,9 +182,9 @@ class ProducerConfig(ClientConfig):
 
     def check(self) -> None:
         super().check()
-        hindrance = self._hindrance()
-        if self.enable_idempotence and hindrance:
-            raise ConfigError(f"enable_idempotence needs acks=all, retries and at most 5 in flight, not {hindrance}")
+        conflict = self._idempotence_conflict()
+        if self.enable_idempotence and conflict:
+            raise ConfigError(f"enable_idempotence needs acks=all, retries and at most 5 in flight, not {conflict}")
         if not callable(self.partitioner) and self.partitioner not in ("default", "sticky", "round_robin"):
             raise ConfigError(f"partitioner must be default, sticky, round_robin or callable, not {self.partitioner!r}")
         if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
@@ -206,7 +210,7 @@ class ConsumerConfig(ClientConfig):
     max_poll_interval_ms: int = _number(300_000, 1)
     max_poll_records: int = _number(500, 1)
     enable_auto_commit: bool | None = None
-    """None: on when there is a group."""
+    """None: on with a group."""
     auto_commit_interval_ms: int = _number(5_000)
     auto_offset_reset: str = _choice("latest", "earliest", "latest", "none")
     isolation_level: str = _choice("read_uncommitted", "read_uncommitted", "read_committed")
@@ -222,8 +226,9 @@ class ConsumerConfig(ClientConfig):
 
     @property
     def strategies(self) -> list[str]:
-        given = self.partition_assignment_strategy
-        return [name.strip() for name in (given.split(",") if isinstance(given, str) else given) if name.strip()]
+        strategy = self.partition_assignment_strategy
+        names = strategy.split(",") if isinstance(strategy, str) else strategy
+        return [name.strip() for name in names if name.strip()]
 
     @property
     def auto_commit(self) -> bool:

@@ -1,7 +1,7 @@
-"""The values a user of the client holds: partitions, records, offsets, descriptions.
+"""The values of the client's API: partitions, records, offsets, descriptions.
 
-Plain immutable tuples and dataclasses in Kafka's words; nothing here talks to anybody. Timestamps are milliseconds
-since the epoch, offsets are absolute, -1 says "not known" wherever Kafka says so.
+Plain immutable tuples and dataclasses in Kafka's terms. Nothing here does network I/O. Timestamps
+are milliseconds since the epoch. Offsets are absolute. -1 means "unknown" where Kafka uses it so.
 """
 
 from __future__ import annotations
@@ -30,26 +30,33 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-def as_partition(given: Any) -> TopicPartition:
-    """A TopicPartition, or a plain (topic, number). Raises TypeError for anything else, such as a topic's name."""
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and isinstance(given[1], int):
-        return given if isinstance(given, TopicPartition) else TopicPartition(*given)
-    raise TypeError(f"expected a TopicPartition, not {given!r}")
+def as_partition(value: Any) -> TopicPartition:
+    """Convert a TopicPartition or a plain (topic, number).
+
+    Raises TypeError for other values, such as a topic name.
+    """
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
+        return value if isinstance(value, TopicPartition) else TopicPartition(*value)
+    raise TypeError(f"expected a TopicPartition, not {value!r}")
 
 
-def as_names(given: Iterable[str]) -> list[str]:
-    """Topic names as a list. Raises TypeError for one string, which would be taken for many of one letter each."""
-    names = given if isinstance(given, str) else list(given)
+def as_names(value: Iterable[str]) -> list[str]:
+    """Topic names as a list.
+
+    Raises TypeError for a single string, whose letters would count as names.
+    """
+    names = value if isinstance(value, str) else list(value)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"expected a list of topic names, not {names!r}")
     return names
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record landed.
+    """The position of a sent record in the log.
 
-    `offset` is -1 when it is not known: with acks=0, when the broker only said that it was a duplicate, and when its
-    acknowledgement was lost and the broker was killed. A batch that follows it proves then that it is in the log.
+    `offset` is -1 when it is unknown: with acks=0, when the broker reported a duplicate, and when
+    the acknowledgement was lost and the broker was killed. In the last case a later batch proves
+    that the record is in the log.
     """
 
     topic: str
@@ -59,7 +66,7 @@ class RecordMetadata(NamedTuple):
 
 
 class ConsumerRecord(NamedTuple):
-    """One record as a consumer sees it; `headers` is a tuple of (name, value or None)."""
+    """One consumed record. `headers` is a tuple of (name, value or None)."""
 
     topic: str
     partition: int
@@ -73,7 +80,7 @@ class ConsumerRecord(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A position to commit: the next offset to read, and a free text kept beside it."""
+    """A position to commit: the next offset to read, and free text stored with it."""
 
     offset: int
     metadata: str = ""
@@ -81,7 +88,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The first offset whose timestamp is at or after the one asked for."""
+    """The first offset with a timestamp at or after the requested one."""
 
     offset: int
     timestamp_ms: int
@@ -90,7 +97,10 @@ class OffsetAndTimestamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. -1 asks for the broker's own default; `replica_assignments` excludes the two numbers."""
+    """A topic to create. -1 means the broker's default.
+
+    `replica_assignments` excludes the two numbers.
+    """
 
     name: str
     num_partitions: int = -1
@@ -101,7 +111,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker as its clients reach it. `fenced`: registered, but not taking part at present."""
+    """A broker and its address for clients. `fenced`: registered, but not active at present."""
 
     node_id: int
     host: str
@@ -112,7 +122,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """Who holds a partition. `leader` is None while there is none."""
+    """A partition and its replicas. `leader` is None without a leader."""
 
     partition: int
     leader: int | None
@@ -124,7 +134,10 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic and its partitions in order. `topic_id` is 16 raw bytes, all zero from brokers that have none."""
+    """A topic and its partitions in order.
+
+    `topic_id` is 16 raw bytes, all zero from brokers without topic ids.
+    """
 
     name: str
     topic_id: bytes
@@ -134,7 +147,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster as one broker described it."""
+    """The cluster as described by one broker."""
 
     cluster_id: str | None
     controller_id: int
@@ -143,7 +156,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReassignment:
-    """A move under way: `replicas` are all that hold the partition meanwhile."""
+    """An ongoing reassignment. `replicas` are all replicas during the move."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
@@ -151,12 +164,12 @@ class PartitionReassignment:
 
     @property
     def target(self) -> tuple[int, ...]:
-        """The replicas when the move is done."""
+        """The replicas after the move."""
         return tuple(replica for replica in self.replicas if replica not in self.removing)
 
 
 class Replica(NamedTuple):
-    """Of one partition on one broker."""
+    """The replica of one partition on one broker."""
 
     topic: str
     partition: int
@@ -164,14 +177,17 @@ class Replica(NamedTuple):
 
 
 class ReplicaLogDirs(NamedTuple):
-    """The log directory a replica lies in, and the one it is on its way to."""
+    """The log directory of a replica, and the target directory of its move."""
 
     current: str | None = None
     future: str | None = None
 
 
 class ReplicaSize(NamedTuple):
-    """A replica in a log directory. `offset_lag`: behind the high watermark; if it is a future one, the current."""
+    """A replica in a log directory.
+
+    `offset_lag`: behind the high watermark; if it is a future one, the current.
+    """
 
     topic: str
     partition: int
@@ -182,7 +198,10 @@ class ReplicaSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
-    """A log directory of a broker. `error` is None while it can be used; sizes of the volume are -1 where not known."""
+    """A log directory of a broker.
+
+    `error` is None while it can be used; sizes of the volume are -1 where not known.
+    """
 
     path: str
     error: KafkaError | None
@@ -194,7 +213,9 @@ class LogDirDescription:
 
 @dataclass(frozen=True, slots=True)
 class BrokerVersions:
-    """What a broker serves: (lowest, highest) version by API key and by feature; finalized levels are the cluster's."""
+    """What a broker serves: (lowest, highest) version by API key and by feature; finalized levels
+    are the cluster's.
+    """
 
     apis: Mapping[int, tuple[int, int]]
     supported_features: Mapping[str, tuple[int, int]]
@@ -215,7 +236,10 @@ class ProducerState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuorumReplica:
-    """A voter or observer of the metadata quorum as its leader sees it; timestamps in ms, -1 where not known."""
+    """A voter or observer of the metadata quorum in its leader's view.
+
+    Timestamps in ms, -1 when unknown.
+    """
 
     node_id: int
     directory_id: bytes
@@ -226,7 +250,10 @@ class QuorumReplica:
 
 @dataclass(frozen=True, slots=True)
 class QuorumDescription:
-    """The metadata quorum. `endpoints`: (listener, host, port) of each voter by id, empty from old brokers."""
+    """The metadata quorum.
+
+    `endpoints`: (listener, host, port) of each voter by id, empty from old brokers.
+    """
 
     leader_id: int
     leader_epoch: int
@@ -238,7 +265,9 @@ class QuorumDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One configuration value; `source` as in DescribeConfigs: 1 topic, 2 and 3 dynamic, 4 static, 5 default."""
+    """One configuration value; `source` as in DescribeConfigs: 1 topic, 2 and 3 dynamic, 4 static,
+    5 default.
+    """
 
     name: str
     value: str | None

@@ -1,1 +1,1 @@
-"""Bytes to values and back: messages, record batches, compression. Pure; imports nothing above it."""
+"""Conversion of bytes to values and back: messages, record batches, compression. Pure."""

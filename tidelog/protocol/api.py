@@ -1,8 +1,8 @@
-"""The table of Kafka's APIs: keys, names, the versions Kafka 4.3 advertises, and which header goes with which.
+"""The table of Kafka's APIs: keys, names, the versions that Kafka 4.3 advertises, header versions.
 
-`SERVED` is what a broker's listener advertises, `CONTROLLER_SERVED` what a controller's does; serving one more API is
-one more line there. Produce is advertised from 0 but served from 3, as in Kafka: old librdkafka compresses only for a
-broker that claims version 0.
+`SERVED` is what a broker's listener advertises, `CONTROLLER_SERVED` what a controller's does;
+serving one more API is one more line there. Produce is advertised from 0 but served from 3, as in
+Kafka: old librdkafka compresses only for a broker that claims version 0.
 """
 
 from __future__ import annotations
@@ -276,15 +276,21 @@ _FLEXIBLE_FROM = {key: flexible_from for key, (_, _, _, flexible_from) in _KAFKA
 
 
 def api_name(key: int) -> str:
-    """Kafka's name, "ApiVersions"; for a key that Kafka 4.3 does not have, the number."""
+    """Kafka's name, such as "ApiVersions"; the number for a key that Kafka 4.3 does not have."""
     return _KAFKA[key][0] if key in _KAFKA else f"API {key}"
 
 
 def request_header_version(key: int, version: int) -> int:
-    """2 (with tagged fields) where the request is flexible, else 1. KeyError for a key that Kafka 4.3 does not have."""
+    """2 (with tagged fields) for a flexible request, else 1.
+
+    Raises KeyError for a key unknown to Kafka 4.3.
+    """
     return 2 if version >= _FLEXIBLE_FROM[key] else 1
 
 
 def response_header_version(key: int, version: int) -> int:
-    """1 (with tagged fields) where the response is flexible, else 0; always 0 for ApiVersions (KIP-511)."""
+    """1 (with tagged fields) for a flexible response, else 0.
+
+    Always 0 for ApiVersions (KIP-511).
+    """
     return 1 if version >= _FLEXIBLE_FROM[key] and key != ApiKey.API_VERSIONS else 0

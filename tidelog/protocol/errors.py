@@ -1,8 +1,9 @@
-"""Kafka's error codes and the two exceptions of this floor.
+"""Kafka's error codes and the exceptions of the protocol layer.
 
-`KafkaError` is an expected refusal and ends as the error code of a response; `MalformedMessage` says that bytes from
-outside cannot be decoded. Anything else that is raised is our own bug. Names, numbers and the retriable set are those
-of Kafka 4.3 (`org.apache.kafka.common.protocol.Errors`; retriable = its exception is a `RetriableException`).
+`KafkaError` is an expected refusal and becomes the error code of a response. `MalformedMessage`
+means that untrusted bytes cannot be decoded. `ConfigError` is a wrong option or key. Any other
+exception is a bug of ours. Names, numbers and the retriable set are those of Kafka 4.3
+(`org.apache.kafka.common.protocol.Errors`; retriable = its exception is a `RetriableException`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes, as they travel in every response (int16)."""
+    """Kafka's error codes, an int16 in every response."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -151,24 +152,26 @@ class ErrorCode(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """The same request may succeed when sent again."""
+        """Whether the same request may succeed when it is sent again."""
         return self in _RETRIABLE
 
     @property
     def invalidates_metadata(self) -> bool:
-        """The sender's metadata is out of date and should be fetched anew (Kafka's `InvalidMetadataException`)."""
+        """Whether the sender must refresh its metadata (Kafka's `InvalidMetadataException`)."""
         return self in _INVALIDATES_METADATA
 
     @classmethod
     def of(cls, code: int) -> ErrorCode:
-        """The code by number; a number this release does not know is `UNKNOWN_SERVER_ERROR`, as in Kafka."""
+        """The code by number. As in Kafka, an unknown number is `UNKNOWN_SERVER_ERROR`."""
         return _BY_NUMBER.get(code, cls.UNKNOWN_SERVER_ERROR)
 
 
 class KafkaError(Exception):
-    """An expected refusal. `message` is for people and may reach the client; None means the code says it all.
+    """An expected refusal. `message` is for people and may reach the client; None adds nothing to
+    the code.
 
-    `record_errors` are (index in the batch, message) of the records to blame; a Produce answer tells them (KIP-467).
+    `record_errors` are (index in the batch, message) of the bad records, for a Produce response
+    (KIP-467).
     """
 
     def __init__(
@@ -188,11 +191,11 @@ class KafkaError(Exception):
 
 
 class ConfigError(ValueError):
-    """An option or a configuration key that cannot be used; the message is one line that names it."""
+    """An invalid option or configuration key. The message is one line that names it."""
 
 
 class MalformedMessage(Exception):
-    """Bytes from outside that are no message of the expected kind and version."""
+    """Untrusted bytes that are not a message of the expected type and version."""
 
 
 _BY_NUMBER = {int(code): code for code in ErrorCode}

@@ -1,6 +1,7 @@
-"""Numbers in text as Java reads and writes them, which is what Kafka takes for one where an operator has a say. Pure.
+"""Numbers in text as Java parses and prints them, the format of Kafka's configuration values. Pure.
 
-Python would also take underscores, "nan", "inf" and more kinds of blanks, but no hexadecimal fractions and no suffixes.
+Python also accepts underscores, "nan", "inf" and more kinds of blanks, but no hexadecimal fractions
+and no suffixes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ _SEPARATOR: Final = re.compile(r"[ \t\n\x0b\f\r]*,[ \t\n\x0b\f\r]*")
 
 
 def trim(text: str) -> str:
-    """String.trim: without blanks and control characters at either end, but with any other space."""
+    """String.trim: removes blanks and control characters at both ends, but no other space."""
     return text.strip(_BLANKS)
 
 
 def parse_integer(text: str, bits: int = 32) -> int:
-    """Integer.parseInt, or Long's or Short's, digits of any script included. Raises ValueError."""
+    """Integer.parseInt, Long.parseLong or Short.parseShort, with digits of any script.
+
+    Raises ValueError.
+    """
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not digits.isdecimal() or max(digits) > _BASIC_PLANE_MAX:
         raise ValueError(f"no integer: {text}")
@@ -38,13 +42,13 @@ def parse_integer(text: str, bits: int = 32) -> int:
 def parse_double(text: str) -> float:
     """Double.parseDouble. Raises ValueError."""
     trimmed = trim(text)
-    if found := _DECIMAL.fullmatch(trimmed):
-        return float(found[1])
-    if found := _NAMED.fullmatch(trimmed):
-        return math.nan if found[2] == "NaN" else float(found[1] + "inf")
-    if found := _HEXADECIMAL.fullmatch(trimmed):
+    if match := _DECIMAL.fullmatch(trimmed):
+        return float(match[1])
+    if match := _NAMED.fullmatch(trimmed):
+        return math.nan if match[2] == "NaN" else float(match[1] + "inf")
+    if match := _HEXADECIMAL.fullmatch(trimmed):
         try:
-            return float.fromhex(found[1])
+            return float.fromhex(match[1])
         except OverflowError:
             return -math.inf if trimmed.startswith("-") else math.inf
     raise ValueError(f"no number: {text}")
@@ -65,6 +69,9 @@ def print_double(value: float) -> str:
 
 
 def split_list(text: str) -> list[str]:
-    """The items between commas, empty ones included, without the blanks beside the commas; none of an empty text."""
+    """Split at commas, without the blanks beside them.
+
+    Keeps empty items; an empty text has no items.
+    """
     trimmed = trim(text)
     return _SEPARATOR.split(trimmed) if trimmed else []

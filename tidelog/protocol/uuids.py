@@ -1,7 +1,7 @@
-"""Topic, directory and incarnation ids: 16 raw bytes inside, url-safe base64 without padding outside.
+"""Topic, directory and incarnation ids: 16 raw bytes, with url-safe base64 without padding as text.
 
-The text form is that of Kafka's `org.apache.kafka.common.Uuid`: 22 characters. Random ids are made by whoever owns an
-`rng`; this module only converts and says which ids are reserved.
+The text form is that of Kafka's `org.apache.kafka.common.Uuid`: 22 characters. This module converts
+ids and defines the reserved ones. Modules with an `rng` create random ids.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _TEXT_LENGTH = 22
 
 
 def uuid_to_text(value: bytes) -> str:
-    """16 bytes -> 22 characters."""
+    """Convert 16 bytes to 22 characters."""
     assert len(value) == 16, value
     return urlsafe_b64encode(value)[:_TEXT_LENGTH].decode("ascii")
 
 
 def uuid_from_text(text: str) -> bytes:
-    """22 characters (padding allowed) -> 16 bytes; ValueError for anything else."""
+    """Convert 22 characters (padding allowed) to 16 bytes. Raises ValueError for other text."""
     stripped = text.rstrip("=")
     if len(stripped) == _TEXT_LENGTH:
         try:

@@ -1,8 +1,9 @@
-"""One range of one partition as Arrow record batches: what a task of Spark does.
+"""Reads one range of one partition as Arrow record batches: the work of a Spark task.
 
-A blocking generator over a private event loop; `client.raw_fetch` follows leaders and keeps one fetch ahead. The bytes
-go to `protocol.columnar` as they came: no Python object is made per record. Invariant: every record of the range that
-still exists comes exactly once, in order, or an exception says which do not.
+A blocking generator over a private event loop. `client.raw_fetch` follows leaders and keeps one
+fetch ahead. The bytes go to `protocol.columnar` unchanged: no Python object is made per record.
+Invariant: every existing record of the range comes exactly once, in order, or an exception names
+the missing offsets.
 """
 
 from __future__ import annotations
@@ -30,28 +31,33 @@ logger = logging.getLogger(__name__)
 
 MAX_ROWS = 10_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-"""Of one Arrow record batch handed to Spark: beyond that nothing is gained, and the JVM holds it whole."""
+"""The size of one Arrow record batch for Spark.
+
+A larger one gains nothing, and the JVM holds it whole.
+"""
 
 
-_REFUSALS_MAX = 20
+_OUT_OF_RANGE_ERRORS_MAX = 20
 
 
 def read_range(
-    options: SourceOptions, planned: OffsetRange, columns: Sequence[str]
+    options: SourceOptions, offset_range: OffsetRange, columns: Sequence[str]
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The records with offsets in [planned.start, planned.end), in batches of at most MAX_ROWS rows.
+    """Yield the records of the range in batches of at most MAX_ROWS rows.
 
-    Raises DataLoss when records of the range are gone (unless failOnDataLoss is false), KafkaError for what cannot be
-    helped by trying again, REQUEST_TIMED_OUT when nothing comes for `poll_timeout_ms`.
+    Raises DataLoss when records of the range are gone (unless failOnDataLoss is false), KafkaError
+    for errors that are not retriable, REQUEST_TIMED_OUT when no records arrive for
+    `poll_timeout_ms`.
     """
     loop = asyncio.new_event_loop()
     cluster = Cluster(options.consumer)
-    chunks = _chunks(cluster, options, planned)
+    chunks = _chunks(cluster, options, offset_range)
     try:
         while (chunk := loop.run_until_complete(anext(chunks, None))) is not None:
-            # One turn of the loop sends the request for the next chunk, which arrives while this one is decoded.
+            # One step of the loop sends the request for the next chunk, which arrives while this
+            # one is decoded.
             loop.run_until_complete(asyncio.sleep(0))
-            for piece in _columns(chunk, options, planned, columns):
+            for piece in _columns(chunk, options, offset_range, columns):
                 yield from slices(piece)
     finally:
         loop.run_until_complete(chunks.aclose())
@@ -60,15 +66,15 @@ def read_range(
 
 
 def _columns(
-    chunk: RawBatches, options: SourceOptions, planned: OffsetRange, columns: Sequence[str]
+    chunk: RawBatches, options: SourceOptions, offset_range: OffsetRange, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     try:
         yield from decode_columns(
             chunk.data,
-            topic=planned.topic,
-            partition=planned.partition,
+            topic=offset_range.topic,
+            partition=offset_range.partition,
             first_offset=chunk.first_offset,
-            end_offset=planned.end,
+            end_offset=offset_range.end,
             columns=columns,
             aborted=chunk.aborted,
             max_batch_bytes=options.max_batch_bytes,
@@ -81,7 +87,7 @@ def _columns(
 
 
 def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows in pieces of at most MAX_ROWS and about MAX_BATCH_BYTES, without copying."""
+    """Split the rows into pieces of at most MAX_ROWS and about MAX_BATCH_BYTES, without copies."""
     rows = batch.num_rows
     if not rows:
         return
@@ -91,57 +97,66 @@ def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, step)
 
 
-async def _chunks(cluster: Cluster, options: SourceOptions, planned: OffsetRange) -> AsyncGenerator[RawBatches, None]:
-    """Whole batches from the start of the range to its end, going on where the log begins when its start is gone."""
+async def _chunks(
+    cluster: Cluster, options: SourceOptions, offset_range: OffsetRange
+) -> AsyncGenerator[RawBatches, None]:
+    """Yield whole batches of the range.
+
+    When its start is gone, the read continues at the log start.
+    """
     await cluster.start()
     config = options.consumer
-    partition = TopicPartition(planned.topic, planned.partition)
-    position = planned.start
-    refusals = 0
-    while position < planned.end:
+    partition = TopicPartition(offset_range.topic, offset_range.partition)
+    position = offset_range.start
+    out_of_range_errors = 0
+    while position < offset_range.end:
         try:
-            fetched = fetch_raw(
+            raw_batches = fetch_raw(
                 cluster,
                 partition,
                 position,
-                planned.end,
+                offset_range.end,
                 chunk_bytes=min(config.max_partition_fetch_bytes, config.fetch_max_bytes),
                 isolation_level=config.isolation_level,
                 max_wait_ms=config.fetch_max_wait_ms,
                 stall_timeout_ms=options.poll_timeout_ms,
                 check_crcs=config.check_crcs,
             )
-            async with aclosing(fetched) as batches:  # type: ignore[type-var]  # an async generator, declared as less
+            async with aclosing(raw_batches) as batches:  # type: ignore[type-var]  # an async generator, declared as less
                 async for chunk in batches:
                     yield chunk
                     position = chunk.next_offset
-                    refusals = 0
+                    out_of_range_errors = 0
         except KafkaError as error:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
-            refusals += 1
-            if refusals > _REFUSALS_MAX:  # the leader refuses an offset that the log is said to hold
+            out_of_range_errors += 1
+            if out_of_range_errors > _OUT_OF_RANGE_ERRORS_MAX:  # the leader refuses an offset within the reported log
                 raise
-            await asyncio.sleep(cluster.retry_backoff.wait_ms(refusals) / 1000)
-            position = await _after_the_loss(cluster, options, planned, position)
+            await asyncio.sleep(cluster.retry_backoff.wait_ms(out_of_range_errors) / 1000)
+            position = await _position_after_loss(cluster, options, offset_range, position)
 
 
-async def _after_the_loss(cluster: Cluster, options: SourceOptions, planned: OffsetRange, position: int) -> int:
-    """Where to go on when the log does not hold `position`. Raises DataLoss unless going on is allowed."""
-    partition = TopicPartition(planned.topic, planned.partition)
+async def _position_after_loss(
+    cluster: Cluster, options: SourceOptions, offset_range: OffsetRange, position: int
+) -> int:
+    """The next position when the log lacks `position`.
+
+    Raises DataLoss when failOnDataLoss is true.
+    """
+    partition = TopicPartition(offset_range.topic, offset_range.partition)
     timeout_ms = options.consumer.default_api_timeout_ms
     edges = []
     for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
-        found = (await list_offsets(cluster, {partition: timestamp}, timeout_ms=timeout_ms))[partition]
-        edges.append(found.offset if found is not None else 0)
+        offset = (await list_offsets(cluster, {partition: timestamp}, timeout_ms=timeout_ms))[partition]
+        edges.append(offset.offset if offset is not None else 0)
     earliest, latest = edges
     if earliest <= position <= latest:
-        return position  # it does by now, as after a change of leader
-    follows = min(earliest, planned.end) if position < earliest else planned.end
-    lost = (
-        f"offsets {position} to {follows - 1} of {partition} are gone: its log begins at {earliest}, ends at {latest}"
-    )
+        return position  # the log has the offset now, as after a leader change
+    next_position = min(earliest, offset_range.end) if position < earliest else offset_range.end
+    last = next_position - 1
+    loss = f"offsets {position} to {last} of {partition} are gone: its log begins at {earliest}, ends at {latest}"
     if options.fail_on_data_loss:
-        raise DataLoss(lost)
-    logger.warning("%s; they are left out", lost)
-    return follows
+        raise DataLoss(loss)
+    logger.warning("%s; they are left out", loss)
+    return next_position

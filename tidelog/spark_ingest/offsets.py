@@ -1,9 +1,9 @@
-"""What a read's bounds mean on this cluster now: which partitions there are, and the offsets between which to read.
+"""Resolves the bounds of a read on the present cluster: partitions and offsets.
 
-Runs once per read, on the driver. "latest" is the high watermark (or the last stable offset under read_committed) at
-this moment, so every task reads committed records only and a repeated task reads the same ones. An offset that is given
-may lie between the two: its records are there, and the task waits for the transaction that holds them back. Nothing
-here fetches records.
+Runs once per read, on the driver. "latest" is the high watermark (or the last stable offset under
+read_committed) at this moment, so every task reads committed records only and a repeated task reads
+the same ones. An explicit offset may lie between the two: its records exist, and the task waits for
+the transaction that holds them back. Nothing here fetches records.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ Offsets = dict[TopicPartition, int]
 
 
 class DataLoss(Exception):
-    """Records that were asked for are gone; with failOnDataLoss=false the read goes on with those that are left."""
+    """Requested records are gone.
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what}. To read what is left, set the option failOnDataLoss to false")
+    With failOnDataLoss=false the read continues with the remaining records.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}. To read what is left, set the option failOnDataLoss to false")
 
 
 def resolve_ranges(options: SourceOptions) -> list[OffsetRange]:
@@ -39,8 +42,8 @@ async def _resolve(options: SourceOptions) -> list[OffsetRange]:
     try:
         await cluster.start()
         partitions = await _partitions(cluster, options)
-        earliest = await _edges(cluster, options, partitions, EARLIEST)
-        latest = await _edges(cluster, options, partitions, LATEST)
+        earliest = await _list_edge_offsets(cluster, options, partitions, EARLIEST)
+        latest = await _list_edge_offsets(cluster, options, partitions, LATEST)
         ends = await _high_watermarks(cluster, options, partitions, latest)
         starting = await _bound_offsets(cluster, options, options.starting, partitions)
         ending = await _bound_offsets(cluster, options, options.ending, partitions)
@@ -48,59 +51,67 @@ async def _resolve(options: SourceOptions) -> list[OffsetRange]:
         await cluster.close()
     ranges = []
     for partition in partitions:
-        start = _known(starting[partition], earliest[partition], latest[partition])
-        end = _known(ending[partition], earliest[partition], latest[partition])
-        ranges.append(OffsetRange(*partition, *_within(options, partition, start, end, earliest, ends)))
+        start = _resolve_special(starting[partition], earliest[partition], latest[partition])
+        end = _resolve_special(ending[partition], earliest[partition], latest[partition])
+        ranges.append(OffsetRange(*partition, *_clip_to_log(options, partition, start, end, earliest, ends)))
     return ranges
 
 
-def _within(
+def _clip_to_log(
     options: SourceOptions, partition: TopicPartition, start: int, end: int, starts: Offsets, ends: Offsets
 ) -> tuple[int, int]:
-    """The range as offsets that the log holds; what had to be cut off is data loss."""
+    """Limit the range to the offsets in the log.
+
+    Raises DataLoss for a removed part when that is an error.
+    """
     earliest, latest = starts[partition], ends[partition]
-    lost = None
+    loss = None
     if start < earliest:
-        lost = f"{options.starting.option} of {partition} is {start}, but its log begins at {earliest}"
+        loss = f"{options.starting.option} of {partition} is {start}, but its log begins at {earliest}"
     elif start > latest:
-        lost = f"{options.starting.option} of {partition} is {start}, but its log ends at {latest}"
+        loss = f"{options.starting.option} of {partition} is {start}, but its log ends at {latest}"
     elif end > latest:
-        lost = f"{options.ending.option} of {partition} is {end}, but its log ends at {latest}"
-    if lost is not None and options.fail_on_data_loss:
-        raise DataLoss(lost)
+        loss = f"{options.ending.option} of {partition} is {end}, but its log ends at {latest}"
+    if loss is not None and options.fail_on_data_loss:
+        raise DataLoss(loss)
     start = min(max(start, earliest), latest)
     return start, max(start, min(end, latest))
 
 
-def _known(offset: int, earliest: int, latest: int) -> int:
+def _resolve_special(offset: int, earliest: int, latest: int) -> int:
     return earliest if offset == EARLIEST else latest if offset == LATEST else offset
 
 
 async def _partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPartition]:
-    """The partitions to read, sorted. A topic or partition that is named and not there is an error."""
+    """The partitions to read, sorted.
+
+    Raises KafkaError for a named topic or partition that does not exist.
+    """
     if options.pattern:
         pattern = compile_pattern(options.pattern)
-        listed = (await cluster.fetch_metadata(None)).topics
-        matching = [topic for topic in listed if not topic.is_internal and pattern.search(topic.name or "")]
-        return _all_partitions(await _described(cluster, options, [topic.name or "" for topic in matching]))
+        topics = (await cluster.fetch_metadata(None)).topics
+        matching = [topic for topic in topics if not topic.is_internal and pattern.search(topic.name or "")]
+        return _all_partitions(await _fetch_topics(cluster, options, [topic.name or "" for topic in matching]))
     names = options.topics or tuple(dict.fromkeys(topic for topic, _ in options.partitions))
-    there = _all_partitions(await _described(cluster, options, names))
+    existing = _all_partitions(await _fetch_topics(cluster, options, names))
     if options.topics:
-        return there
+        return existing
     for partition in options.partitions:
-        if partition not in there:
+        if partition not in existing:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"assign names {partition}, which does not exist")
     return list(options.partitions)
 
 
 def _all_partitions(topics: Sequence[MetadataResponseTopic]) -> list[TopicPartition]:
     return sorted(
-        TopicPartition(topic.name or "", each.partition_index) for topic in topics for each in topic.partitions
+        TopicPartition(topic.name or "", partition.partition_index)
+        for topic in topics
+        for partition in topic.partitions
     )
 
 
-async def _described(cluster: Cluster, options: SourceOptions, names: Sequence[str]) -> list[MetadataResponseTopic]:
-    """Metadata of these topics; a topic just created may need a moment to be known everywhere."""
+async def _fetch_topics(cluster: Cluster, options: SourceOptions, names: Sequence[str]) -> list[MetadataResponseTopic]:
+    """The metadata of these topics, with retries: not every broker knows a new topic at once."""
     if not names:
         return []
     for attempt in range(options.fetch_offset_retries + 1):
@@ -111,31 +122,36 @@ async def _described(cluster: Cluster, options: SourceOptions, names: Sequence[s
         if not failed:
             return topics
     code = ErrorCode.of(failed[0].error_code)
-    what = "does not exist" if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else "cannot be read"
-    raise KafkaError(code, f"topic {failed[0].name!r} {what}")
+    reason = "does not exist" if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else "cannot be read"
+    raise KafkaError(code, f"topic {failed[0].name!r} {reason}")
 
 
-async def _edges(cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], edge: int) -> Offsets:
-    found = await _asked(cluster, options, dict.fromkeys(partitions, edge))
-    return {partition: answer.offset if answer is not None else 0 for partition, answer in found.items()}
+async def _list_edge_offsets(
+    cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], edge: int
+) -> Offsets:
+    offsets = await _list_offsets(cluster, options, dict.fromkeys(partitions, edge))
+    return {
+        partition: offset_result.offset if offset_result is not None else 0
+        for partition, offset_result in offsets.items()
+    }
 
 
 async def _high_watermarks(
     cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], latest: Offsets
 ) -> Offsets:
-    """Where the logs end for readers that look at no transactions; `latest` itself for those."""
+    """The high watermarks. For read_uncommitted that is `latest` itself."""
     if options.consumer.isolation_level == "read_uncommitted":
         return latest
     timeout_ms = options.consumer.default_api_timeout_ms
-    found = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_ms=timeout_ms)
-    # A log only grows, but a new leader may not know yet how far it is committed.
+    offsets = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_ms=timeout_ms)
+    # A log only grows, but the high watermark of a new leader may lag.
     return {
-        partition: max(latest[partition], answer.offset if answer is not None else 0)
-        for partition, answer in found.items()
+        partition: max(latest[partition], offset_result.offset if offset_result is not None else 0)
+        for partition, offset_result in offsets.items()
     }
 
 
-async def _asked(
+async def _list_offsets(
     cluster: Cluster, options: SourceOptions, timestamps: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     config = options.consumer
@@ -147,7 +163,7 @@ async def _asked(
 async def _bound_offsets(
     cluster: Cluster, options: SourceOptions, bound: OffsetBound, partitions: Sequence[TopicPartition]
 ) -> Offsets:
-    """The bound as an offset, -2 or -1 for each partition."""
+    """The bound by partition: an offset, -2 (earliest) or -1 (latest)."""
     if isinstance(bound.value, int):
         values = dict.fromkeys(partitions, bound.value)
     else:
@@ -156,9 +172,9 @@ async def _bound_offsets(
     if not bound.by_time:
         return values
     offsets: Offsets = {}
-    for partition, answer in (await _asked(cluster, options, values)).items():
-        if answer is not None:
-            offsets[partition] = answer.offset
+    for partition, offset_result in (await _list_offsets(cluster, options, values)).items():
+        if offset_result is not None:
+            offsets[partition] = offset_result.offset
         elif bound is options.ending or options.latest_when_no_timestamp_matches:
             offsets[partition] = LATEST
         else:
@@ -170,7 +186,7 @@ async def _bound_offsets(
 
 
 def _check_complete(bound: OffsetBound, partitions: Sequence[TopicPartition]) -> None:
-    """Bounds by partition must name every partition that is read and no other, as in Spark."""
+    """Raise ConfigError unless a bound names exactly the partitions of the read, as in Spark."""
     assert not isinstance(bound.value, int)
     missing = [str(partition) for partition in partitions if partition not in bound.value]
     unread = [str(partition) for partition in sorted(bound.value) if partition not in set(partitions)]
@@ -182,10 +198,12 @@ def _check_complete(bound: OffsetBound, partitions: Sequence[TopicPartition]) ->
             if bound.option.startswith("start")
             else "; use -1 for latest"
         )
-        raise ConfigError(f"{bound.option} must name every partition that is read, {_some(missing)} is missing{hint}")
+        raise ConfigError(
+            f"{bound.option} must name every partition that is read, {_join_some(missing)} is missing{hint}"
+        )
     if unread:
-        raise ConfigError(f"{bound.option} names {_some(unread)}, which is not read")
+        raise ConfigError(f"{bound.option} names {_join_some(unread)}, which is not read")
 
 
-def _some(names: list[str]) -> str:
+def _join_some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,8 +1,8 @@
-"""The options of `format("tidelog")`: Spark's own Kafka options, read and checked before anything is connected.
+"""The options of `format("tidelog")`, parsed and checked before any connection.
 
-Pure: text in, one frozen `SourceOptions` out, or a ConfigError of one line that names the option. What topics exist and
-which offsets the bounds mean is found out later (`offsets.py`). Names and rules are those of Spark's
-KafkaSourceProvider; keys arrive lower-cased from Spark and are matched without regard to case.
+Pure: text in, one frozen `SourceOptions` out, or a ConfigError of one line that names the option.
+`offsets.py` looks up topics and offsets later. Names and rules are those of Spark's
+KafkaSourceProvider. Spark passes keys in lower case; they are matched without regard to case.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LATEST: Final = LATEST_TIMESTAMP
 STRATEGIES: Final = ("subscribe", "subscribePattern", "assign")
 
 MAX_BATCH_BYTES_OPTION: Final = "maxDecompressedBatchBytes"
-"""Our own: what one record batch may decompress to, so that a task's memory has a bound."""
+"""Not in Spark: the maximum decompressed size of a record batch, which bounds a task's memory."""
 
-# For each bound: a timestamp for everything, timestamps by partition, offsets. The first one given counts.
+# For each bound: one timestamp, timestamps by partition, offsets. The first option present counts.
 _STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 _ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
-_KNOWN: Final = (
+_OPTIONS: Final = (
     *STRATEGIES,
     *_STARTING,
     *_ENDING,
@@ -47,13 +47,13 @@ _KNOWN: Final = (
     MAX_BATCH_BYTES_OPTION,
     "groupIdPrefix",  # without effect: a batch read has no group
 )
-_SPELLING: Final = {name.lower(): name for name in _KNOWN}
+_SPELLING: Final = {name.lower(): name for name in _OPTIONS}
 
-_OF_STREAMS: Final = "it shapes streams; in a batch read maxRecordsPerPartition bounds what one task reads"
+_STREAMS_ONLY: Final = "it shapes streams; in a batch read maxRecordsPerPartition bounds what one task reads"
 _FORBIDDEN: Final = {
-    "maxoffsetspertrigger": _OF_STREAMS,
-    "minoffsetspertrigger": _OF_STREAMS,
-    "maxtriggerdelay": _OF_STREAMS,
+    "maxoffsetspertrigger": _STREAMS_ONLY,
+    "minoffsetspertrigger": _STREAMS_ONLY,
+    "maxtriggerdelay": _STREAMS_ONLY,
     "kafka.auto.offset.reset": "say where to begin with startingOffsets",
     "kafka.key.deserializer": "keys come as binary columns; cast them afterwards",
     "kafka.value.deserializer": "values come as binary columns; cast them afterwards",
@@ -62,12 +62,12 @@ _FORBIDDEN: Final = {
     "kafka.enable.auto.commit": "the source commits nothing",
     "kafka.interceptor.classes": "there is no JVM to run them",
 }
-_GIVEN_NAMES: Final = {
+_STREAM_OPTION_SPELLING: Final = {
     name.lower(): name for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 }
 _SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
 
-_KAFKA_SERVED: Final = frozenset(
+_KAFKA_SUPPORTED: Final = frozenset(
     f"kafka.{name}"
     for name in (
         "bootstrap.servers",
@@ -89,7 +89,7 @@ _KAFKA_SERVED: Final = frozenset(
         "isolation.level",
     )
 )
-"""Options of Kafka's consumer that mean something to a read without a group."""
+"""Options of Kafka's consumer that have an effect on a read without a group."""
 
 _KAFKA_WITHOUT_EFFECT: Final = frozenset(
     f"kafka.{name}"
@@ -123,11 +123,13 @@ _KAFKA_WITHOUT_EFFECT: Final = frozenset(
         "socket.connection.setup.timeout.max.ms",
     )
 )
-"""The rest of Kafka 4.3's consumer options: taken with a warning, as jobs written for Spark's connector have them."""
+"""The rest of Kafka 4.3's consumer options, accepted with a warning: jobs for Spark's connector
+have them.
+"""
 
 DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
 _PARTITION_FETCH_BYTES: Final = 8 * 1024 * 1024
-"""Kafka's default of 1 MiB is for consumers of many partitions; a task here reads one."""
+"""Kafka's default of 1 MiB is for consumers of many partitions. A task reads one partition."""
 
 Bound = int | Mapping[TopicPartition, int]
 """One value for every partition, or one for each."""
@@ -135,7 +137,9 @@ Bound = int | Mapping[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetBound:
-    """Where to begin or end: offsets (-2 earliest, -1 latest) or, with `by_time`, timestamps in ms since 1970."""
+    """A start or end: offsets (-2 earliest, -1 latest) or, with `by_time`, timestamps in ms since
+    1970.
+    """
 
     value: Bound
     by_time: bool = False
@@ -144,7 +148,7 @@ class OffsetBound:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Everything a batch read needs to know. Exactly one of `topics`, `pattern` and `partitions` is set."""
+    """The options of a batch read. Exactly one of `topics`, `pattern` and `partitions` is set."""
 
     consumer: ConsumerConfig
     topics: tuple[str, ...] = ()
@@ -162,14 +166,14 @@ class SourceOptions:
     fetch_offset_retries: int = 3
     fetch_offset_retry_interval_ms: int = 10
     without_effect: tuple[str, ...] = ()
-    """Options that are taken and change nothing."""
+    """Accepted options without effect."""
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> SourceOptions:
+    def parse(cls, raw_options: Mapping[str, str]) -> SourceOptions:
         """Check and convert the options of a batch read. Raises ConfigError."""
-        options = {key.lower(): str(value).strip() for key, value in given.items()}
-        _refuse(options)
-        topics, pattern, partitions = _which(options)
+        options = {key.lower(): str(value).strip() for key, value in raw_options.items()}
+        _check_names(options)
+        topics, pattern, partitions = _parse_topics(options)
         return cls(
             consumer=_consumer(options),
             topics=topics,
@@ -190,31 +194,31 @@ class SourceOptions:
         )
 
 
-def _refuse(options: Mapping[str, str]) -> None:
+def _check_names(options: Mapping[str, str]) -> None:
     for key in options:
         if key in _FORBIDDEN:
-            raise ConfigError(f"option {_GIVEN_NAMES.get(key, key)!r} is not allowed: {_FORBIDDEN[key]}")
+            raise ConfigError(f"option {_STREAM_OPTION_SPELLING.get(key, key)!r} is not allowed: {_FORBIDDEN[key]}")
         if key.startswith(_SECURITY):
             raise ConfigError(f"option {key!r} is not supported: the client speaks PLAINTEXT only")
-        if key in _SPELLING or key in _KAFKA_SERVED or key in _KAFKA_WITHOUT_EFFECT:
+        if key in _SPELLING or key in _KAFKA_SUPPORTED or key in _KAFKA_WITHOUT_EFFECT:
             continue
-        near = get_close_matches(key, (*_SPELLING, *_KAFKA_SERVED, *_KAFKA_WITHOUT_EFFECT), n=1)
-        hint = f"; did you mean {_SPELLING.get(near[0], near[0])}?" if near else ""
+        close_matches = get_close_matches(key, (*_SPELLING, *_KAFKA_SUPPORTED, *_KAFKA_WITHOUT_EFFECT), n=1)
+        hint = f"; did you mean {_SPELLING.get(close_matches[0], close_matches[0])}?" if close_matches else ""
         raise ConfigError(f"the tidelog source has no option {key!r}{hint}")
 
 
-def _which(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
-    given = [name for name in STRATEGIES if name.lower() in options]
-    if len(given) != 1:
-        said = f"not {' and '.join(given)}" if given else "none is given"
-        raise ConfigError(f"say what to read with exactly one of {', '.join(STRATEGIES)}: {said}")
-    text = options[given[0].lower()]
-    if given[0] == "subscribe":
+def _parse_topics(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
+    strategies = [name for name in STRATEGIES if name.lower() in options]
+    if len(strategies) != 1:
+        problem = f"not {' and '.join(strategies)}" if strategies else "none is given"
+        raise ConfigError(f"say what to read with exactly one of {', '.join(STRATEGIES)}: {problem}")
+    text = options[strategies[0].lower()]
+    if strategies[0] == "subscribe":
         topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not topics:
             raise ConfigError("subscribe names no topic; give one or several, separated by commas")
         return topics, "", ()
-    if given[0] == "subscribePattern":
+    if strategies[0] == "subscribePattern":
         if not text:
             raise ConfigError("subscribePattern is empty")
         compile_pattern(text)
@@ -223,10 +227,11 @@ def _which(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[Topi
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
-    """A subscribePattern, to be searched for anywhere in a topic's name, as Spark does. Raises ConfigError.
+    """Compile a subscribePattern, which as in Spark may match anywhere in a topic name. Raises
+    ConfigError.
 
-    Patterns are written for Java. What Python cannot compile is refused; so is what Python warns to read otherwise
-    (`[a&&b]`). Java's classes like `\\d` are of ASCII.
+    Patterns are written for Java. Refuses patterns that Python cannot compile, and patterns with a
+    warning that Python reads them differently (`[a&&b]`). Java's classes like `\\d` are ASCII.
     """
     try:
         with warnings.catch_warnings():
@@ -237,29 +242,32 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 
 
 def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
-    """`{"topic": [0, 1]}` as sorted partitions. Raises ConfigError."""
-    shape = 'assign must be JSON like {"topic": [0, 1]}'
-    found = _json_object(text, shape)
+    """Parse `{"topic": [0, 1]}` to sorted partitions. Raises ConfigError."""
+    expected = 'assign must be JSON like {"topic": [0, 1]}'
+    value = _json_object(text, expected)
     partitions: set[TopicPartition] = set()
-    for topic, numbers in found.items():
+    for topic, numbers in value.items():
         if not isinstance(numbers, list) or not all(_is_number(number) and 0 <= number < 2**31 for number in numbers):
-            raise ConfigError(f"{shape}, not {numbers!r} for {topic!r}")
+            raise ConfigError(f"{expected}, not {numbers!r} for {topic!r}")
         partitions.update(TopicPartition(topic, number) for number in numbers)
     if not partitions:
-        raise ConfigError(f"{shape}; it names no partition")
+        raise ConfigError(f"{expected}; it names no partition")
     return tuple(sorted(partitions))
 
 
 def parse_partition_values(option: str, text: str) -> dict[TopicPartition, int]:
-    """`{"topic": {"0": 23, "1": -2}}` as a number per partition. Raises ConfigError naming `option`."""
-    shape = f'{option} must be JSON like {{"topic": {{"0": 23, "1": -2}}}}'
+    """Parse `{"topic": {"0": 23, "1": -2}}` to a number by partition.
+
+    Raises ConfigError with `option`.
+    """
+    expected = f'{option} must be JSON like {{"topic": {{"0": 23, "1": -2}}}}'
     values: dict[TopicPartition, int] = {}
-    for topic, by_partition in _json_object(text, shape).items():
+    for topic, by_partition in _json_object(text, expected).items():
         if not isinstance(by_partition, dict):
-            raise ConfigError(f"{shape}, not {by_partition!r} for {topic!r}")
+            raise ConfigError(f"{expected}, not {by_partition!r} for {topic!r}")
         for partition, value in by_partition.items():
             if not _is_partition(partition) or not _is_number(value):
-                raise ConfigError(f"{shape}, not {partition!r}: {value!r} for {topic!r}")
+                raise ConfigError(f"{expected}, not {partition!r}: {value!r} for {topic!r}")
             values[TopicPartition(topic, int(partition))] = value
     return values
 
@@ -272,22 +280,22 @@ def format_partition_values(values: Mapping[TopicPartition, int]) -> str:
     return json.dumps(nested, separators=(",", ":"))
 
 
-def _json_object(text: str, shape: str) -> dict[str, Any]:
+def _json_object(text: str, expected: str) -> dict[str, Any]:
     try:
-        found = json.loads(text, object_pairs_hook=_without_repeats)
+        value = json.loads(text, object_pairs_hook=_object_without_duplicates)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{shape}, not {text[:200]!r}")
-    return found
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{expected}, not {text[:200]!r}")
+    return value
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. A name that stands in it twice could mean either value."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a duplicate name, whose value would be ambiguous."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise ValueError("a name stands twice in an object")
-    return found
+    return value
 
 
 def _is_partition(text: str) -> bool:
@@ -372,11 +380,11 @@ def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
 def _consumer(options: Mapping[str, str]) -> ConsumerConfig:
     if not options.get("kafka.bootstrap.servers"):
         raise ConfigError("option 'kafka.bootstrap.servers' is missing; give host:port, several separated by commas")
-    chosen: dict[str, Any] = {"client_id": "tidelog-spark", "max_partition_fetch_bytes": _PARTITION_FETCH_BYTES}
+    config: dict[str, Any] = {"client_id": "tidelog-spark", "max_partition_fetch_bytes": _PARTITION_FETCH_BYTES}
     for key, value in options.items():
-        if key in _KAFKA_SERVED:
-            chosen[key.removeprefix("kafka.").replace(".", "_")] = value
+        if key in _KAFKA_SUPPORTED:
+            config[key.removeprefix("kafka.").replace(".", "_")] = value
     try:
-        return ConsumerConfig.from_options(chosen)
+        return ConsumerConfig.from_options(config)
     except ConfigError as error:
         raise ConfigError(f"kafka options: {error}") from None

@@ -1,7 +1,7 @@
-"""Which task reads what: ranges of offsets, divided until there are enough of them and none is too large.
+"""Divides offset ranges among tasks: enough ranges, and none too large.
 
-Pure. Invariant: the ranges that come out cover exactly the offsets that went in, without overlap and none empty. The
-rules are those of Spark's KafkaOffsetRangeCalculator.
+Pure. Invariant: the resulting ranges cover exactly the input offsets, without overlap, and none is
+empty. The rules are those of Spark's KafkaOffsetRangeCalculator.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets, an upper bound of how many records."""
+        """The number of offsets, an upper bound of the number of records."""
         return max(0, self.end - self.start)
 
 
 def plan_ranges(
     ranges: Sequence[OffsetRange], min_partitions: int | None = None, max_records_per_partition: int | None = None
 ) -> list[OffsetRange]:
-    """Drop the empty ranges, and divide the others so that none is above `max_records_per_partition` offsets.
+    """Drop empty ranges and divide the others to at most `max_records_per_partition` offsets each.
 
-    When that gives fewer than `min_partitions`, each range gets parts in proportion to its size, at least one; through
-    rounding the result may miss the number by some, as in Spark.
+    When that gives fewer than `min_partitions` ranges, each range gets parts in proportion to its
+    size, at least one. As in Spark, rounding may make the result differ from `min_partitions`.
     """
-    planned = [each for each in ranges if each.size > 0]
-    parts = [-(-each.size // (max_records_per_partition or each.size)) for each in planned]
+    non_empty = [part for part in ranges if part.size > 0]
+    sizes = [part.size for part in non_empty]
+    parts = [-(-size // (max_records_per_partition or size)) for size in sizes]
     if min_partitions is not None and min_partitions > sum(parts):
-        total = sum(each.size for each in planned)
-        # The small ones stay whole, and the parts they do not need go to the large ones.
-        large = [each.size for each in planned if _share(each.size, total, min_partitions) > 1]
-        left = max(min_partitions - (len(planned) - len(large)), 1)
+        total = sum(sizes)
+        # Small ranges stay whole, and large ranges get the parts that the small ones do not need.
+        large = [size for size in sizes if _share(size, total, min_partitions) > 1]
+        remaining_parts = max(min_partitions - (len(non_empty) - len(large)), 1)
         parts = [
-            max(least, _share(each.size, sum(large), left) if _share(each.size, total, min_partitions) > 1 else 1)
-            for each, least in zip(planned, parts)
+            max(minimum, _share(size, sum(large), remaining_parts) if _share(size, total, min_partitions) > 1 else 1)
+            for size, minimum in zip(sizes, parts)
         ]
-    return [part for each, count in zip(planned, parts) for part in divide(each, count)]
+    return [part for undivided, count in zip(non_empty, parts) for part in divide(undivided, count)]
 
 
-def divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
-    """`whole` in at most `parts` pieces whose sizes differ by one at most, none of them empty."""
-    parts = min(parts, whole.size)
-    cuts = [whole.start + whole.size * index // parts for index in range(parts + 1)] if parts else []
-    return [whole._replace(start=start, end=end) for start, end in pairwise(cuts)]
+def divide(offset_range: OffsetRange, parts: int) -> list[OffsetRange]:
+    """Divide a range into at most `parts` non-empty pieces whose sizes differ by at most one."""
+    parts = min(parts, offset_range.size)
+    cuts = [offset_range.start + offset_range.size * index // parts for index in range(parts + 1)] if parts else []
+    return [offset_range._replace(start=start, end=end) for start, end in pairwise(cuts)]
 
 
 def _share(size: int, total: int, parts: int) -> int:
-    # Half rounds up, as in Java, where Python's round() would take the even neighbour.
+    # Half rounds up, as in Java. Python's round() would round half to even.
     return max((2 * size * parts + total) // (2 * total), 1)

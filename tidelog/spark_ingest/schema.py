@@ -1,7 +1,8 @@
-"""The source's columns, exactly those of Spark's own Kafka source, and what a user's `.schema(...)` may take of them.
+"""The source's columns, those of Spark's own Kafka source, and the projection of a user.
 
-Spark prunes no columns of a Python source, so the schema a user gives is the projection. Types cannot be converted
-here: a column under its name with another type is refused, with the cast to write instead.
+Spark prunes no columns of a Python source, so the user's schema is the projection. Types are not
+converted here: a column with another type is refused, and the error names the cast to write
+instead.
 """
 
 from __future__ import annotations
@@ -27,20 +28,27 @@ SPARK_TYPES: Final[Mapping[str, str]] = {
 
 
 def source_schema(include_headers: bool) -> str:
-    """The schema without a user's own, as Spark's DDL; headers only when asked for."""
-    return ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items() if include_headers or name != "headers")
+    """The schema without a user's schema, as Spark's DDL. `include_headers` adds the headers."""
+    return ", ".join(
+        f"{name} {type_name}" for name, type_name in SPARK_TYPES.items() if include_headers or name != "headers"
+    )
 
 
 def projection(schema: StructType) -> tuple[str, ...]:
-    """The columns that a schema asks for, in its order. Raises ConfigError for one that the source does not have."""
+    """The columns of a user's schema, in its order.
+
+    Raises ConfigError for a column that the source lacks.
+    """
     columns = []
     for field in schema.fields:
-        kind = SPARK_TYPES.get(field.name)
-        if kind is None:
+        type_name = SPARK_TYPES.get(field.name)
+        if type_name is None:
             raise ConfigError(f"the tidelog source has no column {field.name!r}; it has {', '.join(SPARK_TYPES)}")
-        given = field.dataType.simpleString()
-        if given != kind:
-            raise ConfigError(f"column {field.name!r} is {kind}, not {given}: read it as {kind} and cast it afterwards")
+        user_type = field.dataType.simpleString()
+        if user_type != type_name:
+            raise ConfigError(
+                f"column {field.name!r} is {type_name}, not {user_type}: read it as {type_name} and cast it afterwards"
+            )
         if not field.nullable:
             raise ConfigError(f"column {field.name!r} must be nullable")
         columns.append(field.name)

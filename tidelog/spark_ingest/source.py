@@ -1,8 +1,9 @@
-"""`spark.read.format("tidelog")`: the batch source, as Spark's Python data source API wants it.
+"""`spark.read.format("tidelog")`: the batch source for Spark's Python data source API.
 
-Thin: options, offsets and ranges are decided on the driver by the modules beside this one, tasks only fetch. What
-travels from driver to tasks is frozen options and offset ranges. Imports here are light, as Spark imports the module to
-find the source by name; the client and Arrow come with the first read.
+Thin: the other modules of this package compute options, offsets and ranges on the driver; tasks
+only fetch. The driver sends frozen options and offset ranges to the tasks. Imports here are light,
+because Spark imports the module to find the source by name; the first read imports the client and
+Arrow.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 
 class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
-    """Reads topics of a Kafka-compatible cluster with the options and columns of Spark's own Kafka source.
+    """Reads topics of a Kafka-compatible cluster with the options and columns of Spark's own Kafka
+    source.
 
-    >>> spark.read.format("tidelog").option("kafka.bootstrap.servers", "127.0.0.1:9092").option("subscribe", "t").load()
+    >>> spark.read.format("tidelog").option("kafka.bootstrap.servers",
+    "127.0.0.1:9092").option("subscribe", "t").load()
     """
 
     @classmethod
@@ -45,11 +48,11 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
 
 
 class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
-    """What one task reads."""
+    """The range that one task reads."""
 
-    def __init__(self, planned: OffsetRange) -> None:
-        super().__init__(tuple(planned))
-        self.planned = planned
+    def __init__(self, offset_range: OffsetRange) -> None:
+        super().__init__(tuple(offset_range))
+        self.offset_range = offset_range
 
 
 class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
@@ -60,7 +63,10 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
         self._columns = columns
 
     def partitions(self) -> Sequence[RangePartition]:
-        """The ranges to read, fixed now; an empty list makes Spark ask for one empty partition."""
+        """The ranges to read, fixed at this time.
+
+        For an empty list Spark reads one empty partition.
+        """
         from tidelog.spark_ingest.offsets import resolve_ranges
         from tidelog.spark_ingest.planning import plan_ranges
 
@@ -68,15 +74,15 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
         for name in options.without_effect:
             logger.warning("option %r has no effect on this source", name)
         ranges = plan_ranges(resolve_ranges(options), options.min_partitions, options.max_records_per_partition)
-        return [RangePartition(planned) for planned in ranges]
+        return [RangePartition(offset_range) for offset_range in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The records of one range as Arrow record batches of the columns asked for."""
+        """The records of one range as Arrow record batches of the selected columns."""
         from tidelog.spark_ingest.fetch import read_range
 
         if not isinstance(partition, RangePartition):
-            return iter(())  # Spark's stand-in for a read without partitions
-        return read_range(self._options, partition.planned, self._columns)
+            return iter(())  # Spark's empty partition of a read without ranges
+        return read_range(self._options, partition.offset_range, self._columns)
 
 
 def _parse(options: Mapping[str, str]) -> SourceOptions:

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from tidelog.client.assignment.partitioner import (
-    RoundRobinSpread,
-    StickySpread,
+    RoundRobinPartitioner,
+    StickyPartitioner,
     murmur2,
     positive_hash,
 )
@@ -39,49 +39,49 @@ def test_a_negative_hash_loses_its_sign_bit_instead_of_changing_sign():
 
 
 def test_the_sticky_spread_stays_until_it_has_given_its_bytes():
-    spread = StickySpread(Random(1), 100)
+    spread = StickyPartitioner(Random(1), 100)
     available = (0, 1, 2)
     first = spread.choose(available)
-    spread.sent(60)
+    spread.record_sent(60)
     assert spread.choose(available) == first
-    spread.sent(60)
+    spread.record_sent(60)
     assert spread.choose(available) != first
 
 
 def test_the_sticky_spread_visits_every_partition_equally_often():
-    spread = StickySpread(Random(7), 1)
+    spread = StickyPartitioner(Random(7), 1)
     available = tuple(range(5))
     visits: Counter[int] = Counter()
     for _ in range(500):
         visits[spread.choose(available)] += 1
-        spread.sent(1)
+        spread.record_sent(1)
     assert set(visits.values()) == {100}
 
 
 def test_the_sticky_spread_leaves_a_partition_that_lost_its_leader():
-    spread = StickySpread(Random(1), 1000)
+    spread = StickyPartitioner(Random(1), 1000)
     gone = spread.choose((0, 1, 2))
     rest = tuple(number for number in range(3) if number != gone)
     assert all(spread.choose(rest) != gone for _ in range(10))
 
 
 def test_the_sticky_spread_does_not_stay_after_a_round_ends():
-    spread = StickySpread(Random(3), 1)
+    spread = StickyPartitioner(Random(3), 1)
     available = (0, 1)
     chosen = []
     for _ in range(100):
         chosen.append(spread.choose(available))
-        spread.sent(1)
+        spread.record_sent(1)
     assert all(one != other for one, other in pairwise(chosen))
 
 
 def test_a_single_partition_is_always_chosen():
-    spread = StickySpread(Random(3), 1)
+    spread = StickyPartitioner(Random(3), 1)
     for _ in range(5):
         assert spread.choose((4,)) == 4
-        spread.sent(10)
+        spread.record_sent(10)
 
 
 def test_round_robin_takes_turns():
-    spread = RoundRobinSpread()
+    spread = RoundRobinPartitioner()
     assert [spread.choose((0, 2, 3)) for _ in range(6)] == [0, 2, 3, 0, 2, 3]

@@ -148,7 +148,7 @@ def test_a_log_that_begins_after_the_range_is_read_from_where_it_begins(node, ne
 
 
 def test_a_leader_that_refuses_what_its_log_is_said_to_hold_ends_the_read(node, new_topic, monkeypatch):
-    monkeypatch.setattr(fetch, "_REFUSALS_MAX", 3)
+    monkeypatch.setattr(fetch, "_OUT_OF_RANGE_ERRORS_MAX", 3)
     asked = []
 
     def fetch_raw(cluster, partition, start, end, **options):

@@ -1,5 +1,4 @@
-"""Admin calls about log directories: where replicas lie, and moves between directories of one
-broker.
+"""Admin calls about log directories: places of replicas, and moves within a broker.
 
 Each broker answers for its own replicas. Invariant: results are returned by replica, because the
 error of one broker does not concern the others.

@@ -1,1 +1,1 @@
-"""Who gets what: partitions for the members of a group, a partition for a record. Pure."""
+"""Assignment of partitions to the members of a group, and of records to partitions. Pure."""

@@ -1,8 +1,9 @@
-"""Who reads what: Kafka's partition assignors, run by the leader of a classic consumer group.
+"""Kafka's partition assignors, run by the leader of a classic consumer group.
 
-Range and round-robin are here, sticky and cooperative-sticky in `sticky_assignor`; `assignor_named` is the way in.
-Pure: partition counts and subscriptions go in, an assignment comes out. Invariant of them all: every partition of a
-subscribed topic goes to exactly one of the members that subscribed to it.
+Range and round-robin are here, sticky and cooperative-sticky in `sticky_assignor`. `assignor_named`
+returns an assignor by its name. Pure: partition counts and subscriptions go in, an assignment comes
+out. Invariant of all assignors: every partition of a subscribed topic goes to exactly one of its
+subscribers.
 """
 
 from __future__ import annotations
@@ -20,15 +21,20 @@ class Assignor(Protocol):
     """A strategy of `partition.assignment.strategy`."""
 
     name: str
-    """As Kafka names it in JoinGroup: range, roundrobin, sticky, cooperative-sticky."""
+    """Kafka's name in JoinGroup: range, roundrobin, sticky, cooperative-sticky."""
     cooperative: bool
-    """Members keep what they own during a rebalance and give up only what they are told to (KIP-429)."""
+    """Members keep their partitions during a rebalance and revoke only those assigned to others
+    (KIP-429).
+    """
 
     def user_data(self, owned: Sequence[TopicPartition], generation: int) -> bytes | None:
-        """What a member adds to its own subscription, from its last assignment."""
+        """The user data in a member's subscription, made from its last assignment."""
 
     def assign(self, partition_counts: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> Assignment:
-        """Every member with its partitions (an empty list too). Topics without a count do not exist: skipped."""
+        """Every member with its partitions, perhaps none.
+
+        Skips topics without a count: they do not exist.
+        """
 
 
 def _subscribers(
@@ -43,7 +49,10 @@ def _subscribers(
 
 
 class RangeAssignor:
-    """Each topic alone: consecutive partitions, the first members one more (Java's `RangeAssignor` without racks)."""
+    """Assigns each topic alone: consecutive partitions, one more for the first members.
+
+    As Java's `RangeAssignor` without racks.
+    """
 
     name = "range"
     cooperative = False
@@ -56,16 +65,16 @@ class RangeAssignor:
         subscribers = _subscribers(partition_counts, members)
         for topic in sorted(subscribers):
             share, larger_shares = divmod(partition_counts[topic], len(subscribers[topic]))
-            first = 0
+            start = 0
             for position, member in enumerate(subscribers[topic]):
-                end = first + share + (position < larger_shares)
-                assignment[member].extend(TopicPartition(topic, partition) for partition in range(first, end))
-                first = end
+                end = start + share + (position < larger_shares)
+                assignment[member].extend(TopicPartition(topic, partition) for partition in range(start, end))
+                start = end
         return assignment
 
 
 class RoundRobinAssignor:
-    """All partitions of all topics in turn to the members in turn, passing over members without the topic."""
+    """Assigns all partitions to the members in rotation and skips members without the topic."""
 
     name = "roundrobin"
     cooperative = False
@@ -76,17 +85,17 @@ class RoundRobinAssignor:
     def assign(self, partition_counts: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> Assignment:
         assignment: Assignment = {member: [] for member in members}
         subscribers = {topic: set(names) for topic, names in _subscribers(partition_counts, members).items()}
-        turn = cycle(ordered_members(members))
+        member_cycle = cycle(ordered_members(members))
         for topic in sorted(subscribers):
             for partition in range(partition_counts[topic]):
-                member = next(member for member in turn if member in subscribers[topic])
+                member = next(member for member in member_cycle if member in subscribers[topic])
                 assignment[member].append(TopicPartition(topic, partition))
         return assignment
 
 
 def assignor_named(name: str) -> Assignor | None:
-    """The assignor of that Kafka name; also its Java class name, full or bare. None when there is none."""
-    known: dict[str, Assignor] = {}
+    """The assignor with this Kafka name or Java class name, full or bare; None if unknown."""
+    assignors: dict[str, Assignor] = {}
     for assignor in (RangeAssignor(), RoundRobinAssignor(), StickyAssignor(), CooperativeStickyAssignor()):
-        known[assignor.name] = known[type(assignor).__name__] = assignor
-    return known.get(name.removeprefix("org.apache.kafka.clients.consumer."))
+        assignors[assignor.name] = assignors[type(assignor).__name__] = assignor
+    return assignors.get(name.removeprefix("org.apache.kafka.clients.consumer."))

@@ -1,7 +1,8 @@
-"""Which partition a record goes to: murmur2 of the key as in Java, and an even, sticky spread without a key.
+"""The choice of a record's partition: murmur2 of the key, or a sticky spread without a key.
 
-Pure: no clock, no I/O, randomness handed in. Invariant: the same key and partition count give the partition that every
-Kafka client of the Java family gives (`org.apache.kafka.common.utils.Utils.murmur2`, `BuiltInPartitioner`).
+Pure: no clock, no I/O, `rng` is an argument. Invariant: the same key and partition count give the
+same partition as in the Java client (`org.apache.kafka.common.utils.Utils.murmur2`,
+`BuiltInPartitioner`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
 _MASK = 0xFFFFFFFF
-_REMEMBERED_KEYS = 4096
+_CACHED_KEYS = 4096
 
 CustomPartitioner = Callable[[str, bytes | None, bytes | None, int], int]
 """A custom partitioner: (topic, key, value, partition count) -> partition."""
@@ -32,8 +33,8 @@ def murmur2(data: bytes) -> int:
         word = word * _MULTIPLIER & _MASK
         word ^= word >> 24
         result = (result * _MULTIPLIER & _MASK) ^ (word * _MULTIPLIER & _MASK)
-    rest = length & 3
-    if rest:
+    remainder = length & 3
+    if remainder:
         result ^= int.from_bytes(data[words * 4 :], "little")
         result = result * _MULTIPLIER & _MASK
     result ^= result >> 13
@@ -41,70 +42,74 @@ def murmur2(data: bytes) -> int:
     return result ^ (result >> 15)
 
 
-@lru_cache(_REMEMBERED_KEYS)
+@lru_cache(_CACHED_KEYS)
 def positive_hash(key: bytes) -> int:
-    """The hash with its sign bit cleared, as Java's `Utils.toPositive`; the latest keys are remembered."""
+    """The hash with its sign bit cleared, as Java's `Utils.toPositive`.
+
+    The latest keys are cached.
+    """
     return murmur2(key) & 0x7FFFFFFF
 
 
-class Spread(Protocol):
-    """How records without a key are spread over a topic's partitions."""
+class UnkeyedPartitioner(Protocol):
+    """Spreads records without a key over a topic's partitions."""
 
-    def choose(self, available: Sequence[int]) -> int:
-        """The partition for the next record, among those that have a leader (never empty)."""
+    def choose(self, available_partitions: Sequence[int]) -> int:
+        """The partition of the next record, among those with a leader (never empty)."""
 
-    def sent(self, size_bytes: int) -> None:
-        """So many bytes went to the partition chosen last."""
+    def record_sent(self, size_bytes: int) -> None:
+        """Note the size of a record that went to the last chosen partition."""
 
 
-class StickySpread:
-    """Stay on one partition until it was given `stick_bytes`, then go to the next of a shuffled round (KIP-794).
+class StickyPartitioner:
+    """Stays on one partition for `stick_bytes`, then goes to the next of a shuffled round
+    (KIP-794).
 
-    A shuffled round instead of independent draws: over n switches each of n partitions is visited once, so that few
-    large batches are spread evenly too.
+    A shuffled round visits each of n partitions once in n switches, where independent draws would
+    not. So a few large batches are spread evenly too.
     """
 
-    __slots__ = ("_available", "_current", "_given_bytes", "_rng", "_round", "_stick_bytes")
+    __slots__ = ("_available_partitions", "_current", "_rng", "_sent_bytes", "_shuffled_round", "_stick_bytes")
 
     def __init__(self, rng: Random, stick_bytes: int) -> None:
         self._rng = rng
         self._stick_bytes = stick_bytes
-        self._available: Sequence[int] = ()
-        self._round: list[int] = []
+        self._available_partitions: Sequence[int] = ()
+        self._shuffled_round: list[int] = []
         self._current = -1
-        self._given_bytes = 0
+        self._sent_bytes = 0
 
-    def choose(self, available: Sequence[int]) -> int:
-        if available is self._available and self._given_bytes < self._stick_bytes:
+    def choose(self, available_partitions: Sequence[int]) -> int:
+        if available_partitions is self._available_partitions and self._sent_bytes < self._stick_bytes:
             return self._current
-        if available is not self._available:
-            self._available = available
-            self._round.clear()
-        if not self._round:
-            self._round = list(available)
-            self._rng.shuffle(self._round)
-            if len(self._round) > 1 and self._round[-1] == self._current:
-                self._round.reverse()
-        self._current = self._round.pop()
-        self._given_bytes = 0
+        if available_partitions is not self._available_partitions:
+            self._available_partitions = available_partitions
+            self._shuffled_round.clear()
+        if not self._shuffled_round:
+            self._shuffled_round = list(available_partitions)
+            self._rng.shuffle(self._shuffled_round)
+            if len(self._shuffled_round) > 1 and self._shuffled_round[-1] == self._current:
+                self._shuffled_round.reverse()
+        self._current = self._shuffled_round.pop()
+        self._sent_bytes = 0
         return self._current
 
-    def sent(self, size_bytes: int) -> None:
-        self._given_bytes += size_bytes
+    def record_sent(self, size_bytes: int) -> None:
+        self._sent_bytes += size_bytes
 
 
-class RoundRobinSpread:
-    """One record per partition in turn, as Java's `RoundRobinPartitioner`."""
+class RoundRobinPartitioner:
+    """One record per partition in rotation, as Java's `RoundRobinPartitioner`."""
 
     __slots__ = ("_next",)
 
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, available: Sequence[int]) -> int:
-        chosen = available[self._next % len(available)]
+    def choose(self, available_partitions: Sequence[int]) -> int:
+        partition = available_partitions[self._next % len(available_partitions)]
         self._next += 1
-        return chosen
+        return partition
 
-    def sent(self, size_bytes: int) -> None:
-        """Sizes do not matter to a round robin."""
+    def record_sent(self, size_bytes: int) -> None:
+        """Does nothing: a round robin ignores sizes."""

@@ -1,8 +1,9 @@
-"""The bytes that members of a classic consumer group exchange through the coordinator, in Java's formats.
+"""The bytes that group members exchange through the coordinator, in Java's formats.
 
-Subscription and assignment are `ConsumerProtocolSubscription` and `ConsumerProtocolAssignment`; the sticky assignor's
-user data is a schema of its own. The broker looks into none of them. Pure. Invariant: what a Java, librdkafka or Python
-member wrote is read whatever its version: a later one as the newest known, with the fields it added left unread.
+Subscription and assignment are `ConsumerProtocolSubscription` and `ConsumerProtocolAssignment`; the
+sticky assignor's user data has its own schema. The broker does not read them. Pure. Invariant: the
+data of a Java, librdkafka or Python member is readable in every version. A later version is read as
+the newest known one, and its added fields are ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ PROTOCOL_TYPE = "consumer"
 UNKNOWN_GENERATION = -1
 
 Assignment = dict[str, list[TopicPartition]]
-"""Member id -> the partitions it is given."""
+"""Member id -> its assigned partitions."""
 
 
 class MemberSubscription(NamedTuple):
-    """What one member tells the leader of its group; `owned` and `generation` are of its last assignment."""
+    """The subscription of one member. `owned` and `generation` are from its last assignment."""
 
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
@@ -36,11 +37,13 @@ class MemberSubscription(NamedTuple):
     rack: str | None = None
     user_data: bytes | None = None
     instance_id: str | None = None
-    """The static member's `group.instance.id`; it travels beside the subscription, in JoinGroup."""
+    """The static member's `group.instance.id`, which JoinGroup carries beside the subscription."""
 
 
 def ordered_members(members: Mapping[str, MemberSubscription]) -> list[str]:
-    """Static members by instance id first, then dynamic ones by member id: restarts do not shuffle (KIP-345)."""
+    """Static members by instance id, then dynamic members by member id, so that restarts keep the
+    order (KIP-345).
+    """
     return sorted(
         members,
         key=lambda member: (members[member].instance_id is None, members[member].instance_id or member, member),
@@ -53,22 +56,22 @@ class _StickyUserData(Message, versions="0-1"):
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers per topic, topics and numbers in the order given."""
-    grouped: dict[str, list[int]] = {}
+    """Partition numbers by topic. Topics and numbers keep their order."""
+    numbers_by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
-        grouped.setdefault(topic, []).append(partition)
-    return grouped
+        numbers_by_topic.setdefault(topic, []).append(partition)
+    return numbers_by_topic
 
 
-def _grouped(partitions: Iterable[TopicPartition]) -> list[ConsumerProtocolTopicPartition]:
+def _to_topics(partitions: Iterable[TopicPartition]) -> list[ConsumerProtocolTopicPartition]:
     return [
         ConsumerProtocolTopicPartition(topic=topic, partitions=numbers)
         for topic, numbers in by_topic(partitions).items()
     ]
 
 
-def _flat(topics: Iterable[ConsumerProtocolTopicPartition]) -> tuple[TopicPartition, ...]:
-    return tuple(TopicPartition(each.topic, number) for each in topics for number in each.partitions)
+def _to_partitions(topics: Iterable[ConsumerProtocolTopicPartition]) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(entry.topic, number) for entry in topics for number in entry.partitions)
 
 
 def encode_subscription(subscription: MemberSubscription) -> bytes:
@@ -77,7 +80,7 @@ def encode_subscription(subscription: MemberSubscription) -> bytes:
         ConsumerProtocolSubscription(
             topics=list(subscription.topics),
             user_data=subscription.user_data,
-            owned_partitions=_grouped(subscription.owned),
+            owned_partitions=_to_topics(subscription.owned),
             generation_id=subscription.generation,
             rack_id=subscription.rack,
         )
@@ -89,7 +92,7 @@ def decode_subscription(data: bytes, instance_id: str | None = None) -> MemberSu
     message, _ = consumer_protocol.decode_subscription(data)
     return MemberSubscription(
         tuple(message.topics),
-        _flat(message.owned_partitions),
+        _to_partitions(message.owned_partitions),
         message.generation_id,
         message.rack_id,
         message.user_data,
@@ -99,25 +102,31 @@ def decode_subscription(data: bytes, instance_id: str | None = None) -> MemberSu
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
     """The assignment the leader sends one member through SyncGroup."""
-    return consumer_protocol.encode_assignment(ConsumerProtocolAssignment(assigned_partitions=_grouped(partitions)))
+    return consumer_protocol.encode_assignment(ConsumerProtocolAssignment(assigned_partitions=_to_topics(partitions)))
 
 
 def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
-    """The partitions of an assignment; empty bytes are an empty assignment. Raises MalformedMessage."""
-    return _flat(consumer_protocol.decode_assignment(data).assigned_partitions) if data else ()
+    """The partitions of an assignment; empty bytes are an empty assignment.
+
+    Raises MalformedMessage.
+    """
+    return _to_partitions(consumer_protocol.decode_assignment(data).assigned_partitions) if data else ()
 
 
 def encode_sticky_user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
-    """What Java's `StickyAssignor` keeps of the member's last assignment (its user data, version 1)."""
-    return _StickyUserData(previous_assignment=_grouped(owned), generation=generation).encode(1)
+    """The user data (version 1) of Java's `StickyAssignor`: the member's last assignment."""
+    return _StickyUserData(previous_assignment=_to_topics(owned), generation=generation).encode(1)
 
 
 def decode_sticky_user_data(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
-    """(owned, generation); version 0 had no generation, and what cannot be read counts as nothing owned, as in Java."""
+    """(owned, generation). Version 0 has no generation.
+
+    Unreadable data counts as no ownership, as in Java.
+    """
     for version in (1, 0):
         try:
             message, _ = _StickyUserData.read(data or b"", 0, version)
         except MalformedMessage:
             continue
-        return _flat(message.previous_assignment), message.generation
+        return _to_partitions(message.previous_assignment), message.generation
     return (), UNKNOWN_GENERATION

@@ -1,9 +1,10 @@
-"""The sticky assignors: as balanced as the subscriptions allow, and moving as little as that needs.
+"""The sticky assignors: the best balance that the subscriptions allow, with few moves.
 
-Three steps: members keep what they own, what nobody holds goes to the least loaded subscriber, and where that left an
-imbalance, partitions are shifted along the shortest chain of members that ends two lighter than it starts. No such
-chain is left at the end, which for unit loads means that the balance is optimal (the semi-matching argument), where a
-heuristic of single moves can stop short. Pure. Stands in for Java's `StickyAssignor` and `CooperativeStickyAssignor`,
+Three steps. Members keep the partitions that they own. A free partition goes to its least loaded
+subscriber. While an imbalance remains, partitions shift along the shortest chain of members whose
+last member has at least two partitions fewer than the first. No such chain exists at the end. For
+unit loads this means an optimal balance (the semi-matching argument), where a heuristic of single
+moves can stop early. Pure. Compatible with Java's `StickyAssignor` and `CooperativeStickyAssignor`,
 whose user data and owned partitions it reads and writes.
 """
 
@@ -23,11 +24,11 @@ from tidelog.client.assignment.protocol import (
 from tidelog.client.model import TopicPartition
 
 Ownership = Mapping[str, tuple[Sequence[TopicPartition], int]]
-"""Member -> (partitions it held, generation in which it held them)."""
+"""Member -> (its partitions, the generation in which it owned them)."""
 
 
 class StickyAssignor:
-    """Eager: members give up all before a rebalance, and mostly get the same back."""
+    """Eager: members revoke all partitions before a rebalance, and mostly get them again."""
 
     name = "sticky"
     cooperative = False
@@ -37,28 +38,29 @@ class StickyAssignor:
 
     def assign(self, partition_counts: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> Assignment:
         ownership = {name: decode_sticky_user_data(member.user_data) for name, member in members.items()}
-        return _Board(partition_counts, members, ownership).assign()
+        return _AssignmentBuilder(partition_counts, members, ownership).assign()
 
 
 class CooperativeStickyAssignor:
-    """Cooperative (KIP-429): a partition that must move is withheld from all, and given in the rebalance after."""
+    """Cooperative (KIP-429): a partition that must move stays free until the next rebalance."""
 
     name = "cooperative-sticky"
     cooperative = True
 
     def user_data(self, owned: Sequence[TopicPartition], generation: int) -> bytes | None:
-        # Java writes the generation alone, for leaders that read no version 2 subscription.
+        # As Java, only the generation: for leaders that cannot read a version 2 subscription.
         return generation.to_bytes(4, "big", signed=True)
 
     def assign(self, partition_counts: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> Assignment:
         ownership = {name: (member.owned, _generation_of(member)) for name, member in members.items()}
-        assignment = _Board(partition_counts, members, ownership).assign()
+        assignment = _AssignmentBuilder(partition_counts, members, ownership).assign()
         holders: dict[TopicPartition, set[str]] = {}
         for name, member in members.items():
             for partition in member.owned:
                 holders.setdefault(partition, set()).add(name)
         for name, partitions in assignment.items():
-            # Not the claim of a member that fell out and came back: its successor holds the partition already.
+            # A partition with another owner is withheld. The stale claim of a member that left and
+            # returned does not withhold it, because the new owner is among the holders.
             partitions[:] = [partition for partition in partitions if name in holders.get(partition, (name,))]
         return assignment
 
@@ -69,8 +71,8 @@ def _generation_of(member: MemberSubscription) -> int:
     return int.from_bytes(member.user_data[:4], "big", signed=True)
 
 
-class _Board:
-    """One assignment in the making: which member holds what, and who else could."""
+class _AssignmentBuilder:
+    """Builds one assignment from the current owners and the subscribers of each topic."""
 
     def __init__(
         self,
@@ -84,35 +86,39 @@ class _Board:
             for topic in dict.fromkeys(members[name].topics):
                 if topic in partition_counts:
                     self._subscribers.setdefault(topic, []).append(name)
-        # The topics with the fewest takers first: while everybody else is still free to even things out.
+        # Topics with the fewest subscribers first: later topics have more members to balance the
+        # load.
         self._topics = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
         self._partition_counts = partition_counts
         self._ownership = ownership
         self._holder: dict[TopicPartition, str] = {}
-        self._held: dict[str, dict[str, set[int]]] = {name: {} for name in self._rank}
+        self._topic_partitions_of: dict[str, dict[str, set[int]]] = {name: {} for name in self._rank}
         self._load = dict.fromkeys(self._rank, 0)
 
     def assign(self) -> Assignment:
         self._keep_owned()
         for topic in self._topics:
             for partition in range(self._partition_counts[topic]):
-                wanted = TopicPartition(topic, partition)
-                if wanted not in self._holder:
-                    self._give(wanted, min(self._subscribers[topic], key=self._load_and_rank))
+                candidate = TopicPartition(topic, partition)
+                if candidate not in self._holder:
+                    self._assign_partition(candidate, min(self._subscribers[topic], key=self._load_and_rank))
         while self._shift_once():
             pass
         assignment: Assignment = {name: [] for name in self._rank}
         for topic in sorted(self._topics):
             for partition in range(self._partition_counts[topic]):
-                held = TopicPartition(topic, partition)
-                assignment[self._holder[held]].append(held)
+                assigned = TopicPartition(topic, partition)
+                assignment[self._holder[assigned]].append(assigned)
         return assignment
 
     def _load_and_rank(self, name: str) -> tuple[int, int]:
         return self._load[name], self._rank[name]
 
     def _keep_owned(self) -> None:
-        """The claim of the newest generation counts; two of the same generation are both void, as in Java."""
+        """Keep claims of the newest generation.
+
+        Two claims of one generation are both void, as in Java.
+        """
         claims: dict[TopicPartition, tuple[int, str | None]] = {}
         for name in self._rank:
             partitions, generation = self._ownership[name]
@@ -126,66 +132,71 @@ class _Board:
         for partition, (_, holder) in claims.items():
             exists = 0 <= partition.partition < self._partition_counts.get(partition.topic, 0)
             if holder is not None and exists and holder in subscribed.get(partition.topic, ()):
-                self._give(partition, holder)
+                self._assign_partition(partition, holder)
 
-    def _give(self, partition: TopicPartition, name: str) -> None:
+    def _assign_partition(self, partition: TopicPartition, name: str) -> None:
         self._holder[partition] = name
-        self._held[name].setdefault(partition.topic, set()).add(partition.partition)
+        self._topic_partitions_of[name].setdefault(partition.topic, set()).add(partition.partition)
         self._load[name] += 1
 
-    def _take(self, partition: TopicPartition) -> None:
+    def _release_partition(self, partition: TopicPartition) -> None:
         name = self._holder.pop(partition)
-        numbers = self._held[name][partition.topic]
+        numbers = self._topic_partitions_of[name][partition.topic]
         numbers.discard(partition.partition)
         if not numbers:
-            del self._held[name][partition.topic]
+            del self._topic_partitions_of[name][partition.topic]
         self._load[name] -= 1
 
     def _shift_once(self) -> bool:
-        """Shift partitions along one chain, from a heavy member to one two or more lighter; False if there is none."""
+        """Shift partitions along one chain to a member lighter by two or more; False without such a
+        chain.
+        """
         for heavy in sorted(self._rank, key=lambda name: (-self._load[name], self._rank[name])):
-            chain = self._chain_from(heavy)
+            chain = self._find_chain(heavy)
             if chain:
-                # Decided on the state before the first move: each link hands on a partition of its own.
-                moves = [(self._pick(giver, topic, taker), taker) for giver, topic, taker in chain]
+                # All moves are chosen before the first one: each member passes on a partition that
+                # it owned.
+                moves = [(self._choose_partition(giver, topic, taker), taker) for giver, topic, taker in chain]
                 for partition, taker in moves:
-                    self._take(partition)
-                    self._give(partition, taker)
+                    self._release_partition(partition)
+                    self._assign_partition(partition, taker)
                 return True
         return False
 
-    def _pick(self, giver: str, topic: str, taker: str) -> TopicPartition:
-        """One partition of `topic` to hand over, first one that the taker held before."""
-        formerly = {number for name, number in self._ownership[taker][0] if name == topic}
-        held = self._held[giver][topic]
-        return TopicPartition(topic, max(held & formerly or held))
+    def _choose_partition(self, giver: str, topic: str, taker: str) -> TopicPartition:
+        """One partition of `topic` to pass on, preferably one that the taker owned before."""
+        previous_numbers = {number for name, number in self._ownership[taker][0] if name == topic}
+        held = self._topic_partitions_of[giver][topic]
+        return TopicPartition(topic, max(held & previous_numbers or held))
 
-    def _chain_from(self, heavy: str) -> list[tuple[str, str, str]]:
-        """The shortest chain of (giver, topic, taker) to the lightest member at least two below `heavy`, or []."""
+    def _find_chain(self, heavy: str) -> list[tuple[str, str, str]]:
+        """The shortest chain of (giver, topic, taker) to the lightest member two or more below
+        `heavy`, or [].
+        """
         limit = self._load[heavy] - 2
-        reached: dict[str, tuple[str, str]] = {heavy: ("", "")}
-        row = deque([heavy])
-        while row:
-            ends: list[str] = []
-            for _ in range(len(row)):
-                giver = row.popleft()
-                for topic in sorted(self._held[giver]):
+        previous_links: dict[str, tuple[str, str]] = {heavy: ("", "")}
+        queue = deque([heavy])
+        while queue:
+            lighter_members: list[str] = []
+            for _ in range(len(queue)):
+                giver = queue.popleft()
+                for topic in sorted(self._topic_partitions_of[giver]):
                     for taker in self._subscribers[topic]:
-                        if taker not in reached:
-                            reached[taker] = (giver, topic)
-                            row.append(taker)
+                        if taker not in previous_links:
+                            previous_links[taker] = (giver, topic)
+                            queue.append(taker)
                             if self._load[taker] <= limit:
-                                ends.append(taker)
-            if ends:
-                return self._walk_back(reached, min(ends, key=self._load_and_rank))
+                                lighter_members.append(taker)
+            if lighter_members:
+                return self._walk_back(previous_links, min(lighter_members, key=self._load_and_rank))
         return []
 
     @staticmethod
-    def _walk_back(reached: Mapping[str, tuple[str, str]], end: str) -> list[tuple[str, str, str]]:
+    def _walk_back(previous_links: Mapping[str, tuple[str, str]], end: str) -> list[tuple[str, str, str]]:
         chain: list[tuple[str, str, str]] = []
-        giver, topic = reached[end]
+        giver, topic = previous_links[end]
         while giver:
             chain.append((giver, topic, end))
             end = giver
-            giver, topic = reached[end]
+            giver, topic = previous_links[end]
         return chain[::-1]

@@ -1,5 +1,4 @@
-"""A member of a classic consumer group: joins, assigns partitions as the leader, heartbeats,
-leaves.
+"""A member of a classic consumer group: joins, assigns as the leader, heartbeats, leaves.
 
 Here: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and the meaning of their errors. Not here: the
 effect of an assignment on the consumer, and the user's listeners (`rebalance`). Invariants:

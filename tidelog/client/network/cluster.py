@@ -1,5 +1,4 @@
-"""A client's view of the cluster: connections by node, current metadata, requests to the right
-nodes.
+"""A client's view of the cluster: connections by node, current metadata, requests to nodes.
 
 Here: bootstrap, reconnects with backoff, metadata refreshes, lookup of leaders and coordinators.
 Not here: the content of the requests. Invariants: at most one connection and one connection attempt

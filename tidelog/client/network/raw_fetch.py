@@ -1,5 +1,4 @@
-"""Reads whole record batches of one partition between two offsets, as bytes, for callers that
-decode them.
+"""Reads whole record batches of one partition between two offsets, as bytes.
 
     async for chunk in fetch_raw(cluster, TopicPartition("flights", 0), 0, 50_000):
         for columns in decode_columns(chunk.data, ..., first_offset=chunk.first_offset, end_offset=50_000, ...): ...
@@ -8,7 +7,7 @@ decode them.
 batch holds `first_offset`; no batch starts at or after the end. The caller skips records before
 `first_offset` and from the end on. For read_committed it also skips the batches that
 `records.iter_data_batches` leaves out with `aborted`. One request is in flight while the caller
-reads the last response. `sync.RawReader` is the blocking twin.
+reads the last response. `sync.RawReader` is the blocking version.
 
 Invariant: every batch is checked before its header decides where the read continues. A damaged
 batch is fetched again, from the new leader when the leader has moved. It is never skipped: the read

@@ -1,5 +1,4 @@
-"""Timestamps of the records at given offsets: fetches the first batch at each offset and decodes
-it.
+"""Timestamps of the records at given offsets, from the first batch at each offset.
 
 Used for a group's lag in seconds; Kafka has no request for it. Stateless. Invariant: every round
 settles at least one partition of each leader, or ends with that leader's error, so the rounds end.

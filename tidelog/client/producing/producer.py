@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from tidelog.client.assignment.partitioner import (
     CustomPartitioner,
-    RoundRobinSpread,
-    Spread,
-    StickySpread,
+    RoundRobinPartitioner,
+    StickyPartitioner,
+    UnkeyedPartitioner,
     positive_hash,
 )
 from tidelog.client.config import ProducerConfig
@@ -40,13 +40,15 @@ _MAX_TIMESTAMP_MS = 2**62
 class _Route:
     """The partition queues of one topic. Replaced when its metadata changes."""
 
-    __slots__ = ("count", "queues", "spread", "topic")
+    __slots__ = ("count", "queues", "topic", "unkeyed_partitioner")
 
-    def __init__(self, topic: TopicMetadata, queues: list[PartitionQueue[Ticket]], spread: Spread) -> None:
+    def __init__(
+        self, topic: TopicMetadata, queues: list[PartitionQueue[Ticket]], unkeyed_partitioner: UnkeyedPartitioner
+    ) -> None:
         self.topic = topic
         self.count = len(queues)
         self.queues = queues
-        self.spread = spread
+        self.unkeyed_partitioner = unkeyed_partitioner
 
 
 class Producer:
@@ -208,8 +210,10 @@ class Producer:
             elif self._custom_partitioner is not None:
                 partition = self._choose_custom_partition(self._custom_partitioner, route, key, value)
             else:
-                partition = route.spread.choose(route.topic.available_partitions)
-                route.spread.sent((0 if value is None else len(value)) + (0 if key is None else len(key)) + 16)
+                partition = route.unkeyed_partitioner.choose(route.topic.available_partitions)
+                route.unkeyed_partitioner.record_sent(
+                    (0 if value is None else len(value)) + (0 if key is None else len(key)) + 16
+                )
         accumulator = self._accumulator
         loop = asyncio.get_running_loop()
         if ticket is None:
@@ -349,14 +353,14 @@ class Producer:
             self._accumulator.queue(TopicPartition(topic.name, number)) for number in range(len(topic.partitions))
         ]
         old_route = self._routes.get(topic.name)
-        spread = self._new_spread() if old_route is None else old_route.spread
-        route = self._routes[topic.name] = _Route(topic, queues, spread)
+        unkeyed_partitioner = self._new_unkeyed_partitioner() if old_route is None else old_route.unkeyed_partitioner
+        route = self._routes[topic.name] = _Route(topic, queues, unkeyed_partitioner)
         return route
 
-    def _new_spread(self) -> Spread:
+    def _new_unkeyed_partitioner(self) -> UnkeyedPartitioner:
         if self._config.partitioner == "round_robin":
-            return RoundRobinSpread()
-        return StickySpread(self._rng, self._config.batch_size)
+            return RoundRobinPartitioner()
+        return StickyPartitioner(self._rng, self._config.batch_size)
 
     def _on_metadata(self) -> None:
         """Update the routes.

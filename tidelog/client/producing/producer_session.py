@@ -1,5 +1,4 @@
-"""Idempotence: the producer id, epoch and sequence of each batch, and the meaning of a broker's
-errors.
+"""Idempotence: producer id, epoch and sequence of each batch, and the meaning of errors.
 
 Pure. The rules are KIP-98 and KIP-360 as in Java's `TransactionManager` for a producer without
 transactions. Invariants: a batch keeps its (producer id, epoch, sequence) as long as it may be in

@@ -1,4 +1,4 @@
-"""The blocking twins of the clients: the same clients on an event loop in a thread.
+"""Blocking versions of the clients: the asynchronous clients on an event loop in a thread.
 
 The public names are imported on first use, as in `tidelog.client`.
 """

@@ -1,4 +1,4 @@
-"""The blocking twin of the admin client: every call is the asynchronous one, waited for; see `sync`."""
+"""The blocking admin client: every call runs the asynchronous call and waits for it; see `sync`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tidelog.client.model import (
     TopicDescription,
     TopicPartition,
 )
-from tidelog.client.sync.loop_thread import Twin
+from tidelog.client.sync.loop_thread import BlockingClient
 from tidelog.protocol.errors import KafkaError
 
 
-class Admin(Twin):
+class Admin(BlockingClient):
     """`tidelog.Admin`, blocking."""
 
     def __init__(self, **options: Any) -> None:
@@ -39,13 +39,13 @@ class Admin(Twin):
         self._run(self._admin.start)
 
     def close(self) -> None:
-        self._end(self._admin.close)
+        self._close_with(self._admin.close)
 
-    def create_topics(self, topics: Iterable[NewTopic], **how: Any) -> dict[str, bytes]:
-        return self._run(lambda: self._admin.create_topics(topics, **how))
+    def create_topics(self, topics: Iterable[NewTopic], **options: Any) -> dict[str, bytes]:
+        return self._run(lambda: self._admin.create_topics(topics, **options))
 
-    def delete_topics(self, names: Iterable[str], **how: Any) -> None:
-        self._run(lambda: self._admin.delete_topics(names, **how))
+    def delete_topics(self, names: Iterable[str], **options: Any) -> None:
+        self._run(lambda: self._admin.delete_topics(names, **options))
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         return self._run(lambda: self._admin.list_topics(include_internal=include_internal))
@@ -59,13 +59,13 @@ class Admin(Twin):
     def unregister_broker(self, broker_id: int) -> None:
         self._run(lambda: self._admin.unregister_broker(broker_id))
 
-    def create_partitions(self, counts: Mapping[str, int], **how: Any) -> None:
-        self._run(lambda: self._admin.create_partitions(counts, **how))
+    def create_partitions(self, counts: Mapping[str, int], **options: Any) -> None:
+        self._run(lambda: self._admin.create_partitions(counts, **options))
 
     def elect_leaders(
-        self, partitions: Iterable[TopicPartition] | None = None, **how: Any
+        self, partitions: Iterable[TopicPartition] | None = None, **options: Any
     ) -> dict[TopicPartition, KafkaError | None]:
-        return self._run(lambda: self._admin.elect_leaders(partitions, **how))
+        return self._run(lambda: self._admin.elect_leaders(partitions, **options))
 
     def describe_log_dirs(
         self, broker_ids: Iterable[int], topics: Iterable[str] | None = None
@@ -75,8 +75,8 @@ class Admin(Twin):
     def describe_versions(self, broker_id: int | None = None) -> BrokerVersions:
         return self._run(lambda: self._admin.describe_versions(broker_id))
 
-    def update_features(self, levels: Mapping[str, int], **how: Any) -> None:
-        self._run(lambda: self._admin.update_features(levels, **how))
+    def update_features(self, levels: Mapping[str, int], **options: Any) -> None:
+        self._run(lambda: self._admin.update_features(levels, **options))
 
     def describe_producers(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerState]]:
         return self._run(lambda: self._admin.describe_producers(partitions))
@@ -88,17 +88,17 @@ class Admin(Twin):
         return self._run(lambda: self._admin.alter_replica_log_dirs(paths))
 
     def alter_partition_reassignments(
-        self, targets: Mapping[TopicPartition, Sequence[int] | None], **how: Any
+        self, targets: Mapping[TopicPartition, Sequence[int] | None], **options: Any
     ) -> dict[TopicPartition, KafkaError | None]:
-        return self._run(lambda: self._admin.alter_partition_reassignments(targets, **how))
+        return self._run(lambda: self._admin.alter_partition_reassignments(targets, **options))
 
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
         return self._run(lambda: self._admin.list_partition_reassignments(partitions))
 
-    def incremental_alter_configs(self, **what: Any) -> None:
-        self._run(lambda: self._admin.incremental_alter_configs(**what))
+    def incremental_alter_configs(self, **options: Any) -> None:
+        self._run(lambda: self._admin.incremental_alter_configs(**options))
 
     def describe_quorum(self) -> QuorumDescription:
         return self._run(self._admin.describe_quorum)
@@ -113,15 +113,15 @@ class Admin(Twin):
         return self._run(lambda: self._admin.list_config_resources(types))
 
     def describe_config_resources(
-        self, resources: Iterable[ConfigResource], **how: Any
+        self, resources: Iterable[ConfigResource], **options: Any
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
-        return self._run(lambda: self._admin.describe_config_resources(resources, **how))
+        return self._run(lambda: self._admin.describe_config_resources(resources, **options))
 
-    def alter_config_resources(self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], **how: Any) -> None:
-        self._run(lambda: self._admin.alter_config_resources(changes, **how))
+    def alter_config_resources(self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], **options: Any) -> None:
+        self._run(lambda: self._admin.alter_config_resources(changes, **options))
 
-    def describe_configs(self, **what: Any) -> dict[str | int, dict[str, ConfigEntry]]:
-        return self._run(lambda: self._admin.describe_configs(**what))
+    def describe_configs(self, **options: Any) -> dict[str | int, dict[str, ConfigEntry]]:
+        return self._run(lambda: self._admin.describe_configs(**options))
 
     def list_offsets(
         self, partitions: Mapping[TopicPartition, int | str], *, isolation_level: str = "read_uncommitted"
@@ -131,8 +131,8 @@ class Admin(Twin):
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         return self._run(lambda: self._admin.delete_records(offsets))
 
-    def list_groups(self, **which: Any) -> list[GroupListing]:
-        return self._run(lambda: self._admin.list_groups(**which))
+    def list_groups(self, **filters: Any) -> list[GroupListing]:
+        return self._run(lambda: self._admin.list_groups(**filters))
 
     def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
         return self._run(lambda: self._admin.describe_groups(group_ids))
@@ -141,14 +141,14 @@ class Admin(Twin):
         return self._run(lambda: self._admin.delete_groups(group_ids))
 
     def remove_group_members(
-        self, group_id: str, instance_ids: Iterable[str] | None = None, **how: Any
+        self, group_id: str, instance_ids: Iterable[str] | None = None, **options: Any
     ) -> dict[str, KafkaError | None]:
-        return self._run(lambda: self._admin.remove_group_members(group_id, instance_ids, **how))
+        return self._run(lambda: self._admin.remove_group_members(group_id, instance_ids, **options))
 
     def list_group_offsets(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None = None, **how: Any
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None, **options: Any
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        return self._run(lambda: self._admin.list_group_offsets(group_id, partitions, **how))
+        return self._run(lambda: self._admin.list_group_offsets(group_id, partitions, **options))
 
     def list_consumer_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None

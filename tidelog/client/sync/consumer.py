@@ -1,8 +1,9 @@
-"""The blocking twins of producer, consumer and admin, and a blocking raw reader, each on an event loop in a thread.
+"""The blocking consumer and a blocking raw reader, each on an event loop in a thread.
 
-No second implementation: every call is one of the asynchronous client's, waited for. Two hot paths differ, so that a
-record does not cost a change of threads: records to send are queued and taken over in bulk (`sync_producer`), and
-iteration takes from what one poll brought. A consumer is for one thread at a time.
+There is no second implementation: every call runs the asynchronous call and waits for it. Two hot
+paths differ, so that a record does not cost a thread switch: the blocking producer queues records
+and the loop takes them in bulk (`sync.producer`); iteration takes records from the result of one
+poll. Only one thread at a time may use a consumer.
 """
 
 from __future__ import annotations
@@ -25,39 +26,42 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
 from tidelog.client.sync.admin import Admin
 from tidelog.client.sync.caller_thread import CallerThread
-from tidelog.client.sync.loop_thread import Twin
+from tidelog.client.sync.loop_thread import BlockingClient
 from tidelog.client.sync.producer import Producer
 
 __all__ = ["Admin", "Consumer", "Producer", "RawReader"]
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
 
-class _ListenerInCallersThread(RebalanceListener):
-    """Passes each call on to the thread that waits in `poll` or `close`."""
+class _CallerThreadListener(RebalanceListener):
+    """Runs each call of a listener in the thread that waits in `poll` or `close`."""
 
     def __init__(self, listener: RebalanceListener, caller: CallerThread) -> None:
         self._listener = listener
         self._caller = caller
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        await self._pass_on(self._listener.on_partitions_revoked, revoked)
+        await self._run_in_caller_thread(self._listener.on_partitions_revoked, revoked)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        await self._pass_on(self._listener.on_partitions_assigned, assigned)
+        await self._run_in_caller_thread(self._listener.on_partitions_assigned, assigned)
 
     async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        await self._pass_on(self._listener.on_partitions_lost, lost)
+        await self._run_in_caller_thread(self._listener.on_partitions_lost, lost)
 
-    async def _pass_on(self, method: Callable[..., Any], partitions: Collection[TopicPartition]) -> None:
-        outcome = await self._caller.run(method, partitions)
-        if outcome is not None:
-            await outcome
+    async def _run_in_caller_thread(self, method: Callable[..., Any], partitions: Collection[TopicPartition]) -> None:
+        awaitable = await self._caller.run(method, partitions)
+        if awaitable is not None:
+            await awaitable
 
 
-class Consumer(Twin):
-    """`tidelog.Consumer`, blocking. A listener runs in the thread that called `poll`, `close` or `unsubscribe`, and may
-    seek and commit; one whose methods are `async def` runs on the loop's thread, where it must not call this object.
+class Consumer(BlockingClient):
+    """The blocking version of `tidelog.Consumer`.
+
+    A listener runs in the thread that called `poll`, `close` or `unsubscribe`, and may seek and
+    commit. A listener with `async def` methods runs on the loop's thread, where it must not call
+    this object.
     """
 
     def __init__(self, *topics: str, **options: Any) -> None:
@@ -66,19 +70,20 @@ class Consumer(Twin):
         self._records: deque[ConsumerRecord] = deque()
         self._caller = CallerThread()
 
-    def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-        if self._caller.in_callback:
+    def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        if self._caller.is_in_callback:
             raise RuntimeError(f"{name}() cannot be called in a rebalance listener")
         return self._run(call, self._caller.wait)
 
     def start(self) -> None:
-        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
+        """Connect to the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
         self._run(self._consumer.start)
 
     def close(self, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
-        """Commit if that is automatic, leave the group, disconnect. An iteration in another thread ends.
+        """Commit when auto commit is on, leave the group, disconnect. Ends an iteration in another
+        thread.
 
-        Brokers that do not answer are waited for `timeout_ms` in all.
+        Waits at most `timeout_ms` in total for brokers that do not answer.
         """
         try:
             if not self._closed and self._thread is not None:
@@ -86,18 +91,18 @@ class Consumer(Twin):
         except RuntimeError:
             if not self._closed:
                 raise
-            # Another thread has closed it meanwhile.
+            # Another thread has closed the consumer meanwhile.
         finally:
-            if not self._caller.in_callback:
-                self._end(self._consumer.close)
+            if not self._caller.is_in_callback:
+                self._close_with(self._consumer.close)
 
     def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
     ) -> None:
-        here = None if listener is None else _ListenerInCallersThread(listener, self._caller)
+        caller_listener = None if listener is None else _CallerThreadListener(listener, self._caller)
 
         async def call() -> None:
-            self._consumer.subscribe(topics, pattern=pattern, listener=here)
+            self._consumer.subscribe(topics, pattern=pattern, listener=caller_listener)
 
         self._run(call)
 
@@ -125,7 +130,10 @@ class Consumer(Twin):
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """The next record, however long it takes; the iteration ends when another thread closes the consumer."""
+        """Wait for the next record without a time limit.
+
+        `close` in another thread ends the iteration.
+        """
         if not self._records:
             self._refill()
         self._consumer.application_alive()
@@ -195,8 +203,8 @@ class Consumer(Twin):
         return self._run(self._consumer.topics)
 
 
-class RawReader(Twin):
-    """Whole record batches as bytes, for readers that decode by themselves; see `raw_fetch`."""
+class RawReader(BlockingClient):
+    """Reads whole record batches as bytes, for callers that decode them; see `raw_fetch`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -204,10 +212,10 @@ class RawReader(Twin):
         self._cluster: Cluster | None = None
 
     def start(self) -> None:
-        """Reach the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
-        self._run(self._reach)
+        """Connect to the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
+        self._run(self._connected_cluster)
 
-    async def _reach(self) -> Cluster:
+    async def _connected_cluster(self) -> Cluster:
         if self._cluster is None:
             cluster = Cluster(self._config)
             try:
@@ -228,11 +236,14 @@ class RawReader(Twin):
         isolation_level: str = "read_uncommitted",
         stall_timeout_ms: float = 60_000,
     ) -> Iterator[RawBatches]:
-        """The batches that hold [start_offset, end_offset); the next chunk is on its way while this one is read."""
+        """Yield the batches that hold [start_offset, end_offset).
 
-        async def begin() -> AsyncIterator[RawBatches]:
+        The next chunk is fetched while this one is read.
+        """
+
+        async def start_fetch() -> AsyncIterator[RawBatches]:
             return fetch_raw(
-                await self._reach(),
+                await self._connected_cluster(),
                 TopicPartition(*partition),
                 start_offset,
                 end_offset,
@@ -241,12 +252,12 @@ class RawReader(Twin):
                 stall_timeout_ms=stall_timeout_ms,
             )
 
-        chunks = self._run(begin)
+        chunks = self._run(start_fetch)
 
         async def advance() -> RawBatches | None:
             return await anext(chunks, None)
 
-        async def end() -> None:
+        async def close() -> None:
             await chunks.aclose()  # type: ignore[attr-defined]
 
         try:
@@ -254,11 +265,11 @@ class RawReader(Twin):
                 yield chunk
         finally:
             if not self._closed:
-                self._run(end)
+                self._run(close)
 
     def close(self) -> None:
-        async def end() -> None:
+        async def close() -> None:
             if self._cluster is not None:
                 await self._cluster.close()
 
-        self._end(end)
+        self._close_with(close)

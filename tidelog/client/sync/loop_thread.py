@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, and what the blocking clients of `sync` share.
+"""An event loop in a separate thread, and the base class of the blocking clients of `sync`.
 
-Invariant: a client's thread is made by `start` or the first call and ended by `close`. None of it survives a fork: make
-clients in the process that uses them.
+Invariant: `start` or the first call creates a client's thread, and `close` ends it. A client does
+not survive a fork: create it in the process that uses it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
-_PATIENCE_S = 5
+_CANCEL_TIMEOUT_S = 5
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -26,12 +26,12 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _cancel_the_rest() -> None:
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
+async def _cancel_other_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    if rest:
-        await asyncio.wait(rest, timeout=_PATIENCE_S)
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
 
 class LoopThread:
@@ -52,9 +52,12 @@ class LoopThread:
             self.loop.close()
 
     def run(
-        self, call: Coroutine[Any, Any, Outcome], wait: Callable[[Future[Outcome]], Outcome] = Future.result
-    ) -> Outcome:
-        """Run it in the thread and wait; an interrupt here cancels it there. RuntimeError if `stop` comes meanwhile."""
+        self, call: Coroutine[Any, Any, Result], wait: Callable[[Future[Result]], Result] = Future.result
+    ) -> Result:
+        """Run the coroutine in the thread and wait. An interrupt of the caller cancels it.
+
+        Raises RuntimeError when `stop` is called meanwhile.
+        """
         with self._lock:
             if self._is_ending:
                 call.close()
@@ -70,23 +73,24 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread, as callbacks do."""
+        """Whether the caller runs in this thread, as callbacks of the loop do."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """End the thread. Calls of other threads that still wait for something are woken with their RuntimeError."""
+        """End the thread. Waiting calls of other threads raise RuntimeError."""
         with self._lock:
             self._is_ending = True
-        # Calls that were let in before have their tasks by now; a later one would wait for a loop that does not run.
+        # Earlier calls have their tasks by now. A later call would wait for a loop that does not
+        # run.
         try:
-            asyncio.run_coroutine_threadsafe(_cancel_the_rest(), self.loop).result()
+            asyncio.run_coroutine_threadsafe(_cancel_other_tasks(), self.loop).result()
         finally:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
 
 
-class Twin:
-    """What the twins share: the thread, and `with`."""
+class BlockingClient:
+    """The base of the blocking clients: the thread and the `with` statement."""
 
     def __init__(self) -> None:
         self._thread: LoopThread | None = None
@@ -95,10 +99,10 @@ class Twin:
 
     def _run(
         self,
-        call: Callable[[], Coroutine[Any, Any, Outcome]],
-        wait: Callable[[Future[Outcome]], Outcome] = Future.result,
-    ) -> Outcome:
-        self._refuse_on_loop()
+        call: Callable[[], Coroutine[Any, Any, Result]],
+        wait: Callable[[Future[Result]], Result] = Future.result,
+    ) -> Result:
+        self._check_not_on_loop()
         with self._thread_lock:
             if self._closed:
                 raise RuntimeError("this client is closed")
@@ -107,17 +111,19 @@ class Twin:
             thread = self._thread
         return thread.run(call(), wait)
 
-    def _on_loop(self) -> bool:
+    def _is_on_loop(self) -> bool:
         thread = self._thread
         return thread is not None and thread.is_current
 
-    def _refuse_on_loop(self) -> None:
-        """RuntimeError in a callback: it runs on the client's own thread, and to wait there is to wait for ever."""
-        if self._on_loop():
+    def _check_not_on_loop(self) -> None:
+        """Raise RuntimeError in a callback: it runs on the client's own thread, where a wait would
+        never end.
+        """
+        if self._is_on_loop():
             raise RuntimeError("a callback of this client cannot wait for it; send from it, or wait in another thread")
 
-    def _end(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._refuse_on_loop()
+    def _close_with(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._check_not_on_loop()
         with self._thread_lock:
             if self._closed:
                 return
@@ -139,7 +145,7 @@ class Twin:
         try:
             self.start()
         except BaseException:
-            self.close()  # `with` ends here, and so must the thread
+            self.close()  # `__exit__` does not run after this, so the thread must end here
             raise
         return self
 

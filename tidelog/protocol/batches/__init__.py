@@ -1,1 +1,1 @@
-"""Record batches: built, read, checked and compressed. Pure."""
+"""Record batches: build, read, check, compress. Pure."""

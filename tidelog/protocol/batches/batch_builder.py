@@ -1,7 +1,8 @@
-"""Record batches being built: records in, one finished batch out, header and CRC included.
+"""Builds record batches: records in, one complete batch out, header and CRC included.
 
-Reading them is `records.py`'s, sending and retrying the client's. Invariant: what `append` took is in the batch that
-`build` returns, and that batch is no larger than the limit unless its first record alone is.
+`records.py` reads batches; the client sends them. Invariant: every record that `append` accepted is
+in the batch that `build` returns. That batch is within the size limit, unless its first record
+alone is larger.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ def _encode_headers(headers: Headers) -> bytes:
 
 
 class BatchBuilder:
-    """One growing batch: `append` until it says no, then `build`.
+    """One open batch: call `append` until it returns False, then `build`.
 
-    The size limit counts the batch uncompressed, header included; the first record is always taken, however large, so
-    that a single big record can travel (Java's hasRoomFor). One thread at a time.
+    The size limit counts the uncompressed batch, header included. The first record is always
+    accepted, so that a single large record can be sent (Java's hasRoomFor). Not thread-safe.
     """
 
     __slots__ = (
@@ -103,7 +104,7 @@ class BatchBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """Of the batch as it stands, uncompressed, header included."""
+        """The present size of the batch, uncompressed, header included."""
         return len(self._buffer)
 
     @property
@@ -111,7 +112,7 @@ class BatchBuilder:
         return self._max_timestamp
 
     def append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> bool:
-        """Add a record; False, and nothing changed, when the batch has no room for it."""
+        """Add a record. Returns False, and changes nothing, when the record does not fit."""
         count = self.record_count
         if count:
             delta = timestamp - self._base_timestamp
@@ -151,10 +152,11 @@ class BatchBuilder:
         producer_epoch: int = NO_PRODUCER_EPOCH,
         base_sequence: int = NO_SEQUENCE,
     ) -> bytearray:
-        """The finished batch, header and CRC included.
+        """The complete batch, header and CRC included.
 
-        May be called again, say with another sequence; uncompressed batches then reuse the same bytearray, so the one
-        returned before changes too. Records cannot be added while a view of it is held.
+        It may be called again, for example with another sequence. An uncompressed batch then reuses
+        the same bytearray, so the earlier result changes too. No record can be added while a view
+        of it exists.
         """
         count = self.record_count
         if self.compression == codecs.NONE:
@@ -205,9 +207,11 @@ def encode_batch(
     transactional: bool = False,
     control: bool = False,
 ) -> bytearray:
-    """One batch of `records`, at offsets from `base_offset` on without gaps, header and CRC included.
+    """One batch of `records`, at consecutive offsets from `base_offset` on, header and CRC
+    included.
 
-    With timestamp type LogAppendTime the batch's time is the greatest timestamp given. At least one record.
+    Requires at least one record. With timestamp type LogAppendTime the batch's time is the largest
+    timestamp.
     """
     builder = BatchBuilder(
         _UNLIMITED,

@@ -1,12 +1,13 @@
-"""Record batches as Arrow columns, without a Python object per record.
+"""Decodes record batches to Arrow columns, without a Python object per record.
 
-In go whole batches as they came from a Fetch; out come `pyarrow.RecordBatch`es with the columns of Spark's Kafka
-source, in the order asked for. The loops are in `columnar_kernel.py` (numba); where numba is missing the records go
-through `records.decode_section`, and the columns are the same. pyarrow, numpy and numba are imported on first use.
-Nothing here knows Spark or the network.
+The input is whole batches of a Fetch; the output is `pyarrow.RecordBatch`es with the columns of
+Spark's Kafka source, in the requested order. The loops are in `columnar_kernel.py` (numba). Without
+numba the records go through `records.decode_section`, and the columns are the same. pyarrow, numpy
+and numba are imported on first use. Nothing here depends on Spark or the network.
 
-Memory is bounded whatever the batches claim: one batch decompresses to at most `max_batch_bytes`, and at most
-PIECE_BYTES and PIECE_ROWS of records become columns at a time. How well a whole chunk compresses does not matter.
+Invariant: memory is bounded for any claims of the batches. One batch decompresses to at most
+`max_batch_bytes`. At most PIECE_BYTES and PIECE_ROWS of records become columns at a time. The
+compression ratio of a whole chunk does not matter.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
-"""Of decompressed records that become columns at once; a chunk of a Fetch that is not compressed is less."""
+"""Decompressed records that become columns at once. An uncompressed chunk of a Fetch is smaller."""
 PIECE_ROWS: Final = 200_000
-"""What the kernel notes of a row takes 76 bytes."""
+"""The kernel's output takes 76 bytes a row."""
 
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
@@ -38,7 +39,7 @@ _MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
 
 @cache
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The Arrow schema of `columns` (a tuple), with the types that Spark takes for its Kafka source's schema."""
+    """The Arrow schema of `columns` (a tuple), with the types of Spark's Kafka source."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -66,12 +67,14 @@ def decode_columns(
     aborted: Iterable[tuple[int, int]] = (),
     max_batch_bytes: int = codecs.DEFAULT_MAX_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of concatenated `batches` with offsets in [first_offset, end_offset), one row each, in pieces.
+    """Yield the records of `batches` with offsets in [first_offset, end_offset), one row each, in
+    pieces.
 
-    Control batches, aborted transactions (`aborted`: producer id and first offset of each, from the fetch response) and
-    a torn last batch are left out. `key`, `value` and `headers` may be null. A piece may be empty. Raises KafkaError as
-    `decode_batch` does, also MESSAGE_TOO_LARGE when one batch decompresses to more than `max_batch_bytes`; the message
-    names the partition and the batch's offset. No CRC is looked at.
+    Omits control batches, aborted transactions (`aborted`: producer id and first offset of each,
+    from the fetch response) and an incomplete last batch. `key`, `value` and `headers` may be null.
+    A piece may be empty. Raises KafkaError as `decode_batch`, and MESSAGE_TOO_LARGE when one batch
+    decompresses to more than `max_batch_bytes`; the message names the partition and the batch's
+    offset. Ignores CRCs.
     """
     selected = [
         (position, header)
@@ -90,7 +93,7 @@ def decode_columns(
 
 
 def _in_batch(error: KafkaError, partition_name: str, header: BatchHeader) -> KafkaError:
-    """The same error, which also says which batch is meant."""
+    """The same error with the partition and the batch's offset in its message."""
     return KafkaError(error.code, f"{partition_name}: batch at offset {header.base_offset}: {error.message}")
 
 
@@ -104,7 +107,7 @@ def _has_numba() -> bool:
 
 
 class _Section(NamedTuple):
-    """Records that lie together in one batch: all of them, or some that follow each other."""
+    """Consecutive records of one batch: all of them or a part."""
 
     start: int
     end: int
@@ -130,10 +133,10 @@ def _assemble(columns: tuple[str, ...], makers: dict[str, Callable[[], Any]]) ->
 def _pieces(
     batches: Buffer, selected: list[tuple[int, BatchHeader]], partition_name: str, max_batch_bytes: int
 ) -> Iterator[tuple[Buffer, list[_Section]]]:
-    """What becomes columns at once: bytes, and the sections in them, of PIECE_ROWS and PIECE_BYTES at most in all.
+    """Yield pieces: bytes with their sections, of at most PIECE_ROWS and PIECE_BYTES in total.
 
-    A single record may be larger. Uncompressed batches stay where they are; others are decompressed one after another
-    into one buffer until a piece is full.
+    A single record may be larger. Uncompressed batches stay in place. Compressed batches are
+    decompressed into one buffer until a piece is full.
     """
     data = bytearray()
     sections: list[_Section] = []
@@ -178,21 +181,22 @@ def _check_section(section: _Section) -> None:
 
 
 def _parts(data: Buffer, section: _Section) -> Iterator[_Section]:
-    """A large section as several of at most PIECE_ROWS records and about PIECE_BYTES."""
+    """Split a large section into parts of at most PIECE_ROWS records and about PIECE_BYTES."""
     cut = _kernel_cut if _has_numba() else _cut
-    start, left = section.start, section.record_count
-    while left:
-        count, end = cut(data, start, section.end, min(left, PIECE_ROWS), PIECE_BYTES)
+    start, remaining = section.start, section.record_count
+    while remaining:
+        count, end = cut(data, start, section.end, min(remaining, PIECE_ROWS), PIECE_BYTES)
         if end < 0:
             raise KafkaError(ErrorCode.INVALID_RECORD, "malformed record")
-        left -= count
-        # The last part takes all that is left, so that bytes behind the last record are found.
-        yield _Section(start, end if left else section.end, count, section.header)
+        remaining -= count
+        # The last part extends to the section's end, so that bytes after the last record are
+        # detected.
+        yield _Section(start, end if remaining else section.end, count, section.header)
         start = end
 
 
 def _cut(data: Buffer, position: int, end: int, max_records: int, max_bytes: int) -> tuple[int, int]:
-    """How many records of a section lie within the bounds (at least one), and where they end; -1 when malformed."""
+    """The number of records within the bounds (at least one) and their end (-1: malformed)."""
     start = position
     count = 0
     while count < max_records:
@@ -220,7 +224,7 @@ def _as_array(data: Buffer) -> Any:
     import numpy as np
 
     array = np.frombuffer(data, np.uint8)
-    array.flags.writeable = False  # or numba would compile its loops once more for writable input
+    array.flags.writeable = False  # avoids a second compilation of numba's loops for writable input
     return array
 
 
@@ -233,7 +237,7 @@ def _rows_by_records(
     end_offset: int,
     columns: tuple[str, ...],
 ) -> pa.RecordBatch:
-    """The fallback without numba: a Python object per record, and its cost."""
+    """The slower fallback without numba: a Python object per record."""
     import pyarrow as pa
 
     rows: list[Record] = []
@@ -244,9 +248,9 @@ def _rows_by_records(
             records = decode_section(bytes(view[start:end]), header._replace(record_count=count))
         except KafkaError as error:
             raise _in_batch(error, f"{topic}-{partition}", header) from None
-        kept = [record for record in records if first_offset <= record.offset < end_offset]
-        rows += kept
-        types += [header.timestamp_type] * len(kept)
+        selected_records = [record for record in records if first_offset <= record.offset < end_offset]
+        rows += selected_records
+        types += [header.timestamp_type] * len(selected_records)
     arrow_type = {field.name: field.type for field in arrow_schema()}
 
     def microseconds() -> list[int]:
@@ -284,7 +288,7 @@ def _rows_by_kernel(
     from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
 
     array = _as_array(data)
-    table = np.array([_scanned(section) for section in sections], np.int64)
+    table = np.array([_to_scan_row(section) for section in sections], np.int64)
     capacity = int(table[:, 2].sum())
     offsets = np.empty(capacity, np.int64)
     timestamps = np.empty(capacity, np.int64)
@@ -309,8 +313,8 @@ def _rows_by_kernel(
     )
 
 
-def _scanned(section: _Section) -> tuple[int, ...]:
-    """A section in the words of the kernel's `scan`."""
+def _to_scan_row(section: _Section) -> tuple[int, ...]:
+    """A section as an input row of the kernel's `scan`."""
     start, end, count, header = section
     return (
         start,
@@ -330,7 +334,7 @@ def _fixed_array(arrow_type: pa.DataType, values: Any, rows: int) -> pa.Array:
 
 
 def _offsets_of(sizes: Any) -> Any:
-    """Arrow's int32 offsets of elements of these sizes, of which negative ones (null) count 0."""
+    """Arrow's int32 offsets of elements of these sizes. A negative size (null) counts as 0."""
     import numpy as np
 
     ends = np.zeros(len(sizes) + 1, np.int64)
@@ -341,7 +345,7 @@ def _offsets_of(sizes: Any) -> Any:
 
 
 def _validity_of(present: Any) -> tuple[pa.Buffer | None, int]:
-    """Arrow's validity bitmap (None when nothing is null) and the count of nulls."""
+    """Arrow's validity bitmap (None without nulls) and the count of nulls."""
     import numpy as np
     import pyarrow as pa
 
@@ -365,7 +369,7 @@ def _bytes_array(arrow_type: pa.DataType, data: Any, starts: Any, sizes: Any) ->
 
 
 def _headers_array(data: Any, places: Any, rows: int) -> pa.Array:
-    """Null for a record without headers, as in Spark's own source, else the list of its (key, value) pairs."""
+    """The list of each record's (key, value) pairs, null without headers as in Spark."""
     import numpy as np
     import pyarrow as pa
 
@@ -373,10 +377,10 @@ def _headers_array(data: Any, places: Any, rows: int) -> pa.Array:
 
     counts = places[6, :rows]
     ends = _offsets_of(counts)
-    found = np.empty((4, int(ends[-1])), np.int64)
-    scan_headers(data, places, rows, found)
-    keys = _text_array(data, found[0], found[1])
-    values = _bytes_array(pa.binary(), data, found[2], found[3])
+    header_places = np.empty((4, int(ends[-1])), np.int64)
+    scan_headers(data, places, rows, header_places)
+    keys = _text_array(data, header_places[0], header_places[1])
+    values = _bytes_array(pa.binary(), data, header_places[2], header_places[3])
     list_type = arrow_schema().field("headers").type
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(list_type.value_type))
     validity, nulls = _validity_of(counts > 0)
@@ -389,5 +393,6 @@ def _text_array(data: Any, starts: Any, sizes: Any) -> pa.Array:
     texts = _bytes_array(pa.binary(), data, starts, sizes)
     if bytes(texts.buffers()[2] or b"").isascii():
         return texts.view(pa.string())
-    # Neighbours could mend each other's broken UTF-8 in the joined bytes, so each is looked at alone.
+    # Joined bytes can turn broken UTF-8 of adjacent texts into valid UTF-8, so each text is decoded
+    # separately.
     return pa.array([text.decode("utf-8", "replace") for text in texts.to_pylist()], pa.string())

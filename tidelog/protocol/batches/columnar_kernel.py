@@ -1,8 +1,9 @@
-"""The compiled loops under `columnar.py`: find every field of every record, then copy the wanted bytes together.
+"""The compiled loops of `columnar.py`: locate every field, then copy the column bytes.
 
-Nothing but numba code: it sees arrays, no Arrow and no headers of batches. numba checks no bounds, so the invariant of
-this file is that no index is used before it was compared with the end of its record, and no record passes its section.
-The rules are those of `records.decode_batch`, and a property test holds the two together.
+Only numba code: it works on arrays, without Arrow and without batch headers. numba does not check
+bounds. So the invariant of this file: every index is compared with the end of its record before its
+use, and no record passes the end of its section. The rules are those of `records.decode_batch`; a
+property test compares the two.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ Array = np.ndarray[Any, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 PLACE_FIELDS: Final = 7
-"""What `scan` notes of a record: key start, key size, value start, value size, headers' start, end and count."""
+"""The output of `scan` per record: key start and size, value start and size, headers' start, end,
+count.
+"""
 
 _MAX_INT64: Final = 2**63 - 1
 _MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
 
 
 def compiled(function: Function) -> Function:
-    """Compile on first use, kept on disk for later processes where there is a place to keep it."""
+    """Compile on first use and cache on disk for later processes where a directory is writable."""
     try:
         return cast(Function, njit(cache=True)(function))
-    except RuntimeError:  # neither the package's directory nor the user's cache can be written
+    except RuntimeError:  # neither the package's directory nor the user's cache is writable
         return cast(Function, njit(function))
 
 
 @compiled
 def _varint(data: Array, position: int, end: int, max_bits: int) -> tuple[int, int]:
-    """A zigzag varint and the position behind it; position -1 when it passes `end` or `max_bits`."""
+    """A zigzag varint and the next position; position -1 when it passes `end` or `max_bits`."""
     number = np.uint64(0)
     shift = 0
     while True:
@@ -55,7 +58,7 @@ def _varint(data: Array, position: int, end: int, max_bits: int) -> tuple[int, i
 
 @compiled
 def _nullable(data: Array, position: int, end: int) -> tuple[int, int, int]:
-    """Size (-1 = null) and start of bytes with their length before them, and the position behind; -1 past `end`."""
+    """Size (-1 = null) and start of length-prefixed bytes, and the next position; -1 past `end`."""
     size, start = _varint(data, position, end, 32)
     if start < 0 or size > end - start:
         return 0, 0, -1
@@ -66,13 +69,15 @@ def _nullable(data: Array, position: int, end: int) -> tuple[int, int, int]:
 
 @compiled
 def _overflows(base: int, delta: int) -> bool:
-    """Whether base + delta leaves 64 bits."""
+    """Whether base + delta exceeds 64 bits."""
     return base > _MAX_INT64 - delta if delta > 0 else base < -_MAX_INT64 - delta
 
 
 @compiled
 def cut(data: Array, position: int, end: int, max_records: int, max_bytes: int) -> tuple[int, int]:
-    """How many records from `position` on lie within the bounds (at least one), and where they end; -1: malformed."""
+    """The number of records from `position` on within the bounds (at least one) and their end; -1:
+    malformed.
+    """
     start = position
     count = 0
     while count < max_records:
@@ -97,12 +102,14 @@ def scan(
     timestamp_types: Array,
     places: Array,
 ) -> int:
-    """Walk the records of every section and note those whose offset is in [first_offset, end_offset).
+    """Scan the records of every section and output those with an offset in [first_offset,
+    end_offset).
 
-    A section is one batch's records: start and end in `data`, record count (already bounded by the bytes), base offset,
-    base timestamp, append time in ms, timestamp type (1: the append time is every record's). Per noted record: its
-    offset, timestamp in us, timestamp type, and in `places` key start and size, value start and size (-1 = null),
-    headers' start, end and count. Returns how many were noted, or -1 - i when section i is malformed.
+    A section is one batch's records: start and end in `data`, record count (already bounded by the
+    bytes), base offset, base timestamp, append time in ms, timestamp type (1: the append time
+    applies to every record). The output per record: its offset, timestamp in us, timestamp type,
+    and in `places` key start and size, value start and size (-1 = null), headers' start, end and
+    count. Returns the number of output records, or -1 - i when section i is malformed.
     """
     rows = 0
     for index in range(sections.shape[0]):
@@ -163,7 +170,9 @@ def scan(
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def _copy(typing_context: Any, out: Any, low: Any, data: Any, start: Any, size: Any) -> Any:
-    """C's memcpy of `size` bytes from `data[start:]` to `out[low:]`: eight times faster than a slice assignment."""
+    """memcpy of `size` bytes from `data[start:]` to `out[low:]`, eight times faster than a slice
+    assignment.
+    """
     signature = types.void(out, types.int64, data, types.int64, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -181,7 +190,7 @@ def _copy(typing_context: Any, out: Any, low: Any, data: Any, start: Any, size: 
 def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
     """Copy `ends[i + 1] - ends[i]` bytes from `data[starts[i]:]` to `out[ends[i]:]` for every i.
 
-    `out` has `ends[-1]` bytes, `ends` never falls, and every source range was validated by `scan`.
+    `out` has `ends[-1]` bytes, `ends` never decreases, and `scan` has validated every source range.
     """
     for index in range(starts.shape[0]):
         low = ends[index]
@@ -189,16 +198,17 @@ def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
 
 
 @compiled
-def scan_headers(data: Array, places: Array, rows: int, found: Array) -> None:
-    """Key start and size, value start and size (-1 = null) of every header of the first `rows` records, in order.
+def scan_headers(data: Array, places: Array, rows: int, header_places: Array) -> None:
+    """Key start and size, value start and size (-1 = null) of every header of the first `rows`
+    records, in order.
 
-    `scan` has validated them, so nothing can be wrong here.
+    `scan` has validated them, so this function does not check them again.
     """
-    at = 0
+    index = 0
     for row in range(rows):
         position = places[4, row]
         end = places[5, row]
         for _ in range(places[6, row]):
-            found[1, at], found[0, at], position = _nullable(data, position, end)
-            found[3, at], found[2, at], position = _nullable(data, position, end)
-            at += 1
+            header_places[1, index], header_places[0, index], position = _nullable(data, position, end)
+            header_places[3, index], header_places[2, index], position = _nullable(data, position, end)
+            index += 1

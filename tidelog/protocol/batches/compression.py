@@ -1,10 +1,11 @@
 """Kafka's four codecs as whole-buffer functions: snappy, lz4 and zstd on cramjam, gzip on zlib.
 
-(zlib writes gzip at the default level in half of cramjam's time, and can stop at a bound by itself.) What is written is
-what Java's client writes: snappy in xerial's framing, lz4 frames of independent 64 KiB blocks. Read is also what
-others write: raw snappy, any lz4 frame, zstd with and without a content size. Output is bounded: no input makes
-`decompress` hold more than `max_bytes`, and whatever cannot be decompressed is a KafkaError.
-`docs/formats/compression.md` has the framings byte by byte.
+zlib writes gzip at the default level in half of cramjam's time, and it can stop at a bound. The
+output formats are those of Java's client: snappy in xerial's framing, lz4 frames of independent 64
+KiB blocks. The input formats include those of other clients: raw snappy, any lz4 frame, zstd with
+and without a content size. Invariant: `decompress` never holds more than `max_bytes` of output, and
+input that cannot be decompressed raises KafkaError. `docs/formats/compression.md` has the framings
+byte by byte.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ LZ4: Final = 3
 ZSTD: Final = 4
 
 NAMES: Final = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
-"""As in Kafka's compression.type; "producer" and "uncompressed" are configuration, not codecs."""
+"""The names in Kafka's compression.type. "producer" and "uncompressed" are configuration, not
+codecs.
+"""
 CODECS: Final = {name: codec for codec, name in NAMES.items()}
 
 LEVELS: Final = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
-"""Levels Kafka accepts per codec (CompressionType); snappy has none."""
+"""The levels that Kafka accepts, by codec (CompressionType). Snappy has none."""
 DEFAULT_LEVELS: Final = {GZIP: 6, LZ4: 9, ZSTD: 3}
 
 DEFAULT_MAX_BYTES: Final = 128 * 1024 * 1024
 
 _GZIP_WINDOW_BITS: Final = 31
-"""Gzip framing around the widest window, in zlib's terms."""
+"""zlib's code for gzip framing with the largest window."""
 
 _GZIP_PIECE_BYTES: Final = 1024 * 1024
 
@@ -45,14 +48,18 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01" * 2
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 _SNAPPY_MAX_RATIO: Final = 32
-"""A snappy element of 3 bytes gives at most 64, so a higher claim is a lie."""
+"""A snappy element of 3 bytes decompresses to at most 64, so a block with a higher claim is
+corrupt.
+"""
 
 _LZ4_MAGIC: Final = 0x184D2204
 _LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x40\x82"
-"""Version 1, independent blocks, no checksums, 64 KiB blocks: the descriptor Java writes, with its checksum byte."""
+"""Version 1, independent blocks, no checksums, 64 KiB blocks: Java's descriptor with its checksum
+byte.
+"""
 _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_STORED: Final = 0x80000000
-"""In a block's size word: the block is not compressed."""
+"""The flag in a block's size word for an uncompressed block."""
 _LZ4_INDEPENDENT: Final = 0x20
 
 _ZSTD_MAGIC: Final = 0xFD2FB528
@@ -64,7 +71,10 @@ _INT32: Final = Struct(">i")
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """`data` under `codec` (0 to 4); `level` None means Kafka's default. Raises ValueError for a level out of range."""
+    """Compress `data` with `codec` (0 to 4). `level` None means Kafka's default.
+
+    Raises ValueError for a level out of range.
+    """
     if level is not None and level not in LEVELS.get(codec, ()):
         raise ValueError(f"{NAMES.get(codec, codec)} has no compression level {level}")
     if codec == NONE:
@@ -73,10 +83,10 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
-    """The bytes that `data` stands for under `codec`, at most `max_bytes` of them.
+    """Decompress `data` with `codec` to at most `max_bytes`.
 
-    Raises KafkaError(UNSUPPORTED_COMPRESSION_TYPE) for a codec nobody knows, MESSAGE_TOO_LARGE when the output
-    would exceed the bound, CORRUPT_MESSAGE for everything that is not a whole, sound stream.
+    Raises KafkaError: UNSUPPORTED_COMPRESSION_TYPE for an unknown codec, MESSAGE_TOO_LARGE for an
+    output above the bound, CORRUPT_MESSAGE for an incomplete or malformed stream.
     """
     if codec == NONE:
         if len(data) > max_bytes:
@@ -95,8 +105,8 @@ def _too_large(codec: int, max_bytes: int) -> KafkaError:
     return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{NAMES[codec]}: decompresses to more than {max_bytes} bytes")
 
 
-def _corrupt(codec: int, what: str) -> KafkaError:
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{NAMES[codec]}: {what}")
+def _corrupt(codec: int, reason: str) -> KafkaError:
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{NAMES[codec]}: {reason}")
 
 
 def _compress_gzip(data: Buffer, level: int | None) -> bytes:
@@ -121,8 +131,8 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
         compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
         compressor.compress(bytes(data))
         return bytes(compressor.finish())
-    # Java takes the fast compressor at its default level; put together here, as cramjam's frames link their blocks,
-    # which Java's reader refuses.
+    # As Java, the fast compressor at the default level. The frame is assembled here, because
+    # cramjam's frames link their blocks, which Java's reader refuses.
     view = memoryview(data)
     out = [_LZ4_HEADER]
     for start in range(0, len(view), _LZ4_BLOCK_BYTES):
@@ -138,21 +148,22 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
 
 def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
     pieces: list[bytes] = []
-    left = max_bytes
+    remaining_bytes = max_bytes
     while True:
         member = zlib.decompressobj(_GZIP_WINDOW_BITS)
         while not member.eof:
-            # In pieces, so that what is too large is never put together. One more than allowed, as 0 would be no bound.
-            piece = member.decompress(data, min(_GZIP_PIECE_BYTES, left + 1))
+            # In pieces, so that an output above the bound is never held whole. The extra byte keeps
+            # the limit above 0, which would mean "no limit".
+            piece = member.decompress(data, min(_GZIP_PIECE_BYTES, remaining_bytes + 1))
             data = member.unconsumed_tail
-            left -= len(piece)
-            if left < 0:
+            remaining_bytes -= len(piece)
+            if remaining_bytes < 0:
                 raise _too_large(GZIP, max_bytes)
             if not piece and not member.eof:
                 raise _corrupt(GZIP, "truncated stream")
             pieces.append(piece)
         data = member.unused_data
-        if data[:2] != b"\x1f\x8b":  # what follows is another member or, as in Java, nothing
+        if data[:2] != b"\x1f\x8b":  # as Java, bytes after the last member are ignored
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -168,7 +179,7 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
     while position < len(view):
         (size,) = _INT32.unpack_from(view, position)
         if size < 0 and bytes(view[position : position + 8]) == _XERIAL_MAGIC:
-            position += len(_XERIAL_HEADER)  # streams may follow each other, header and all
+            position += len(_XERIAL_HEADER)  # another stream with its own header may follow
             continue
         position += 4
         if not 0 < size <= len(view) - position:
@@ -193,15 +204,15 @@ def _decompress_snappy_block(block: memoryview, max_bytes: int) -> bytes:
 
 def _decompress_lz4(data: Buffer, max_bytes: int) -> bytes:
     view = memoryview(data)
-    blocks, block_bytes, end = _measure_lz4(view)
-    bound = 0
+    blocks, block_bytes, end = _scan_lz4_frame(view)
+    max_size = 0
     for size, _ in blocks:
-        # One byte of a compressed block stands for at most 255.
-        bound += size & ~_LZ4_STORED if size & _LZ4_STORED else min(block_bytes, size * 255)
+        # One byte of a compressed block decompresses to at most 255.
+        max_size += size & ~_LZ4_STORED if size & _LZ4_STORED else min(block_bytes, size * 255)
     if not view[4] & _LZ4_INDEPENDENT:
-        return _decompress_bounded(LZ4, cramjam.lz4.decompress_into, view[:end], bound, max_bytes)
-    # Block by block: three times faster than cramjam's reader of frames.
-    out = memoryview(bytearray(min(bound, max_bytes)))
+        return _decompress_bounded(LZ4, cramjam.lz4.decompress_into, view[:end], max_size, max_bytes)
+    # Block by block, which is three times faster than cramjam's frame reader.
+    out = memoryview(bytearray(min(max_size, max_bytes)))
     filled = 0
     for size, start in blocks:
         if size & _LZ4_STORED:
@@ -214,18 +225,21 @@ def _decompress_lz4(data: Buffer, max_bytes: int) -> bytes:
             filled += size
             continue
         try:
-            room = out[filled : filled + block_bytes]
-            filled += cramjam.lz4.decompress_block_into(view[start : start + size], room)
+            target = out[filled : filled + block_bytes]
+            filled += cramjam.lz4.decompress_block_into(view[start : start + size], target)
         except cramjam.DecompressionError:
-            # A block that does not fit and one that is broken fail alike.
-            if bound > max_bytes and len(out) - filled < block_bytes:
+            # A block that does not fit and a broken block raise the same error.
+            if max_size > max_bytes and len(out) - filled < block_bytes:
                 raise _too_large(LZ4, max_bytes) from None
             raise
     return bytes(out[:filled])
 
 
-def _measure_lz4(view: memoryview) -> tuple[list[tuple[int, int]], int, int]:
-    """The first frame's blocks as (size word, start), its block size, its end; what follows is ignored, as in Java."""
+def _scan_lz4_frame(view: memoryview) -> tuple[list[tuple[int, int]], int, int]:
+    """The first frame's blocks as (size word, start), its block size and its end.
+
+    As in Java, bytes after the frame are ignored.
+    """
     if _UINT32_LE.unpack_from(view)[0] != _LZ4_MAGIC:
         raise _corrupt(LZ4, "no frame magic")
     flags, descriptor = view[4], view[5]
@@ -249,13 +263,13 @@ def _measure_lz4(view: memoryview) -> tuple[list[tuple[int, int]], int, int]:
 
 
 def _decompress_zstd(data: Buffer, max_bytes: int) -> bytes:
-    bound = _measure_zstd(memoryview(data))
-    return _decompress_bounded(ZSTD, cramjam.zstd.decompress_into, data, bound, max_bytes)
+    max_size = _max_zstd_size(memoryview(data))
+    return _decompress_bounded(ZSTD, cramjam.zstd.decompress_into, data, max_size, max_bytes)
 
 
-def _measure_zstd(view: memoryview) -> int:
-    """How many bytes the frames can decompress to at most, from their block headers (RFC 8878)."""
-    position = bound = 0
+def _max_zstd_size(view: memoryview) -> int:
+    """The maximum decompressed size of the frames, from their block headers (RFC 8878)."""
+    position = max_size = 0
     while position < len(view):
         (magic,) = _UINT32_LE.unpack_from(view, position)
         if magic & 0xFFFFFFF0 == 0x184D2A50:  # a skippable frame
@@ -266,44 +280,47 @@ def _measure_zstd(view: memoryview) -> int:
         descriptor = view[position + 4]
         single_segment = descriptor >> 5 & 1
         size_bytes = (single_segment, 2, 4, 8)[descriptor >> 6]
-        size_at = position + 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3]
-        position = size_at + size_bytes
-        last = 0
+        size_start = position + 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3]
+        position = size_start + size_bytes
+        is_last = 0
         blocks = 0
-        while not last:
+        while not is_last:
             header = _UINT16_LE.unpack_from(view, position)[0] | view[position + 2] << 16
-            last, kind, size = header & 1, header >> 1 & 3, header >> 3
+            is_last, kind, size = header & 1, header >> 1 & 3, header >> 3
             position += 3 + (1 if kind == 1 else size)
-            # 0 raw, 1 one byte repeated; a compressed block holds at most 128 KiB.
+            # Kind 0 is raw, 1 is one repeated byte. A compressed block decompresses to at most 128
+            # KiB.
             blocks += size if kind < 2 else _ZSTD_BLOCK_BYTES
         if size_bytes:
-            stated = int.from_bytes(view[size_at : size_at + size_bytes], "little") + (256 if size_bytes == 2 else 0)
-            blocks = min(blocks, stated)
-        bound += blocks
+            content_size = int.from_bytes(view[size_start : size_start + size_bytes], "little") + (
+                256 if size_bytes == 2 else 0
+            )
+            blocks = min(blocks, content_size)
+        max_size += blocks
         position += 4 if descriptor & 4 else 0
     if position > len(view):
         raise _corrupt(ZSTD, "truncated frame")
-    return bound
+    return max_size
 
 
 def _decompress_bounded(
-    codec: int, into: Callable[[Buffer, bytearray], int], data: Buffer, bound: int, max_bytes: int
+    codec: int, decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, max_size: int, max_bytes: int
 ) -> bytes:
     try:
-        return _decompress_into(into, data, min(bound, max_bytes))
+        return _decompress_into(decompress_into, data, min(max_size, max_bytes))
     except cramjam.DecompressionError as failure:
-        if bound > max_bytes and _was_full(failure):
+        if max_size > max_bytes and _is_output_full(failure):
             raise _too_large(codec, max_bytes) from None
         raise
 
 
-def _decompress_into(into: Callable[[Buffer, bytearray], int], data: Buffer, capacity: int) -> bytes:
+def _decompress_into(decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, capacity: int) -> bytes:
     out = bytearray(capacity)
-    size = into(data, out)
+    size = decompress_into(data, out)
     return bytes(memoryview(out)[:size])
 
 
-def _was_full(failure: Exception) -> bool:
+def _is_output_full(failure: Exception) -> bool:
     return "whole buffer" in str(failure)
 
 

@@ -1,7 +1,7 @@
-"""Control records: what brokers say to each other and to clients inside a partition's log.
+"""Control records: messages of brokers to each other and to clients inside a partition's log.
 
-Key and batch here; the messages in the values are `messages/control_records.py`'s, but for the two markers that end a
-transaction, whose value is small and read by every consumer.
+Here: the key, the batch, and the values of the two markers that end a transaction, which every
+consumer reads. `messages/control_records.py` has the other values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
 class ControlRecordType(IntEnum):
-    """What a control record says (org.apache.kafka.common.record.ControlRecordType)."""
+    """The type of a control record (org.apache.kafka.common.record.ControlRecordType)."""
 
     ABORT = 0
     COMMIT = 1
@@ -34,21 +34,21 @@ _END_TXN_VALUE: Final = Struct(">hi")
 
 
 def control_record_type(key: bytes | None) -> ControlRecordType:
-    """The type a control record's key states; types from the future are UNKNOWN, to be skipped.
+    """The type in a control record's key. Later types are UNKNOWN, for readers to skip.
 
-    Raises INVALID_RECORD for a key that is too short or of a negative version.
+    Raises INVALID_RECORD for a key that is too short or has a negative version.
     """
     try:
-        version, kind = _CONTROL_KEY.unpack_from(key or b"")
+        version, record_type = _CONTROL_KEY.unpack_from(key or b"")
     except error:
         raise KafkaError(ErrorCode.INVALID_RECORD, "control record key of fewer than 4 bytes") from None
     if version < 0:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"control record key of version {version}")
-    return ControlRecordType(kind) if 0 <= kind <= 6 else ControlRecordType.UNKNOWN
+    return ControlRecordType(record_type) if 0 <= record_type <= 6 else ControlRecordType.UNKNOWN
 
 
 def encode_control_batch(
-    kind: ControlRecordType,
+    record_type: ControlRecordType,
     value: bytes,
     *,
     timestamp: int,
@@ -57,18 +57,19 @@ def encode_control_batch(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
 ) -> bytearray:
-    """A control batch of one record whose value is the message of that type, encoded by the caller.
+    """A control batch of one record. `value` is the encoded message of that type.
 
-    Transactional for the two markers that end a transaction, not for the quorum's own records, as Kafka writes them.
+    As in Kafka, the two markers that end a transaction are transactional; the quorum's records are
+    not.
     """
-    assert kind is not ControlRecordType.UNKNOWN
+    assert record_type is not ControlRecordType.UNKNOWN
     return encode_batch(
-        [(timestamp, _CONTROL_KEY.pack(0, kind), value, ())],
+        [(timestamp, _CONTROL_KEY.pack(0, record_type), value, ())],
         base_offset=base_offset,
         leader_epoch=leader_epoch,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
-        transactional=kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT),
+        transactional=record_type in (ControlRecordType.ABORT, ControlRecordType.COMMIT),
         control=True,
     )
 
@@ -80,9 +81,9 @@ def encode_control_records(
     base_offset: int = 0,
     leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytearray:
-    """One control batch of several of the quorum's own records: each its type and its encoded value."""
+    """One control batch of several records of the quorum, each with its type and encoded value."""
     return encode_batch(
-        [(timestamp, _CONTROL_KEY.pack(0, kind), value, ()) for kind, value in records],
+        [(timestamp, _CONTROL_KEY.pack(0, record_type), value, ()) for record_type, value in records],
         base_offset=base_offset,
         leader_epoch=leader_epoch,
         control=True,
@@ -95,7 +96,10 @@ def encode_end_txn_value(coordinator_epoch: int) -> bytes:
 
 
 def decode_end_txn_value(value: bytes | None) -> int:
-    """The coordinator epoch in the value of an ABORT or COMMIT record. Raises INVALID_RECORD when malformed."""
+    """The coordinator epoch in the value of an ABORT or COMMIT record.
+
+    Raises INVALID_RECORD when malformed.
+    """
     try:
         version, coordinator_epoch = _END_TXN_VALUE.unpack_from(value or b"")
     except error:

@@ -1,8 +1,9 @@
 """CRC-32C (Castagnoli), the checksum of record batches.
 
-`crc32c` is the `crc32c` package's hardware-assisted function where it can be imported (it releases the GIL only from
-32 KiB upwards), else `crc32c_portable` on crcmod, 40 to 60 times slower. Both take the checksum of what came before as
-`value`, so a checksum can be continued; both give the same number for the same bytes.
+`crc32c` is the hardware-assisted function of the `crc32c` package when that can be imported (it
+releases the GIL only from 32 KiB upwards), else `crc32c_portable` on crcmod, which is 40 to 60
+times slower. Both accept the checksum of the preceding bytes as `value`, to continue it. Both
+return the same number for the same bytes.
 """
 
 from __future__ import annotations

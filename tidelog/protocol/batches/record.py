@@ -1,7 +1,7 @@
-"""One record, and the zigzag varints its fields are made of.
+"""One record, and the zigzag varints of its fields.
 
-Bytes of whole batches are built in `batch_builder.py` and taken apart in `records.py`. The tables hold what nearly
-every field of nearly every record needs, so that neither has to compute it.
+`batch_builder.py` builds the bytes of whole batches, `records.py` decodes them. The tables hold the
+varints of nearly all fields, so that neither module computes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
 
 RecordLike = Record | tuple[int, bytes | None, bytes | None, Headers]
-"""What goes into a batch: a Record, whose offset is not looked at, or (timestamp, key, value, headers)."""
+"""Input of a batch: a Record, whose offset is ignored, or (timestamp, key, value, headers)."""
 
 
 def encode_varint(value: int) -> bytes:
@@ -41,15 +41,17 @@ def encode_varint(value: int) -> bytes:
 
 TABLE_SIZE: Final = 2048
 VARINTS: Final = [encode_varint(value) for value in range(TABLE_SIZE)] + [encode_varint(-1)]
-"""The varints of 0 to 2047, and that of -1, the length of a null, where index -1 finds it."""
-
+"""The varints of 0 to 2047, and at index -1 the varint of -1, which is the length of a null."""
 
 ZIGZAG: Final = tuple((number >> 1) ^ -(number & 1) for number in range(0x4000))
-"""What the number in a varint of one or two bytes stands for."""
+"""The signed value of the number in a varint of one or two bytes."""
 
 
 def read_varint(data: bytes | bytearray | memoryview, position: int, max_bits: int) -> tuple[int, int]:
-    """The slow path: a varint of up to `max_bits` (32 or 64). Raises IndexError past the end."""
+    """The slow path: read a varint of up to `max_bits` (32 or 64).
+
+    Raises IndexError past the end.
+    """
     number = shift = 0
     while True:
         byte = data[position]

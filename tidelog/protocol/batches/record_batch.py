@@ -1,8 +1,8 @@
-"""A record batch (magic 2) as bytes in place: its header read, its CRC checked, its base offset and epoch rewritten.
+"""The header of a record batch (magic 2): read it, check the CRC, set fields in place.
 
-Here are the 61 header bytes and nothing behind them; the records inside are the business of `records.py`, the byte
-layout is in `docs/formats/record_batch.md`. Nothing here copies a batch. The CRC covers everything from the attributes
-to the end of the batch, so the broker may stamp base offset and leader epoch without touching it.
+Here: the 61 header bytes only. `records.py` decodes the records; `docs/formats/record_batch.md` has
+the byte layout. Nothing here copies a batch. The CRC covers the bytes from the attributes to the
+end of the batch, so the broker sets base offset and leader epoch without a new CRC.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 
 HEADER_SIZE: Final = 61
 LOG_OVERHEAD: Final = 12
-"""Bytes of base offset and batch length, which the batch length does not count."""
+"""The bytes of base offset and batch length, which are not part of the batch length."""
 MAGIC: Final = 2
 MIN_BATCH_LENGTH: Final = HEADER_SIZE - LOG_OVERHEAD
 
@@ -28,7 +28,7 @@ MAGIC_OFFSET: Final = 16
 CRC_OFFSET: Final = 17
 ATTRIBUTES_OFFSET: Final = 21
 ATTRIBUTES_LOW_OFFSET: Final = 22
-"""The byte of the attributes that has every flag there is."""
+"""The byte of the attributes that holds all defined flags."""
 MAX_TIMESTAMP_OFFSET: Final = 35
 
 COMPRESSION_MASK: Final = 0x07
@@ -56,14 +56,14 @@ _MAX_SEQUENCE: Final = 2**31 - 1
 
 
 class CorruptRecord(KafkaError):
-    """Bytes that are no whole, well-formed record batch (Kafka's CorruptRecordException; CORRUPT_MESSAGE)."""
+    """An incomplete or malformed record batch (Kafka's CorruptRecordException; CORRUPT_MESSAGE)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.CORRUPT_MESSAGE, message)
 
 
 class BatchHeader(NamedTuple):
-    """The header fields in their order on the wire. Sizes in bytes, timestamps in ms since 1970."""
+    """The header fields in wire order. Sizes in bytes, timestamps in ms since 1970."""
 
     base_offset: int
     batch_length: int
@@ -81,7 +81,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole batch, header included."""
+        """The size of the whole batch, header included."""
         return self[1] + LOG_OVERHEAD
 
     @property
@@ -94,17 +94,20 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record; it wraps to 0 after 2**31 - 1 (Kafka's incrementSequence)."""
+        """The sequence of the last record.
+
+        It wraps to 0 after 2**31 - 1 (Kafka's incrementSequence).
+        """
         return NO_SEQUENCE if self[11] == NO_SEQUENCE else increment_sequence(self[11], self[6])
 
     @property
     def compression(self) -> int:
-        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; 5 to 7 are unassigned and not refused here."""
+        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; 5 to 7 are unassigned and not checked here."""
         return self[5] & COMPRESSION_MASK
 
     @property
     def timestamp_type(self) -> int:
-        """0 CreateTime, 1 LogAppendTime: then `max_timestamp` is the time of every record."""
+        """0 CreateTime, 1 LogAppendTime: `max_timestamp` is the time of every record then."""
         return self[5] >> 3 & 1
 
     @property
@@ -117,26 +120,30 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """The base timestamp is then the time at which tombstones and markers may go (KIP-534)."""
+        """Whether the base timestamp is the time from which tombstones and markers may be removed
+        (KIP-534).
+        """
         return self[5] & DELETE_HORIZON_FLAG != 0
 
 
 def increment_sequence(sequence: int, by: int) -> int:
-    """The sequence `by` records later, in Kafka's arithmetic: 0 follows 2**31 - 1."""
+    """The sequence `by` records later. As in Kafka, 0 follows 2**31 - 1."""
     return sequence + by if sequence <= _MAX_SEQUENCE - by else by - (_MAX_SEQUENCE - sequence) - 1
 
 
-# Bound once: this runs for every batch that enters, and attribute look-ups would cost a third of it.
+# Module-level names: this runs for every incoming batch, and attribute lookups would cost a third
+# of it.
 _unpack_header = HEADER.unpack_from
 _as_tuple = tuple.__new__
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Read the header at `position`. Only what a reader needs to go on is checked: enough bytes, a possible length.
+    """Read the header at `position`. Checks only that it is complete and that the length is
+    possible.
 
-    Raises CorruptRecord for fewer than 61 bytes or a batch length that cannot hold a header, INVALID_RECORD for the
-    short messages of magic 0 and 1, which Kafka 4 no longer takes. Otherwise the magic is returned as it is, for
-    `check_magic` to refuse.
+    Raises CorruptRecord for fewer than 61 bytes or a batch length that cannot hold a header,
+    INVALID_RECORD for the short messages of magic 0 and 1, which Kafka 4 no longer accepts. Other
+    values of the magic are returned unchecked; `check_magic` refuses them.
     """
     try:
         header: BatchHeader = _as_tuple(BatchHeader, _unpack_header(buffer, position))
@@ -150,7 +157,7 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_magic(header: BatchHeader) -> None:
-    """Raise INVALID_RECORD for the formats of magic 0 and 1, CorruptRecord for a magic nobody knows."""
+    """Raise INVALID_RECORD for the formats of magic 0 and 1, CorruptRecord for an unknown magic."""
     if header.magic != MAGIC:
         if header.magic in (0, 1):
             raise KafkaError(ErrorCode.INVALID_RECORD, _old_format(header.magic))
@@ -167,7 +174,7 @@ def _old_format(magic: int) -> str:
 
 
 def check_crc(buffer: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether the whole batch is there and its CRC-32C is the stored one."""
+    """Whether the batch is complete and its CRC-32C equals the stored one."""
     end = position + header[1] + LOG_OVERHEAD
     return end <= len(buffer) and crc32c(memoryview(buffer)[position + ATTRIBUTES_OFFSET : end]) == header[4]
 
@@ -177,22 +184,22 @@ _pack_epoch = _INT32.pack_into
 
 
 def stamp(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Write base offset and partition leader epoch in place; the CRC covers neither."""
+    """Write base offset and partition leader epoch in place. The CRC covers neither."""
     _pack_offset(buffer, position, base_offset)
     _pack_epoch(buffer, position + LEADER_EPOCH_OFFSET, leader_epoch)
 
 
 stamp_head = Struct(">qii").pack_into
-"""The same for a batch of which the length is known: (buffer, position, base offset, batch length, leader epoch)."""
+"""The same for a known length: (buffer, position, base offset, batch length, leader epoch)."""
 
 
 def stamp_log_append_time(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, now_ms: int
 ) -> BatchHeader:
-    """Mark the batch as LogAppendTime at `now_ms`, in place, renew its CRC, and return the header as it is now.
+    """Mark the batch as LogAppendTime at `now_ms` in place, update its CRC, return the new header.
 
-    As Kafka does (DefaultRecordBatch.setMaxTimestamp): the attribute bit and the maximum timestamp change, the base
-    timestamp and the records stay.
+    As Kafka's DefaultRecordBatch.setMaxTimestamp: the attribute bit and the maximum timestamp
+    change; the base timestamp and the records stay.
     """
     attributes = header.attributes | LOG_APPEND_TIME_FLAG
     _INT16.pack_into(buffer, position + ATTRIBUTES_OFFSET, attributes)
@@ -202,7 +209,7 @@ def stamp_log_append_time(
 
 
 def stamp_create_time(buffer: bytearray | memoryview, position: int, header: BatchHeader) -> BatchHeader:
-    """Mark the batch as CreateTime, in place, renew its CRC, and return the header as it is now."""
+    """Mark the batch as CreateTime in place, update its CRC, and return the new header."""
     attributes = header.attributes & ~LOG_APPEND_TIME_FLAG
     _INT16.pack_into(buffer, position + ATTRIBUTES_OFFSET, attributes)
     crc = write_crc(buffer, position, header.size_bytes)
@@ -210,23 +217,25 @@ def stamp_create_time(buffer: bytearray | memoryview, position: int, header: Bat
 
 
 def write_crc(buffer: bytearray | memoryview, position: int, size_bytes: int) -> int:
-    """Compute the CRC of the batch of `size_bytes` at `position`, store it in its header and return it."""
+    """Compute the CRC of the batch of `size_bytes` at `position`, store it in the header and return
+    it.
+    """
     crc = crc32c(memoryview(buffer)[position + ATTRIBUTES_OFFSET : position + size_bytes])
     _CRC.pack_into(buffer, position + CRC_OFFSET, crc)
     return crc
 
 
 def iter_headers(buffer: Buffer, position: int = 0, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
-    """Walk the batches in `buffer[position:end]`, giving each one's position and header.
+    """Yield position and header of each batch in `buffer[position:end]`.
 
-    Stops silently before a last batch that is not whole, as a fetch may end in one. Raises CorruptRecord where a whole
-    header has an impossible length, INVALID_RECORD where an old message set shows.
+    Stops silently before an incomplete last batch: a fetch may end with one. Raises CorruptRecord
+    for a complete header with an impossible length, INVALID_RECORD for an old message set.
     """
     limit = len(buffer) if end is None else min(end, len(buffer))
     while limit - position >= HEADER_SIZE:
         header = read_header(buffer, position)
-        following = position + header[1] + LOG_OVERHEAD
-        if following > limit:
+        next_position = position + header[1] + LOG_OVERHEAD
+        if next_position > limit:
             return
         yield position, header
-        position = following
+        position = next_position

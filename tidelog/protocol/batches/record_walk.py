@@ -1,9 +1,10 @@
-"""Uncompressed records looked at where they lie, without making records of them: for the append path and for lookups.
+"""Checks and scans uncompressed records in place, without Record objects: for appends and lookups.
 
-`check_records` is a walk over the lengths: as many records as announced, each inside the batch, nothing behind the
-last; the fields inside are looked at in the first ones only (docs/decisions/0014 has the costs and what follows).
-`scan_records` looks at every field and gives each record's deltas, holding one record at a time. What is wrong raises
-KafkaError(INVALID_RECORD), as in Kafka's DefaultRecordBatch and DefaultRecord.
+`check_records` walks over the lengths: the record count is right, each record is inside the batch,
+and no bytes follow the last. It checks the fields of the first records only (docs/decisions/0014
+has the costs and the consequences). `scan_records` checks every field and yields each record's
+deltas, one record at a time. Malformed records raise KafkaError(INVALID_RECORD), as in Kafka's
+DefaultRecordBatch and DefaultRecord.
 """
 
 from __future__ import annotations
@@ -18,25 +19,28 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 Buffer = bytes | bytearray | memoryview
 
 CHECKED_RECORDS: Final = 4
-"""So many records at the beginning of a batch have their fields checked."""
+"""The number of records at the start of a batch whose fields are checked."""
 
 _MAX_RATIO: Final = {0: 1, 1: 1032, 2: 32, 3: 255, 4: 32768}
-"""Bytes that one byte of each codec can stand for at most."""
-# Records of one length follow each other more often than not; then this many are compared at once. Otherwise so many
-# are walked before it is tried again.
-_RUN: Final = 128
-_BETWEEN_RUNS: Final = 128
-_RUN_WORTH: Final = 16
+"""The maximum decompressed bytes per compressed byte, by codec."""
+_RUN_RECORDS: Final = 128
+"""Consecutive records usually have one length: this many are compared at once."""
+_RECORDS_BETWEEN_RUNS: Final = 128
+"""The number of records walked one by one before the next attempt of a run."""
+_MIN_RUN_RECORDS: Final = 16
 
 
 def check_plausible(count: int, section_bytes: int, codec: int) -> None:
-    """Refuse a count of records that this many bytes, whatever they decompress to, cannot hold."""
+    """Refuse a record count that this many bytes cannot hold, even after decompression."""
     if count * MIN_RECORD_BYTES > section_bytes * _MAX_RATIO.get(codec, 1):
         raise _invalid(f"{count} records in {section_bytes} bytes")
 
 
 def check_records(data: Buffer, position: int, end: int, count: int) -> None:
-    """Walk the `count` records between `position` and `end`, uncompressed."""
+    """Check the `count` uncompressed records between `position` and `end`.
+
+    Raises INVALID_RECORD.
+    """
     if count * MIN_RECORD_BYTES > end - position:
         raise _invalid(f"{count} records in {end - position} bytes")
     try:
@@ -54,7 +58,10 @@ def check_records(data: Buffer, position: int, end: int, count: int) -> None:
 
 
 def scan_records(data: Buffer, count: int) -> Iterator[tuple[int, int, bool]]:
-    """Offset delta, timestamp delta and whether there is a key, of each of the `count` records that `data` must be."""
+    """Yield (offset delta, timestamp delta, has a key) of each record.
+
+    `data` must be exactly `count` records.
+    """
     position, end = 0, len(data)
     if count < 0 or count * MIN_RECORD_BYTES > end:
         raise _invalid(f"{count} records in {end} bytes")
@@ -69,10 +76,12 @@ def scan_records(data: Buffer, count: int) -> Iterator[tuple[int, int, bool]]:
 
 
 def records_end(data: Buffer, end: int) -> tuple[int, bool]:
-    """Where the records end that `data` begins with, of which there may be none, and whether `data` ends before.
+    """The end of the records at the start of `data` (there may be none), and whether `data` ends
+    too early.
 
-    What is behind the last one is no record. Attributes must be 0 and offset deltas rise, as the fields of a record
-    that nothing announces may be anything. `data` may be a part of what has its end at `end`.
+    The bytes after that end are not a record. No count announces these records, so their attributes
+    must be 0 and their offset deltas must rise. `data` may be the first part of a section that ends
+    at `end`.
     """
     position, last_delta = 0, -1
     try:
@@ -92,7 +101,10 @@ def records_end(data: Buffer, end: int) -> tuple[int, bool]:
 
 
 def _read_record(data: Buffer, position: int, end: int) -> tuple[int, int, int, bool]:
-    """Where the record ends, its deltas, whether it has a key. Fields must end with it. IndexError where bytes do."""
+    """The end of the record, its deltas, whether it has a key. Its fields must end with it.
+
+    Raises IndexError when the bytes end.
+    """
     size = data[position]
     if size < 0x80:
         position += 1
@@ -104,7 +116,7 @@ def _read_record(data: Buffer, position: int, end: int) -> tuple[int, int, int, 
     stop = position + (size >> 1)
     if size & 1 or stop > end:
         raise _invalid(f"a record of {size >> 1} bytes where {end - position} are left")
-    # One byte of attributes, of which none is in use, then the deltas.
+    # One byte of unused attributes, then the two deltas.
     byte = data[position + 1]
     if byte < 0x80:
         time_delta = ZIGZAG[byte]
@@ -143,7 +155,9 @@ def _read_record(data: Buffer, position: int, end: int) -> tuple[int, int, int, 
 
 
 def _read_size(data: Buffer, position: int) -> tuple[int, int]:
-    """A size twice over, as a varint has it, and odd where it is negative: the slow path."""
+    """The slow path: twice the size, as the varint encodes it, or an odd number for a negative
+    size.
+    """
     size, position = read_varint(data, position, 32)
     return size * 2 if size >= 0 else 1, position
 
@@ -165,34 +179,39 @@ def _skip_headers(data: Buffer, position: int, stop: int) -> int:
 
 
 def _walk(data: Buffer, position: int, end: int, count: int) -> int:
-    """Where `count` records end, by their lengths alone. Never goes back; may run past `end`, or into IndexError."""
-    walks = False
+    """The end of `count` records by their lengths alone.
+
+    Never goes back; may pass `end` or raise IndexError.
+    """
+    is_walking = False
     while count > 0 and position < end:
-        if not walks and count >= _RUN_WORTH:
-            found, step = _run(data, position, end, count)
-            position += step * found
-            count -= found
-            walks = found < _RUN_WORTH
+        if not is_walking and count >= _MIN_RUN_RECORDS:
+            run_length, step = _equal_size_run(data, position, end, count)
+            position += step * run_length
+            count -= run_length
+            is_walking = run_length < _MIN_RUN_RECORDS
             continue
-        walks = False
-        many = min(count, _BETWEEN_RUNS)
-        count -= many
-        for _ in range(many):
+        is_walking = False
+        record_count = min(count, _RECORDS_BETWEEN_RUNS)
+        count -= record_count
+        for _ in range(record_count):
             size = data[position]
             if size & 1:
                 raise _invalid("a record of negative size")
             if size < 0x80:
                 position += 1 + (size >> 1)
             elif (second := data[position + 1]) < 0x80:
-                position += (size >> 1) + (second << 6) - 62  # 2 bytes, and what is in their 14 bits, halved
+                position += (size >> 1) + (second << 6) - 62  # 2 bytes of size, plus half of their 14-bit number
             else:
                 size, position = _read_size(data, position)
                 position += size >> 1
     return position if not count else -1
 
 
-def _run(data: Buffer, position: int, end: int, count: int) -> tuple[int, int]:
-    """How many records from `position` on have the same length, and what it is, with the bytes that say so."""
+def _equal_size_run(data: Buffer, position: int, end: int, count: int) -> tuple[int, int]:
+    """The number of records from `position` on with one length, and that length, size field
+    included.
+    """
     width = 1
     while data[position + width - 1] >= 0x80:
         width += 1
@@ -200,12 +219,12 @@ def _run(data: Buffer, position: int, end: int, count: int) -> tuple[int, int]:
     if size & 1:
         raise _invalid("a record of negative size")
     step = width + (size >> 1)
-    found = min(count, _RUN)
-    stop = min(end, position + step * found)
+    run_length = min(count, _RUN_RECORDS)
+    stop = min(end, position + step * run_length)
     for column in range(position, start):
         values = bytes(data[column:stop:step])
-        found = min(found, len(values) - len(values.lstrip(values[:1])))
-    return found, step
+        run_length = min(run_length, len(values) - len(values.lstrip(values[:1])))
+    return run_length, step
 
 
 def _invalid(reason: str) -> KafkaError:

@@ -1,9 +1,10 @@
-"""Records taken out of batches: decoded, checked, and chosen for a reader.
+"""Decodes and checks the records of batches, and selects the batches that a reader may see.
 
-Batches are built in `batch_builder.py`, control records known in `control_batches.py`, Arrow columns made in
-`columnar.py`; the names of the first two can be had from here. Whatever a batch from outside claims (counts, sizes,
-deltas) is checked against the bytes that are there: `decode_batch` returns every record or raises
-KafkaError(CORRUPT_MESSAGE or INVALID_RECORD), and holds at most `max_decompressed_bytes` of decompressed input.
+`batch_builder.py` builds batches, `control_batches.py` has control records, `columnar.py` makes
+Arrow columns; this module also exports the names of the first two. Invariant: all claims of an
+untrusted batch (counts, sizes, deltas) are checked against its bytes. `decode_batch` returns every
+record or raises KafkaError(CORRUPT_MESSAGE or INVALID_RECORD). It holds at most
+`max_decompressed_bytes` of decompressed input.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ __all__ = [
 ]
 
 MIN_RECORD_BYTES: Final = 7
-"""Length, attributes, two deltas, two sizes and a header count of one byte each."""
+"""Length, attributes, two deltas, two sizes and a header count, of one byte each."""
 MIN_HEADER_BYTES: Final = 2
-"""The sizes of its key and of its value."""
+"""The size fields of the key and the value of a header."""
 HEADERS_MAX: Final = 1_000_000
-"""Of one record; each becomes a hundred times its size when it is decoded."""
+"""Headers of one record. Decoding enlarges a header by a factor of up to a hundred."""
 
 _MAX_INT64: Final = 2**63 - 1
 
@@ -69,10 +70,12 @@ def decode_batch(
     header: BatchHeader | None = None,
     max_decompressed_bytes: int = codecs.DEFAULT_MAX_BYTES,
 ) -> list[Record]:
-    """All records of the batch at `position`, with absolute offsets and timestamps. The CRC is not looked at.
+    """All records of the batch at `position`, with absolute offsets and timestamps. Ignores the
+    CRC.
 
-    Raises KafkaError: CORRUPT_MESSAGE for a batch that is not whole or does not decompress, INVALID_RECORD for records
-    that are not what the header says, MESSAGE_TOO_LARGE past `max_decompressed_bytes`.
+    Raises KafkaError: CORRUPT_MESSAGE for a batch that is incomplete or does not decompress,
+    INVALID_RECORD for records that contradict the header, MESSAGE_TOO_LARGE above
+    `max_decompressed_bytes`.
     """
     if header is None:
         header = read_header(buffer, position)
@@ -81,11 +84,12 @@ def decode_batch(
 
 
 def decode_section(data: bytes, header: BatchHeader) -> list[Record]:
-    """The records of a batch from its decompressed record section. Raises INVALID_RECORD as `decode_batch` does."""
+    """The records of a decompressed record section. Raises INVALID_RECORD as `decode_batch`."""
     count = header.record_count
     if count < 0 or count * MIN_RECORD_BYTES > len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
-    # Far enough from the ends that no delta of 32 bits, in a timestamp of 14, leaves the 64 bits.
+    # The margins leave room for an offset delta of 32 bits and a timestamp delta of 14 bits within
+    # 64 bits.
     if abs(header.base_offset) > _MAX_INT64 - 2**31 or abs(header.base_timestamp) > _MAX_INT64 - 2**13:
         raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
     try:
@@ -98,7 +102,7 @@ def decode_section(data: bytes, header: BatchHeader) -> list[Record]:
 
 
 def record_section(buffer: Buffer, position: int, header: BatchHeader, max_bytes: int) -> bytes:
-    """The bytes of a batch's records, decompressed. The magic has been checked."""
+    """The decompressed record section of a batch. The caller has checked the magic."""
     end = position + header.size_bytes
     if end > len(buffer):
         raise CorruptRecord(f"batch of {header.size_bytes} bytes where {len(buffer) - position} are left")
@@ -112,15 +116,15 @@ def record_section(buffer: Buffer, position: int, header: BatchHeader, max_bytes
 
 
 def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int]:
-    """The records in `data` and where they end. Running past the end raises IndexError.
+    """The records in `data` and their end position. Raises IndexError past the end.
 
-    The varints of one and two bytes are read in place, as a call for each field would double the cost.
+    Varints of one and two bytes are read inline: a call for each field would double the cost.
     """
     base_offset = header.base_offset
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     zigzag = ZIGZAG
-    new = tuple.__new__
+    new_tuple = tuple.__new__
     records: list[Record] = []
     add = records.append
     limit = len(data)
@@ -138,7 +142,7 @@ def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int
         end = position + size
         if size < MIN_RECORD_BYTES - 1 or end > limit:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"record of {size} bytes where {limit - position} are left")
-        # One byte of unused attributes, then the deltas.
+        # One byte of unused attributes, then the two deltas.
         if (byte := data[position + 1]) < 0x80 and (second := data[position + 2]) < 0x80:
             timestamp = base_timestamp + zigzag[byte]
             offset = base_offset + zigzag[second]
@@ -175,15 +179,16 @@ def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int
             headers: tuple[tuple[str, bytes | None], ...] = ()
         else:
             headers, position = _decode_headers(data, position, end)
-        # Every size above is checked here at once: a slice past the end is short, but the position is not.
+        # This check covers every size above: a slice past the end is cut short, but the position is
+        # not.
         if position != end:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"record fields end {position - end} bytes off the record's end")
-        add(new(Record, (offset, timestamp if append_time is None else append_time, key, value, headers)))
+        add(new_tuple(Record, (offset, timestamp if append_time is None else append_time, key, value, headers)))
     return records, position
 
 
 def _read_deltas(data: bytes, position: int, base_timestamp: int, base_offset: int) -> tuple[int, int, int]:
-    """Timestamp and offset where the delta of either takes more than a byte, and the position behind them."""
+    """Timestamp, offset and the next position, for deltas of more than one byte."""
     byte = data[position]
     if byte < 0x80:
         timestamp = base_timestamp + ZIGZAG[byte]
@@ -214,7 +219,7 @@ def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[s
         size, position = read_varint(data, position, 32)
         if not 0 <= size <= end - position:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"header key of {size} bytes")
-        key = str(data[position : position + size], "utf-8", "replace")  # as Java: a reader must get past it
+        key = str(data[position : position + size], "utf-8", "replace")  # as Java, so that the record stays readable
         size, position = read_varint(data, position + size, 32)
         if size < 0:
             headers.append((key, None))
@@ -227,27 +232,30 @@ def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[s
 
 
 def iter_data_batches(buffer: Buffer, aborted: Iterable[tuple[int, int]] = ()) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch that a reader is to see, in order.
+    """Position and header of each whole batch that a reader may see, in order.
 
-    Left out are control batches and, for read_committed, the batches of aborted transactions: `aborted` is what the
-    fetch response listed, (producer id, first offset) pairs. As in Kafka's CompletedFetch, a transaction is
-    dropped from its first offset to its producer's next ABORT marker.
+    Omits control batches and, for read_committed, the batches of aborted transactions. `aborted`
+    has the (producer id, first offset) pairs of the fetch response. As in Kafka's CompletedFetch, a
+    transaction is dropped from its first offset to its producer's next ABORT marker.
     """
-    waiting = sorted(((first_offset, producer_id) for producer_id, first_offset in aborted), reverse=True)
-    dropped: set[int] = set()
+    pending_aborts = sorted(((first_offset, producer_id) for producer_id, first_offset in aborted), reverse=True)
+    aborted_producers: set[int] = set()
     for position, header in iter_headers(buffer):
-        while waiting and waiting[-1][0] <= header.last_offset:
-            dropped.add(waiting.pop()[1])
+        while pending_aborts and pending_aborts[-1][0] <= header.last_offset:
+            aborted_producers.add(pending_aborts.pop()[1])
         if header.is_control:
-            if header.producer_id in dropped:
+            if header.producer_id in aborted_producers:
                 marker = decode_batch(buffer, position, header)
                 if marker and control_record_type(marker[0].key) is ControlRecordType.ABORT:
-                    dropped.discard(header.producer_id)
-        elif not (header.is_transactional and header.producer_id in dropped):
+                    aborted_producers.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in aborted_producers):
             yield position, header
 
 
 def iter_records(buffer: Buffer, max_decompressed_bytes: int = codecs.DEFAULT_MAX_BYTES) -> Iterator[Record]:
-    """The records of all batches in `buffer`, in order, without control records; a torn last batch is left out."""
+    """The records of all batches in `buffer`, in order.
+
+    Omits control records and an incomplete last batch.
+    """
     for position, header in iter_data_batches(buffer):
         yield from decode_batch(buffer, position, header, max_decompressed_bytes)

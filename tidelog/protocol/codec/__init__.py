@@ -1,1 +1,4 @@
-"""The compiler of messages: a declared message becomes an encoder and a decoder for each version. Pure."""
+"""The message compiler: makes an encoder and a decoder for each version of a declared message.
+
+Pure.
+"""

@@ -1,9 +1,10 @@
-"""Writes the Python source of one decoder: a function (buffer, position) -> (message, next position).
+"""Writes the source of one decoder: a function (buffer, position) -> (message, next position).
 
-One function per (message, version), nested messages unrolled into it. Neighbours of fixed width are read by one
-Struct, together with the length prefix that follows them. Bounds are not checked field by field: a length is never
-negative, a count of elements is checked against the bytes that are left, and so a message cut short either ends in
-IndexError or struct.error, or leaves the position beyond the end, which `schema.Message` checks once.
+One function per (message, version), with nested messages unrolled. Adjacent fields of fixed width
+are read by one Struct, together with the length prefix after them. Invariant: a truncated message
+raises IndexError or struct.error, or ends with a position beyond the buffer, which `schema.Message`
+checks once. So no field has its own bounds check: lengths are never negative, and an element count
+is checked against the remaining bytes.
 """
 
 from __future__ import annotations
@@ -18,23 +19,27 @@ from tidelog.protocol.errors import MalformedMessage
 
 Decoder = Callable[[Any, int], tuple[Any, int]]
 
-# Arrays of up to this many integers are read by a Struct made beforehand.
 PREPARED_COUNT = 17
-# What the elements of all arrays of one message may cost together; a number costs 1, a string, message or tagged field
-# ELEMENT_COST.
-# It lets through a million topics in an answer, and keeps a frame of 100 MB of empty names from becoming gigabytes of
-# objects. A request may name a twentieth of that: whoever serves it spends some microseconds on each.
+"""Arrays with fewer integers than this are read by a Struct made in advance."""
 BUDGET = 8_000_000
+"""The maximum total cost of the array elements of one message.
+
+A number costs 1; a string, message or tagged field costs ELEMENT_COST. The budget allows a million
+topics in a response, and prevents that a frame of 100 MB of empty names becomes gigabytes of
+objects.
+"""
 REQUEST_BUDGET = 400_000
+"""A twentieth for a request: the broker spends some microseconds on each element."""
 ELEMENT_COST = 8
-# Of one array, whatever its elements cost, and of one section of tagged fields.
 ELEMENTS_MAX = 1_000_000
+"""The maximum number of elements of one array, at any cost."""
 TAGGED_FIELDS_MAX = 10_000
+"""The maximum number of tagged fields in one section."""
 PREPARED = {width: [Struct(f">{count}{width}").unpack_from for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
 
 
 def minimum_size(message: type[Declaration], version: int) -> int:
-    """Bytes that the shortest encoding takes: what bounds the count of an array."""
+    """The size of the shortest encoding, which bounds the element count of an array."""
     flexible = version >= message.FLEXIBLE_FROM
     size = 1 if flexible else 0
     for _, field in message.FIELDS:
@@ -52,15 +57,15 @@ def _minimum_field_size(field: Field, version: int, compact: bool) -> int:
 
 
 class DecoderSource:
-    """Emits statements into `lines`; `names` are the globals they refer to.
+    """Emits statements into `lines`; `names` are their globals.
 
-    `run` holds the fixed-width values that are read next: (struct format, assignment target) pairs.
+    `run` holds the pending fixed-width values: (struct format, assignment target) pairs.
     """
 
     def __init__(self, message: type[Declaration], version: int, *, views: bool) -> None:
         self.version = version
         self.flexible = version >= message.FLEXIBLE_FROM
-        self.views = views  # the buffer may be a memoryview; else it is bytes
+        self.views = views  # True: the buffer may be a memoryview; False: it is bytes
         self.lines: list[str] = []
         self.depth = 1
         self.run: list[tuple[str, str]] = []
@@ -116,7 +121,7 @@ class DecoderSource:
     # -- values
 
     def message(self, message: type[Declaration]) -> str:
-        """Decode into a new local variable and return its name."""
+        """Emit the decoding of a message into a new local variable and return its name."""
         variable = self.name("m")
         self.emit(f"{variable} = new({self.constant(message.__name__ + '_', message)})")
         tagged: list[tuple[str, Field]] = []
@@ -203,7 +208,10 @@ class DecoderSource:
             self.depth -= 1
 
     def length(self, compact: bool, width: str) -> str:
-        """Read a length prefix: null is 0 when compact (lengths are one too high), negative otherwise."""
+        """Emit the read of a length prefix.
+
+        Null is 0 when compact (lengths are one higher), else negative.
+        """
         length = self.name("n")
         self.run.append(("B" if compact else width, length))
         self.flush()
@@ -283,10 +291,10 @@ class DecoderSource:
 
 
 def compile_decoder(message: type[Declaration], version: int, *, views: bool) -> Decoder:
-    written = DecoderSource(message, version, views=views)
-    code = compile(written.source, f"<decoder of {message.__name__} version {version}>", "exec")
-    exec(code, written.names)  # noqa: S102 - our own text, made of declarations only
-    decoder: Decoder = written.names["decode"]
+    decoder_source = DecoderSource(message, version, views=views)
+    code = compile(decoder_source.source, f"<decoder of {message.__name__} version {version}>", "exec")
+    exec(code, decoder_source.names)  # noqa: S102 - our own text, made of declarations only
+    decoder: Decoder = decoder_source.names["decode"]
     return decoder
 
 

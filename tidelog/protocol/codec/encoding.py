@@ -1,8 +1,9 @@
-"""Writes the Python source of one encoder: a function (message, out: bytearray) -> None, the mirror of `decoding`.
+"""Writes the source of one encoder: a function (message, out: bytearray) -> None.
 
-One function per (message, version), nested messages unrolled into it; neighbours of fixed width, the length prefix
-that follows them and an empty section of tagged fields are packed by one Struct. A field that the version lacks must
-hold its default or be ignorable (Kafka's rule), else UNSUPPORTED_VERSION.
+One function per (message, version), with nested messages unrolled. One Struct packs adjacent fields
+of fixed width, the length prefix after them and an empty section of tagged fields. Invariant
+(Kafka's rule): a field that the version lacks must hold its default or be ignorable, else
+UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 Encoder = Callable[[Any, bytearray], None]
 
-# Arrays of up to this many integers are packed by a Struct made beforehand.
 PREPARED_COUNT = 17
+"""Arrays with fewer integers than this are packed by a Struct made in advance."""
 PREPARED = {width: [Struct(f">{count}{width}").pack for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
 
 _PAD = "x"  # one zero byte: an empty section of tagged fields
 
 
 class EncoderSource:
-    """Emits statements into `lines`; `names` are the globals they refer to.
+    """Emits statements into `lines`; `names` are their globals.
 
-    `run` holds the fixed-width values to be written next: (struct format, expression) pairs. `out` names the
-    bytearray that is written to, which changes inside a tagged field, whose size must be known first.
+    `run` holds the pending fixed-width values: (struct format, expression) pairs. `out` is the name
+    of the output bytearray. A tagged field has its own output, because its size is written before
+    it.
     """
 
     def __init__(self, message: type[Declaration], version: int) -> None:
@@ -58,8 +60,8 @@ class EncoderSource:
         self.counter += 1
         return f"{stem}{self.counter}"
 
-    def packed(self, run: list[tuple[str, str]]) -> str:
-        """The statement that writes a run."""
+    def pack_statement(self, run: list[tuple[str, str]]) -> str:
+        """The statement that packs a run."""
         if all(width == _PAD for width, _ in run):
             return f"{self.out} += {bytes(len(run))!r}"
         if len(run) == 1 and run[0][0] == "B":
@@ -71,16 +73,16 @@ class EncoderSource:
 
     def flush(self) -> None:
         if self.run:
-            self.emit(self.packed(self.run))
+            self.emit(self.pack_statement(self.run))
             self.run.clear()
 
     def length(self, length: str, compact: bool, width: str) -> None:
-        """Write a length prefix (already one too high when compact) together with the run before it."""
+        """Emit a length prefix (one higher when compact) together with the run before it."""
         if not compact:
             self.run.append((width, length))
             self.flush()
             return
-        self.emit(f"if {length} < 128: {self.packed([*self.run, ('B', length)])}")
+        self.emit(f"if {length} < 128: {self.pack_statement([*self.run, ('B', length)])}")
         self.emit("else:")
         self.depth += 1
         self.flush()
@@ -107,7 +109,7 @@ class EncoderSource:
                 self.run.append((_PAD, ""))
 
     def tagged_fields(self, fields: list[tuple[str, Field]]) -> None:
-        """Only those that differ from their default, in the order of their tags."""
+        """Emit the fields that differ from their default, in tag order."""
         present = [self.name("c") for _ in fields]
         for flag, (value, field) in zip(present, fields):
             self.emit(f"{flag} = {differs(value, field)}")
@@ -117,7 +119,7 @@ class EncoderSource:
         self.flush()
         self.emit(f"if {count}:")
         self.depth += 1
-        for flag, (value, field) in sorted(zip(present, fields), key=lambda each: each[1][1].tag or 0):
+        for flag, (value, field) in sorted(zip(present, fields), key=lambda pair: pair[1][1].tag or 0):
             self.emit(f"if {flag}:")
             self.depth += 1
             outer, self.out = self.out, self.name("sub")
@@ -163,7 +165,7 @@ class EncoderSource:
         self.depth -= 1
 
     def sized(self, local: str, kind: str, nullable: bool, compact: bool) -> None:
-        """A string, a byte string or records."""
+        """Emit a string, a byte string or records."""
         length = self.name("n")
         one_more = " + 1" if compact else ""
         if nullable:
@@ -213,7 +215,7 @@ class EncoderSource:
 
 
 def differs(value: str, field: Field) -> str:
-    """An expression: does `value` differ from the field's default?"""
+    """The expression that is true when `value` differs from the field's default."""
     if field.default is None:
         return f"({value} is not None)"
     if field.kind == "array":
@@ -225,10 +227,10 @@ def differs(value: str, field: Field) -> str:
 
 
 def compile_encoder(message: type[Declaration], version: int) -> Encoder:
-    written = EncoderSource(message, version)
-    code = compile(written.source, f"<encoder of {message.__name__} version {version}>", "exec")
-    exec(code, written.names)  # noqa: S102 - our own text, made of declarations only
-    encoder: Encoder = written.names["encode"]
+    encoder_source = EncoderSource(message, version)
+    code = compile(encoder_source.source, f"<encoder of {message.__name__} version {version}>", "exec")
+    exec(code, encoder_source.names)  # noqa: S102 - our own text, made of declarations only
+    encoder: Encoder = encoder_source.names["encode"]
     return encoder
 
 

@@ -1,8 +1,9 @@
-"""The words in which messages are declared: one function per wire type, each describing one field.
+"""The functions that declare the fields of messages: one function per wire type.
 
-A declaration reads `name: str | None = string("0+", nullable="10+")`. The functions return a `Field`, but are typed as
-the value the attribute will hold, so that a type checker compares declaration and annotation. Versions are written as
-in Kafka's schemas: "3+", "0-7", "4", "none"; left out, the field is in every version of its message.
+A declaration is `name: str | None = string("0+", nullable="10+")`. The functions return a `Field`,
+but their declared type is that of the attribute's value, so that a type checker compares
+declaration and annotation. Versions are written as in Kafka's schemas: "3+", "0-7", "4", "none". By
+default a field is in every version of its message.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NEVER = 1 << 15  # versions are int16: a lower bound that no version reaches
 ALL = range(NEVER)
 NONE = range(0)
 
-# struct format and size of what has a fixed width
+# Struct format and size of each fixed-width type.
 FIXED_WIDTH = {
     "bool": ("?", 1),
     "int8": ("b", 1),
@@ -44,8 +45,12 @@ def parse_versions(text: str) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One declared field. `kind` is Kafka's type name, "struct" or "array"; `element` the class of a struct, or what
-    an array holds (a kind's name, or a class). `tag` is None for a field that is never tagged."""
+    """One declared field.
+
+    `kind` is Kafka's type name, "struct" or "array". `element` is the class of a struct, or the
+    element type of an array (the name of a kind, or a class). `tag` is None for a field that is
+    never tagged.
+    """
 
     kind: str
     element: Any
@@ -62,7 +67,7 @@ class Field:
 
 
 class Declaration(Protocol):
-    """What encoders and decoders are compiled from: the class of a message (`schema.Message`)."""
+    """The input of the encoder and decoder compilers: the class of a message (`schema.Message`)."""
 
     FIELDS: ClassVar[tuple[tuple[str, Field], ...]]
     FLEXIBLE_FROM: ClassVar[int]
@@ -127,7 +132,7 @@ def float64(versions: str = "0+", *, default: float = 0.0, ignorable: bool = Fal
 
 
 def uuid(versions: str = "0+", *, default: bytes = bytes(16), ignorable: bool = False, tag: int | None = None) -> bytes:
-    """16 raw bytes, all zero for none."""
+    """16 raw bytes; all zero means no value."""
     return cast(bytes, _field("uuid", default, versions, ignorable, tag))
 
 
@@ -158,7 +163,10 @@ def byte_string(
 def record_batches(
     versions: str = "0+", *, nullable: str = "none", ignorable: bool = False, tag: int | None = None
 ) -> Bytes | None:
-    """Record batches as they are: a view into the decoded buffer; anything bytes-like is encoded. Default None."""
+    """Record batches: decoded as a view into the buffer, encoded from any bytes-like value.
+
+    Default None.
+    """
     return cast("Bytes | None", _field("records", None, versions, ignorable, tag, nullable=nullable))
 
 
@@ -171,7 +179,10 @@ def struct(
     ignorable: bool = False,
     tag: int | None = None,
 ) -> T:
-    """One nested message; its default is the message of defaults, unless `default=None` is given."""
+    """One nested message.
+
+    Its default is a message with default fields, or None with `default=None`.
+    """
     return cast(T, _field("struct", default, versions, ignorable, tag, nullable=nullable, element=of))
 
 
@@ -184,7 +195,9 @@ def array(
     ignorable: bool = False,
     tag: int | None = None,
 ) -> list[T]:
-    """A list of nested messages (`of` is their class) or of primitives (`of` is the function above for one of them)."""
+    """A list of nested messages (`of` is their class) or of primitives (`of` is their function
+    above).
+    """
     element = of if isinstance(of, type) else _PRIMITIVES[of]
     return cast("list[T]", _field("array", default, versions, ignorable, tag, nullable=nullable, element=element))
 

@@ -1,9 +1,9 @@
-"""Kafka's variable-length primitives: varints, compact strings and byte strings, the section of tagged fields.
+"""Kafka's variable-length primitives: varints, and the section of tagged fields.
 
-Readers take (buffer, position) and return (value, next position); writers append to a bytearray. A reader raises
-IndexError at the end of the buffer and MalformedMessage for a value that cannot be; whoever reads what came from
-outside turns the former into the latter (`schema.Message.read` does). A byte string may come back short when the
-buffer ends inside it: the next position then lies beyond the buffer, and the next read, or the check at the end, fails.
+Readers take (buffer, position) and return (value, next position); writers append to a bytearray. A
+reader raises IndexError at the end of the buffer and MalformedMessage for an impossible value.
+Callers with untrusted input convert the first into the second, as `schema.Message.read` does. A
+skipped field may end beyond the buffer: then the next read, or the check at the end, fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INT64_LIMIT = 1 << 64
 
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Unsigned 32-bit varint, least significant seven bits first."""
+    """Read an unsigned 32-bit varint, least significant seven bits first."""
     byte = buffer[position]
     position += 1
     if byte < 0x80:
@@ -28,7 +28,7 @@ def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def continue_uvarint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
-    """The rest of an unsigned varint whose `first` byte (its continuation bit set) has been read."""
+    """Read the rest of an unsigned varint after its `first` byte."""
     value = first & 0x7F
     shift = 7
     while True:
@@ -46,7 +46,7 @@ def continue_uvarint(buffer: Buffer, position: int, first: int) -> tuple[int, in
 
 
 def read_uvarlong(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Unsigned 64-bit varint."""
+    """Read an unsigned 64-bit varint."""
     value = shift = 0
     while True:
         byte = buffer[position]
@@ -63,13 +63,13 @@ def read_uvarlong(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """Signed 32-bit varint (zigzag), as in records."""
+    """Read a signed 32-bit varint (zigzag), as in records."""
     value, position = read_uvarint(buffer, position)
     return (value >> 1) ^ -(value & 1), position
 
 
 def write_uvarint(out: bytearray, value: int) -> None:
-    """Any unsigned value; the caller answers for its range."""
+    """Append an unsigned varint. The caller checks the range of the value."""
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
         value >>= 7
@@ -77,12 +77,12 @@ def write_uvarint(out: bytearray, value: int) -> None:
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Signed 32 bits."""
+    """Append a signed 32-bit varint (zigzag)."""
     write_uvarint(out, (value << 1) ^ (value >> 31))
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
-    """Position after `count` tagged fields, none of which is known to the caller."""
+    """The position after `count` unknown tagged fields."""
     while count:
         _, position = read_uvarint(buffer, position)
         size_bytes, position = read_uvarint(buffer, position)

@@ -1,10 +1,11 @@
-"""Messages: declare one as a typed class with version ranges, and it can be built, compared, encoded and decoded.
+"""Messages: a typed class with version ranges that can be built, compared, encoded and decoded.
 
     class MetadataRequest(Message, key=3, versions="0-13", flexible="9+"):
         topics: list[MetadataRequestTopic] | None = array(MetadataRequestTopic, nullable="1+")
 
-Encoders and decoders are compiled on first use, one per (message, version); `decoding` and `encoding` write them.
-Whatever the bytes, decoding ends in a message, `MalformedMessage`, or UNSUPPORTED_VERSION for an undeclared version.
+Encoders and decoders are compiled on first use, one per (message, version); `decoding` and
+`encoding` write their source. Invariant: for any bytes, decoding returns a message or raises
+`MalformedMessage`, or UNSUPPORTED_VERSION for an undeclared version.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _UNENCODABLE = (StructError, AttributeError, TypeError, UnicodeEncodeError, Over
 
 
 class _Decoders(dict[int, Decoder]):
-    """Version -> decoder, compiled when first asked for."""
+    """Version -> decoder, compiled on first use."""
 
     def __init__(self, message: type[Message]) -> None:
         self.message = message
@@ -73,7 +74,7 @@ class _Decoders(dict[int, Decoder]):
 
 
 class _Encoders(dict[int, Encoder]):
-    """Version -> encoder, compiled when first asked for."""
+    """Version -> encoder, compiled on first use."""
 
     def __init__(self, message: type[Message]) -> None:
         self.message = message
@@ -91,7 +92,7 @@ def _check_version(message: type[Message], version: int) -> None:
 
 @dataclass_transform(kw_only_default=True)
 class MessageType(type):
-    """Turns the declared fields into slots, and remembers them in `FIELDS`."""
+    """Turns the declared fields into slots and stores them in `FIELDS`."""
 
     def __new__(
         mcls,
@@ -104,10 +105,10 @@ class MessageType(type):
         flexible: str = "none",
         in_place: bool = False,
     ) -> MessageType:
-        fields = tuple((each, value) for each, value in namespace.items() if isinstance(value, Field))
-        for each, _ in fields:
-            del namespace[each]
-        namespace["__slots__"] = tuple(each for each, _ in fields)
+        fields = tuple((attribute, value) for attribute, value in namespace.items() if isinstance(value, Field))
+        for attribute, _ in fields:
+            del namespace[attribute]
+        namespace["__slots__"] = tuple(attribute for attribute, _ in fields)
         namespace["FIELDS"] = fields
         namespace["API_KEY"] = key
         namespace["VERSIONS"] = NONE
@@ -116,20 +117,20 @@ class MessageType(type):
         namespace["READS_IN_PLACE"] = in_place or namespace["HAS_RECORDS"]
         if bases:
             namespace["__init__"] = _build_on_first_use
-        created: Any = super().__new__(mcls, name, bases, namespace)
-        created.DECODERS = _Decoders(created)
-        created.ENCODERS = _Encoders(created)
+        message_class: Any = super().__new__(mcls, name, bases, namespace)
+        message_class.DECODERS = _Decoders(message_class)
+        message_class.ENCODERS = _Encoders(message_class)
         if versions != "none":
-            _adopt(created, parse_versions(versions), parse_versions(flexible))
-        return created  # type: ignore[no-any-return]
+            _set_versions(message_class, parse_versions(versions), parse_versions(flexible))
+        return message_class  # type: ignore[no-any-return]
 
 
 def _has_records(field: Field) -> bool:
     return field.kind == "records" or (isinstance(field.element, type) and field.element.HAS_RECORDS)  # type: ignore[attr-defined]
 
 
-def _adopt(message: type[Message], versions: range, flexible: range) -> None:
-    """A message's versions are those of the messages nested in it."""
+def _set_versions(message: type[Message], versions: range, flexible: range) -> None:
+    """Set the versions of a message and of the messages nested in it."""
     flexible_from = flexible.start if flexible else NEVER
     if message.VERSIONS:
         assert flexible_from == message.FLEXIBLE_FROM, f"{message.__name__} is shared by messages that differ"
@@ -138,14 +139,14 @@ def _adopt(message: type[Message], versions: range, flexible: range) -> None:
     message.FLEXIBLE_FROM = flexible_from
     for _, field in message.FIELDS:
         if isinstance(field.element, type):
-            _adopt(field.element, versions, flexible)
+            _set_versions(field.element, versions, flexible)
 
 
 def _build_on_first_use(self: Message, **values: Any) -> None:
-    """Stands in for `__init__` until the first message of a class is made."""
-    kind = type(self)
-    kind.__init__ = _constructor(kind)  # type: ignore[method-assign]
-    kind.__init__(self, **values)
+    """The `__init__` of a class until its first message is created."""
+    message_class = type(self)
+    message_class.__init__ = _constructor(message_class)  # type: ignore[method-assign]
+    message_class.__init__(self, **values)
 
 
 def _constructor(message: type[Message]) -> Any:
@@ -167,10 +168,12 @@ def _constructor(message: type[Message]) -> Any:
 
 
 class Message(metaclass=MessageType):
-    """Base of every message. The constructor takes the fields by keyword and gives the rest Kafka's defaults.
+    """The base of every message. The constructor takes fields by keyword; others get Kafka's
+    defaults.
 
-    `VERSIONS` are those declared, `FLEXIBLE_FROM` the first with compact types and tagged fields; a nested message has
-    those of the messages it is part of. `API_KEY` is the API's key, or the record type's in the metadata log.
+    `VERSIONS` are the declared versions. `FLEXIBLE_FROM` is the first version with compact types
+    and tagged fields. A nested message has those of its outer messages. `API_KEY` is the key of the
+    API, or of the record type in the metadata log.
     """
 
     FIELDS: ClassVar[tuple[tuple[str, Field], ...]]
@@ -184,7 +187,10 @@ class Message(metaclass=MessageType):
 
     @classmethod
     def decode(cls, buffer: Bytes, version: int) -> Self:
-        """The message that is the whole of `buffer`. Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION)."""
+        """Decode a message that fills `buffer`.
+
+        Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION).
+        """
         message, position = cls.read(buffer, 0, version)
         if position != len(buffer):
             raise MalformedMessage(f"{len(buffer) - position} bytes follow {cls.__name__} version {version}")
@@ -192,9 +198,10 @@ class Message(metaclass=MessageType):
 
     @classmethod
     def read(cls, buffer: Bytes, position: int, version: int) -> tuple[Self, int]:
-        """The message at `position`, and where it ends. Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION).
+        """Decode the message at `position` and return it with its end.
 
-        Records stay views into `buffer`; a message that can hold none copies a buffer that is not bytes.
+        Raises MalformedMessage, KafkaError(UNSUPPORTED_VERSION). Records remain views into
+        `buffer`. A message type without records copies a buffer that is not bytes.
         """
         decoder = cls.DECODERS[version]
         if type(buffer) is not bytes and not cls.READS_IN_PLACE:
@@ -208,13 +215,19 @@ class Message(metaclass=MessageType):
         return message, end
 
     def encode(self, version: int) -> bytes:
-        """Raises KafkaError(UNSUPPORTED_VERSION) if `version` cannot carry it, ValueError for a value out of range."""
+        """Encode the message. Raises ValueError for a value out of range.
+
+        Raises KafkaError(UNSUPPORTED_VERSION) when `version` cannot express it.
+        """
         out = bytearray()
         self.write(out, version)
         return bytes(out)
 
     def write(self, out: bytearray, version: int) -> None:
-        """Append to `out`; raises as `encode`, and then may leave part of the message in `out`."""
+        """Append the message to `out`.
+
+        Raises as `encode`; part of the message may be in `out` then.
+        """
         encoder = type(self).ENCODERS[version]
         try:
             encoder(self, out)
@@ -229,9 +242,9 @@ class Message(metaclass=MessageType):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={_shown(getattr(self, name))}" for name, _ in self.FIELDS)
+        values = ", ".join(f"{name}={_format_value(getattr(self, name))}" for name, _ in self.FIELDS)
         return f"{type(self).__name__}({values})"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"<{len(value)} bytes>" if isinstance(value, memoryview) else repr(value)

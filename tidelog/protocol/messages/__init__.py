@@ -1,1 +1,1 @@
-"""One file per API: its request and its response, for every version served."""
+"""One file per API with its request and response, for every supported version."""

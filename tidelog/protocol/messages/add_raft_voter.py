@@ -1,4 +1,5 @@
-"""AddRaftVoter, key 80, versions 0-1, flexible from the first: one more voter in the metadata quorum (KIP-853).
+"""AddRaftVoter, key 80, versions 0-1, flexible from the first: one more voter in the metadata
+quorum (KIP-853).
 
 Version 1 chooses whether to wait until the new set of voters is committed.
 """

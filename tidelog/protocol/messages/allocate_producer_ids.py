@@ -1,4 +1,6 @@
-"""AllocateProducerIds, key 67, version 0, flexible: a block of producer ids for one broker to hand out (KIP-730)."""
+"""AllocateProducerIds, key 67, version 0, flexible: a block of producer ids for one broker to hand
+out (KIP-730).
+"""
 
 from __future__ import annotations
 

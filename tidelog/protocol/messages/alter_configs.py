@@ -1,4 +1,5 @@
-"""AlterConfigs, key 33, versions 0-2: replace everything that is set for a resource; version 2 is flexible.
+"""AlterConfigs, key 33, versions 0-2: replace everything that is set for a resource; version 2 is
+flexible.
 
 Superseded by IncrementalAlterConfigs; clients that only know this one must read first.
 """

@@ -1,6 +1,8 @@
-"""AlterPartition, key 56, versions 2-3, flexible from the first: a leader proposes another ISR to the controller.
+"""AlterPartition, key 56, versions 2-3, flexible from the first: a leader proposes another ISR to
+the controller.
 
-Version 3 gives each member's broker epoch with it, so that a replica that restarted since is not taken in (KIP-903).
+Version 3 adds each member's broker epoch, so that a replica that has restarted meanwhile is refused
+(KIP-903).
 """
 
 from __future__ import annotations

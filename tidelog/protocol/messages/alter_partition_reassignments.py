@@ -1,4 +1,5 @@
-"""AlterPartitionReassignments, key 45, versions 0-1, flexible from the first: move partitions, or cancel it.
+"""AlterPartitionReassignments, key 45, versions 0-1, flexible from the first: move partitions, or
+cancel it.
 
 Version 1 may forbid a change of the replication factor. Null replicas cancel (KIP-455).
 """

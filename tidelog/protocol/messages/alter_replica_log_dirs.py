@@ -1,4 +1,6 @@
-"""AlterReplicaLogDirs, key 34, versions 1-2: replicas are to move into this log directory; version 2 is flexible."""
+"""AlterReplicaLogDirs, key 34, versions 1-2: move replicas to a log directory; version 2 is
+flexible.
+"""
 
 from __future__ import annotations
 

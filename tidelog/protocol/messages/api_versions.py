@@ -1,8 +1,8 @@
-"""ApiVersions, key 18, versions 0-4: what a connection may ask for.
+"""ApiVersions, key 18, versions 0-4: the APIs and versions of a broker.
 
-Version 3 is flexible and carries the client's name and release and the cluster's features, 4 lets a feature start at
-level 0. The response keeps header version 0 in every version, so that a client that guessed too high can still read the
-refusal (`api.response_header_version`).
+Version 3 is flexible and carries the client's name and release and the cluster's features, 4 lets a
+feature start at level 0. The response keeps header version 0 in every version, so that a client
+whose version is too high can still read the error (`api.response_header_version`).
 """
 
 from __future__ import annotations

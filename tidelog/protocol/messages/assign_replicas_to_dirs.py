@@ -1,4 +1,6 @@
-"""AssignReplicasToDirs, key 73, version 0, flexible: in which log directory a broker keeps a replica (KIP-858)."""
+"""AssignReplicasToDirs, key 73, version 0, flexible: the log directories of a broker's replicas
+(KIP-858).
+"""
 
 from __future__ import annotations
 

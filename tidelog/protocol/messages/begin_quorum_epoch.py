@@ -1,6 +1,7 @@
-"""BeginQuorumEpoch, key 53, versions 0-1: an elected leader of the metadata log makes itself known to the voters.
+"""BeginQuorumEpoch, key 53, versions 0-1: an elected leader of the metadata log announces itself to
+voters.
 
-Version 1 is flexible, names voters by directory and tells where the leader listens (KIP-853).
+Version 1 is flexible, names voters by directory and adds the leader's addresses (KIP-853).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""BrokerHeartbeat, key 63, versions 0-2, flexible from the first: a broker is alive, caught up, wants to leave.
+"""BrokerHeartbeat, key 63, versions 0-2, flexible from the first: a broker's state and requested
+state.
 
-Version 1 lists log directories that went offline, 2 those that take no more replicas; both are tagged fields.
+Version 1 adds offline log directories, 2 cordoned ones, which take no more replicas; both are
+tagged fields.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""BrokerRegistration, key 62, versions 0-4, flexible from the first: a broker's incarnation joins the cluster.
+"""BrokerRegistration, key 62, versions 0-4, flexible from the first: a broker's incarnation joins
+the cluster.
 
-Version 1 tells of a migration from ZooKeeper, 2 the log directories (KIP-858), 3 the epoch before a clean shutdown
-(KIP-966), 4 allows features that start at level 0.
+Version 1 tells of a migration from ZooKeeper, 2 the log directories (KIP-858), 3 the epoch before a
+clean shutdown (KIP-966), 4 allows features that start at level 0.
 """
 
 from __future__ import annotations

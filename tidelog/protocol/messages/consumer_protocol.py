@@ -1,8 +1,10 @@
-"""What consumers tell each other through JoinGroup and SyncGroup, opaque to the broker; versions 0-3.
+"""Messages between the consumers of a group in JoinGroup and SyncGroup, opaque to the broker;
+versions 0-3.
 
-On the wire an int16 version precedes the message. Version 1 adds the partitions owned, 2 the generation they were owned
-in, 3 the rack. As Kafka's consumers do, a reader takes a version above 3 for 3 and ignores what follows. Kafka has two
-equal `TopicPartition` structs here; they are one.
+On the wire an int16 version precedes the message. Version 1 adds the owned partitions, 2 the
+generation of that ownership, 3 the rack. As in Kafka's consumers, a reader treats a version above 3
+as 3 and ignores the added bytes. Kafka has two equal `TopicPartition` structs here; this module has
+one.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def encode_subscription(subscription: ConsumerProtocolSubscription, version: int
 
 
 def decode_subscription(data: Bytes) -> tuple[ConsumerProtocolSubscription, int]:
-    """The subscription and the version it was written in. Raises MalformedMessage."""
+    """The subscription and its version. Raises MalformedMessage."""
     version = _written_version(data)
     return ConsumerProtocolSubscription.read(data, _VERSION.size, min(version, 3))[0], version
 
@@ -50,7 +52,10 @@ def encode_assignment(assignment: ConsumerProtocolAssignment, version: int = 3) 
 
 
 def decode_assignment(data: Bytes) -> ConsumerProtocolAssignment:
-    """Raises MalformedMessage; the empty bytes a member without assignment gets are the caller's to handle."""
+    """The assignment. Raises MalformedMessage.
+
+    The caller handles the empty bytes of a member without assignment.
+    """
     return ConsumerProtocolAssignment.read(data, _VERSION.size, min(_written_version(data), 3))[0]
 
 

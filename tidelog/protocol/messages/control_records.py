@@ -1,8 +1,8 @@
-"""Values of control records: transaction markers, and what the metadata log says about itself.
+"""Values of control records: transaction markers, and the metadata log's records about itself.
 
-Each value starts with its version (int16): for `EndTxnMarker` it is a prefix, for the others the first field. Their
-keys, an int16 version and an int16 type, are `records`' business. Kafka has two structs called `Voter` here; each
-carries the name of its message in front.
+Each value starts with its version (int16): a prefix for `EndTxnMarker`, the first field for the
+others. `batches.control_batches` has their keys, an int16 version and an int16 type. Kafka has two
+structs called `Voter` here; their names here start with the name of the message.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class VotersRecord(Message, versions="0", flexible="0+"):
 
 
 def encode_control_value(value: Message, version: int = 0) -> bytes:
-    """The value of a control record; `version` must be what the message's own `version` field says, if it has one."""
+    """The value of a control record.
+
+    `version` must equal the message's own `version` field, if it has one.
+    """
     if isinstance(value, EndTxnMarker):
         return _VERSION.pack(version) + value.encode(version)
     assert getattr(value, "version") == version, f"{value} is to be written as version {version}"  # noqa: B009

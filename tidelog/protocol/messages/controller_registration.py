@@ -1,4 +1,6 @@
-"""ControllerRegistration, key 70, version 0, flexible: a controller tells its addresses and features (KIP-919)."""
+"""ControllerRegistration, key 70, version 0, flexible: a controller's addresses and features
+(KIP-919).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""CreatePartitions, key 37, versions 0-3: more partitions for topics, by count, or with their replicas.
+"""CreatePartitions, key 37, versions 0-3: more partitions for topics, by count, or with their
+replicas.
 
 Version 2 is flexible, 3 may be throttled by a quota.
 """

@@ -1,7 +1,8 @@
 """CreateTopics, key 19, versions 2-7.
 
-Version 4 takes -1 for the broker's default partitions and replication factor, 5 is flexible and returns the topic's
-shape and configuration, 6 may be throttled by a quota, 7 returns the topic's id.
+Version 4 takes -1 for the broker's default partitions and replication factor, 5 is flexible and
+returns the topic's shape and configuration, 6 may be throttled by a quota, 7 returns the topic's
+id.
 """
 
 from __future__ import annotations

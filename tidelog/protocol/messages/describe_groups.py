@@ -1,6 +1,7 @@
 """DescribeGroups, key 15, versions 0-6: state, protocol and members of groups.
 
-Version 3 adds authorized operations, 4 static members, 5 is flexible, 6 adds an error message and GROUP_ID_NOT_FOUND.
+Version 3 adds authorized operations, 4 static members, 5 is flexible, 6 adds an error message and
+GROUP_ID_NOT_FOUND.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""DescribeLogDirs, key 35, versions 1-5: log directories and the replicas in each, with sizes and lag.
+"""DescribeLogDirs, key 35, versions 1-5: log directories and the replicas in each, with sizes and
+lag.
 
-Version 2 is flexible, 3 adds an error for the whole request, 4 the volume's size, 5 whether a directory
-is cordoned.
+Version 2 is flexible, 3 adds an error for the whole request, 4 the volume's size, 5 whether a
+directory is cordoned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""DescribeProducers, key 61, version 0 (KIP-664): who has written to a partition, and which transactions are open."""
+"""DescribeProducers, key 61, version 0 (KIP-664): a partition's active producers and open
+transactions.
+"""
 
 from __future__ import annotations
 

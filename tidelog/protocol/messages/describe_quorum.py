@@ -1,7 +1,8 @@
-"""DescribeQuorum, key 55, versions 0-2, flexible from the first: the leader's view of voters and observers.
+"""DescribeQuorum, key 55, versions 0-2, flexible from the first: the leader's view of voters and
+observers.
 
-Version 1 adds when each replica last fetched and was last caught up (KIP-836), 2 directories, the voters' addresses and
-error messages (KIP-853).
+Version 1 adds when each replica last fetched and was last caught up (KIP-836), 2 directories, the
+voters' addresses and error messages (KIP-853).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""DescribeTopicPartitions, key 75, version 0 (KIP-966): a topic's partitions page by page, with eligible leaders."""
+"""DescribeTopicPartitions, key 75, version 0 (KIP-966): a topic's partitions page by page, with
+eligible leaders.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ElectLeaders, key 43, versions 0-2: elect the preferred replica, or from version 1 on any (unclean), as leader.
+"""ElectLeaders, key 43, versions 0-2: elect the preferred replica, or from version 1 on any
+(unclean), as leader.
 
 Version 2 is flexible. A null list of partitions means all.
 """

@@ -1,4 +1,5 @@
-"""EndQuorumEpoch, key 54, versions 0-1: a leader of the metadata log resigns and says whom it would rather see elected.
+"""EndQuorumEpoch, key 54, versions 0-1: a leader of the metadata log resigns and names preferred
+successors.
 
 Version 1 is flexible and names the preferred candidates by directory too (KIP-853).
 """

@@ -1,4 +1,5 @@
-"""Envelope, key 58, version 0, flexible: a whole request, header included, that a broker passes on to the controller.
+"""Envelope, key 58, version 0, flexible: a whole request, header included, forwarded to the
+controller.
 
 `request_data` and `response_data` are frames without their length (KIP-590).
 """

@@ -1,9 +1,10 @@
 """Fetch, key 1, versions 4-18: record batches out, to consumers and followers.
 
-Version 4 brings isolation levels, 5 the log start offset, 7 incremental sessions, 9 the leader epoch, 11 racks, 12 is
-flexible and detects divergence, 13 speaks of topics by id, 15 moves the follower's identity into a tag, 16 says where
-current leaders live, 17 adds the follower's directory, 18 its high watermark. The broker itself uses `protocol.hot`;
-these declarations serve clients and hold the hand-written codec to the truth in tests.
+Version 4 brings isolation levels, 5 the log start offset, 7 incremental sessions, 9 the leader
+epoch, 11 racks, 12 is flexible and detects divergence, 13 names topics by id, 15 moves the
+follower's identity into a tag, 16 adds the addresses of current leaders, 17 the follower's
+directory, 18 its high watermark. The broker itself uses `protocol.hot`; clients use these
+declarations, and tests compare the hand-written codec with them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""FetchSnapshot, key 59, versions 0-1, flexible from the first: a piece of a metadata snapshot, by position.
+"""FetchSnapshot, key 59, versions 0-1, flexible from the first: a piece of a metadata snapshot, by
+position.
 
-Version 1 tells the fetching replica's directory and where the leader listens (KIP-853).
+Version 1 adds the fetching replica's directory and the leader's addresses (KIP-853).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""FindCoordinator, key 10, versions 0-6: which broker coordinates a group (0), transaction (1) or share group (2).
+"""FindCoordinator, key 10, versions 0-6: the coordinator of a group (0), transaction (1) or share
+group (2).
 
-Version 1 adds the kind of key, 3 is flexible, 4 asks for many keys at once and answers per key, 5 and 6 widen what may
-be answered and asked.
+Version 1 adds the key type, 3 is flexible, 4 has many keys per request with a result for each, 5
+adds error codes and 6 key types.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Records of `__consumer_offsets`: committed offsets and the classic groups' metadata.
 
-A key starts with its type (int16), a value with its version (int16); a null value is a tombstone. Kafka's key type 0
-(LegacyOffsetCommitKey) is read as the equal type 1, which is what is written. Keys of the newer groups (types 3 and up)
-are not declared. Which version of a value to write is the coordinator's choice.
+A key starts with its type (int16), a value with its version (int16); a null value is a tombstone.
+Kafka's key type 0 (LegacyOffsetCommitKey) is read as the equal type 1, and type 1 is written. Keys
+of the newer groups (types 3 and up) are not declared. The coordinator chooses the version of a
+value.
 """
 
 from __future__ import annotations

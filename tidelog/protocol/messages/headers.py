@@ -1,7 +1,9 @@
-"""Request and response headers, chosen by `api.request_header_version` and `api.response_header_version`.
+"""Request and response headers, chosen by `api.request_header_version` and
+`api.response_header_version`.
 
-A request's client id keeps its two-byte length in the flexible version too (the broker must be able to read the header
-of an ApiVersions request newer than itself). Version 0 of the request header went with ControlledShutdown.
+A request's client id keeps its two-byte length in the flexible version too (the broker must be able
+to read the header of an ApiVersions request newer than itself). Version 0 of the request header
+went with ControlledShutdown.
 """
 
 from __future__ import annotations

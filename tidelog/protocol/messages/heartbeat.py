@@ -1,4 +1,4 @@
-"""Heartbeat, key 12, versions 0-4: a member is alive, and learns of a rebalance.
+"""Heartbeat, key 12, versions 0-4: a member reports that it is alive, and gets news of a rebalance.
 
 Version 3 brings static members, 4 is flexible.
 """

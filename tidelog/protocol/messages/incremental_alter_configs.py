@@ -1,4 +1,5 @@
-"""IncrementalAlterConfigs, key 44, versions 0-1: set, delete, append to or subtract from single configs (KIP-339).
+"""IncrementalAlterConfigs, key 44, versions 0-1: set, delete, append to or subtract from single
+configs (KIP-339).
 
 Version 1 is flexible.
 """

@@ -1,7 +1,7 @@
 """InitProducerId, key 22, versions 0-5: an identity for an idempotent or transactional producer.
 
-Version 2 is flexible, 3 lets a producer name the identity it had, 4 may answer PRODUCER_FENCED, 5 belongs to KIP-890.
-Version 6 (two-phase commit, KIP-939) is unstable in Kafka 4.3 and not declared.
+Version 2 is flexible, 3 lets a producer name the identity it had, 4 may answer PRODUCER_FENCED, 5
+belongs to KIP-890. Version 6 (two-phase commit, KIP-939) is unstable in Kafka 4.3 and not declared.
 """
 
 from __future__ import annotations

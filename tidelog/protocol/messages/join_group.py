@@ -1,7 +1,8 @@
 """JoinGroup, key 11, versions 0-9: a member enters the classic group protocol.
 
-Version 1 adds the rebalance timeout, 4 makes new members come twice (MEMBER_ID_REQUIRED), 5 brings static members, 6 is
-flexible, 7 names the protocol type, 8 the reason for joining, 9 lets the coordinator skip the leader's assignment.
+Version 1 adds the rebalance timeout, 4 makes new members come twice (MEMBER_ID_REQUIRED), 5 brings
+static members, 6 is flexible, 7 names the protocol type, 8 the reason for joining, 9 lets the
+coordinator skip the leader's assignment.
 """
 
 from __future__ import annotations

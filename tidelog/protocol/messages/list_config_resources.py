@@ -1,6 +1,8 @@
-"""ListConfigResources, key 74, versions 0-1: which resources there are that can have configs (KIP-714, KIP-1142).
+"""ListConfigResources, key 74, versions 0-1: the resources that can have configs (KIP-714,
+KIP-1142).
 
-Version 0 knows metrics subscriptions only; version 1 asks by type, and for every type with an empty list.
+Version 0 knows metrics subscriptions only; version 1 asks by type, and for every type with an empty
+list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""ListOffsets, key 2, versions 1-11: the offset at a timestamp, at the ends, or at the largest timestamp.
+"""ListOffsets, key 2, versions 1-11: the offset at a timestamp, at the ends, or at the largest
+timestamp.
 
-Version 2 brings isolation levels, 4 leader epochs, 6 is flexible, 7 asks for the largest timestamp (-3), 8 for the
-local log's start (-4), 9 for the tiered end (-5), 10 carries a timeout, 11 asks for the earliest offset not yet tiered.
+Version 2 brings isolation levels, 4 leader epochs, 6 is flexible, 7 asks for the largest timestamp
+(-3), 8 for the local log's start (-4), 9 for the tiered end (-5), 10 carries a timeout, 11 asks for
+the earliest offset not yet tiered.
 """
 
 from __future__ import annotations

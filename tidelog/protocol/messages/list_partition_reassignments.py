@@ -1,4 +1,7 @@
-"""ListPartitionReassignments, key 46, version 0, flexible: the moves under way (KIP-455). A null list means all."""
+"""ListPartitionReassignments, key 46, version 0, flexible: ongoing moves (KIP-455).
+
+A null list means all.
+"""
 
 from __future__ import annotations
 

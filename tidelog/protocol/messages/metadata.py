@@ -1,8 +1,9 @@
 """Metadata, key 3, versions 0-13: brokers, topics, leaders; the call that auto-creates topics.
 
-Version 1 tells all topics (null) from none (empty), 4 lets the client forbid auto-creation, 5 lists offline replicas, 7
-the leader epoch, 8-10 authorized operations (those of the cluster moved to DescribeCluster after 10), 9 is flexible,
-10 adds topic ids, 12 asks by id, 13 answers with a top-level error code.
+Version 1 tells all topics (null) from none (empty), 4 lets the client forbid auto-creation, 5 lists
+offline replicas, 7 the leader epoch, 8-10 authorized operations (those of the cluster moved to
+DescribeCluster after 10), 9 is flexible, 10 adds topic ids, 12 asks by id, 13 answers with a
+top-level error code.
 """
 
 from __future__ import annotations

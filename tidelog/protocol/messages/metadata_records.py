@@ -1,7 +1,8 @@
-"""Records of `__cluster_metadata`, all of Kafka 4.3's, and the frame they travel in.
+"""Records of `__cluster_metadata`, all of Kafka 4.3's, and their frame.
 
-A record's value is: frame version 1, record type, message version (unsigned varints), message (`frame`, `unframe`).
-`API_KEY` is the record type. Which version to write follows from the metadata.version feature; every version is read.
+A record's value is: frame version 1, record type, message version (unsigned varints), message
+(`frame`, `unframe`). `API_KEY` is the record type. The metadata.version feature decides which
+version is written. Every version is readable.
 """
 
 from __future__ import annotations
@@ -254,7 +255,9 @@ def frame(record: Message, version: int) -> bytes:
 
 
 def unframe(value: Bytes) -> Message:
-    """The record in a value that `frame` or Kafka wrote; MalformedMessage for anything else, also unknown types."""
+    """The record in a value that `frame` or Kafka wrote; MalformedMessage for anything else, also
+    unknown types.
+    """
     try:
         frame_version, position = read_uvarint(value, 0)
         record_type, position = read_uvarint(value, position)

@@ -1,7 +1,7 @@
-"""OffsetCommit, key 8, versions 2-10: where a group has read to.
+"""OffsetCommit, key 8, versions 2-10: store the committed offsets of a group.
 
-Version 5 drops the retention time, 6 adds the leader epoch, 7 static members, 8 is flexible, 9 serves the newer groups
-(KIP-848), 10 speaks of topics by id.
+Version 5 drops the retention time, 6 adds the leader epoch, 7 static members, 8 is flexible, 9
+serves the newer groups (KIP-848), 10 names topics by id.
 """
 
 from __future__ import annotations

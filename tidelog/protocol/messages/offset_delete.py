@@ -1,4 +1,4 @@
-"""OffsetDelete, key 47, version 0: a group forgets where it has read to in some partitions; never flexible."""
+"""OffsetDelete, key 47, version 0: delete committed offsets of a group; never flexible."""
 
 from __future__ import annotations
 

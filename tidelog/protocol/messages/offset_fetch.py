@@ -1,7 +1,8 @@
-"""OffsetFetch, key 9, versions 1-10: where a group has read to, asked back.
+"""OffsetFetch, key 9, versions 1-10: read the committed offsets of a group.
 
-Version 2 asks for all topics (null) and adds a top-level error, 5 leader epochs, 6 is flexible, 7 waits for pending
-transactions, 8 asks for many groups, 9 serves the newer groups (KIP-848), 10 speaks of topics by id.
+Version 2 allows all topics (null) and adds a top-level error, 5 adds leader epochs, 6 is flexible,
+7 waits for pending transactions, 8 allows many groups, 9 serves the newer groups (KIP-848), 10
+names topics by id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""OffsetForLeaderEpoch, key 23, versions 2-4: where an epoch ended on the leader, for truncation.
+"""OffsetForLeaderEpoch, key 23, versions 2-4: the end of an epoch in the leader's log, for
+truncation.
 
 Version 3 tells followers (replica id) from consumers (-2), 4 is flexible.
 """

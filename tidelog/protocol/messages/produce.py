@@ -1,8 +1,9 @@
 """Produce, key 0, versions 3-13 (0-2 are only advertised): record batches in, offsets out.
 
-Version 3 brings batches of magic 2 and the transactional id, 5 the log start offset, 7 allows zstd, 8 names the faulty
-batches, 9 is flexible, 10 says who leads now, 13 speaks of topics by id. The broker itself uses `protocol.hot`; these
-declarations serve clients and hold the hand-written codec to the truth in tests.
+Version 3 brings batches of magic 2 and the transactional id, 5 the log start offset, 7 allows zstd,
+8 names the faulty batches, 9 is flexible, 10 names the current leader, 13 names topics by id. The
+broker itself uses `protocol.hot`; clients use these declarations, and tests compare the
+hand-written codec with them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SyncGroup, key 14, versions 0-5: the leader hands in the assignment, every member gets its part.
+"""SyncGroup, key 14, versions 0-5: the leader sends the assignment, every member receives its part.
 
 Version 3 brings static members, 4 is flexible, 5 names protocol type and protocol.
 """

@@ -1,4 +1,4 @@
-"""UnregisterBroker, key 64, version 0, flexible: forget a broker that is gone for good."""
+"""UnregisterBroker, key 64, version 0, flexible: remove the registration of a broker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""UpdateFeatures, key 57, versions 0-2, flexible from the first: move finalized features up or down.
+"""UpdateFeatures, key 57, versions 0-2, flexible from the first: move finalized features up or
+down.
 
-Version 1 adds a dry run and the kinds of downgrade, 2 answers with one error instead of one per feature.
+Version 1 adds a dry run and the kinds of downgrade, 2 answers with one error instead of one per
+feature.
 """
 
 from __future__ import annotations

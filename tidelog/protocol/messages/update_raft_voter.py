@@ -1,4 +1,6 @@
-"""UpdateRaftVoter, key 82, version 0, flexible: a voter tells its addresses and its kraft.version range (KIP-853)."""
+"""UpdateRaftVoter, key 82, version 0, flexible: a voter's addresses and kraft.version range
+(KIP-853).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Vote, key 52, versions 0-2, flexible from the first: a voter asks the others for their vote.
 
-Version 1 names voters by directory too (KIP-853), 2 may ask only whether a vote would be granted (pre-vote, KIP-996).
-Candidates put their last epoch and log end into the request; a refusal carries the epoch and leader the voter knows.
+Version 1 names voters by directory too (KIP-853), 2 may ask only whether a vote would be granted
+(pre-vote, KIP-996). Candidates put their last epoch and log end into the request; a refusal carries
+the epoch and leader the voter knows.
 """
 
 from __future__ import annotations
