@@ -81,8 +81,8 @@ def test_a_delivery_callback_that_would_wait_for_its_own_thread_is_refused(clust
 
 
 def test_the_queue_of_callbacks_has_an_end(cluster, monkeypatch):
-    monkeypatch.setattr("tidelog.client.sync.producer._MAX_QUEUED", 10)
-    monkeypatch.setattr("tidelog.client.sync.producer._MAX_QUEUED_BY_CALLBACKS", 50)
+    monkeypatch.setattr("tidelog.client.sync.producer._QUEUE_MAX", 10)
+    monkeypatch.setattr("tidelog.client.sync.producer._QUEUE_MAX_IN_CALLBACKS", 50)
     outcome: Future[int] = Future()
     with producer(cluster) as sending:
 

@@ -68,7 +68,7 @@ class CallerThread:
     @property
     def is_in_callback(self) -> bool:
         """Whether the calling thread is inside a callback."""
-        return getattr(self._callback_state, "now", False)
+        return getattr(self._callback_state, "is_active", False)
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """On the loop: let a waiting thread call the function, or the next thread that waits."""
