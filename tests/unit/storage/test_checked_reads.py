@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, iter_header
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import reader
 from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
 from tidelog.storage.segments.reader import read_from
 
 MakeLogs = Callable[..., Logs]
@@ -195,3 +197,18 @@ def test_a_repair_does_not_cut_the_file_under_a_slice_that_is_still_sent(logs: M
     segment.end_at(position)
     assert bytes(held) == before
     assert (made.folder / made.files("*.log")[0]).stat().st_size == position
+
+
+def test_the_tail_is_read_in_one_pass_only_while_it_is_trusted(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, LogConfig())
+    logs.append(batch(value=b"first"), batch(value=b"second"))
+    segment, end = logs.log.segments.active, logs.log.log_end_offset
+    segment.age_trust()
+    logs.append(batch(value=b"third"))
+    end = logs.log.log_end_offset
+    assert logs.log.read_tail(0, 1 << 20, end) is not None
+    segment.age_trust()
+    assert segment.recent_offsets[0] == 0, "where the batches lie is still known"
+    assert logs.log.read_tail(0, 1 << 20, end) is None, "their checksums are due again"
+    assert logs.log.read_tail(2, 1 << 20, end) is not None
+    logs.close()

@@ -178,7 +178,7 @@ def read_tail(segment: Segment, offset: int, max_bytes: int, upper_offset: int, 
         return None
     start = segment.recent_positions[bisect_right(recent, offset) - 1]
     length = segment.size_bytes - start
-    if length > max_bytes or length > MAP_ABOVE_BYTES:
+    if start < segment.warm_from or length > max_bytes or length > MAP_ABOVE_BYTES:
         return None
     data = segment.file.read_at(length, start)
     if len(data) != length or _skim(data, length, offset, epochs) != (length, segment.next_offset):
