@@ -413,6 +413,39 @@ class TestTrouble:
                 assert errors == 8
                 assert codes == {ErrorCode.CORRUPT_MESSAGE}
 
+    async def test_a_batch_with_a_wrong_crc_is_fetched_again(self):
+        """The leader may have repaired it meanwhile, or another replica leads: the damaged bytes were kept for ever,
+        and a program that polled again at once never let its event loop run."""
+
+        async def damaged(request: FetchRequest, node: FakeNode) -> Any:
+            answer: Any = await node.on_fetch(request)
+            for topic in answer.responses:
+                for data in topic.partitions:
+                    if data.records:
+                        data.records = bytes(data.records[:-1]) + b"~"
+            return answer
+
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 6)
+            cluster.script(FetchRequest, *[damaged] * 40)
+            async with consumer(cluster) as consuming:
+                consuming.assign([T0])
+                found: list[int] = []
+                codes: list[ErrorCode] = []
+                while len(found) < 6:
+                    try:
+                        polled = await consuming.poll(1000)
+                    except KafkaError as error:
+                        codes.append(error.code)
+                        if len(codes) > 100:
+                            pytest.fail("it is not fetched again")
+                        if len(codes) == 3:
+                            cluster.scripts.clear()
+                        continue
+                    found += [record.offset for record in polled.get(T0, [])]
+                assert found == list(range(6))
+                assert codes == [ErrorCode.CORRUPT_MESSAGE] * 3
+
     async def test_an_authorization_error_is_raised(self):
         def refuse(request: FetchRequest, node: FakeNode) -> FetchResponse:
             response = FetchResponse()

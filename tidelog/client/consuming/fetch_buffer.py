@@ -46,11 +46,12 @@ class FetchBuffer:
         """Return up to `limit` records by partition and move the positions behind them.
 
         When no records remain, raises the KafkaError of a partition that cannot be read, or the
-        exception of a deserializer.
+        exception of a deserializer. Batches that are damaged are fetched again after that: the
+        broker, or another one, may have a whole copy by then.
         """
         records_by_partition: dict[TopicPartition, list[ConsumerRecord]] = {}
         remaining = limit
-        error_to_raise: Exception | None = None
+        errors: dict[TopicPartition, Exception] = {}
         progress = True
         while progress and remaining > 0:
             progress = False
@@ -58,7 +59,7 @@ class FetchBuffer:
                 try:
                     records = self._take_from(partition, remaining)
                 except Exception as error:
-                    error_to_raise = error_to_raise or error
+                    errors[partition] = error
                     continue
                 if records:
                     records_by_partition.setdefault(partition, []).extend(records)
@@ -67,8 +68,10 @@ class FetchBuffer:
                     if not remaining:
                         break
         if not records_by_partition:
-            if error_to_raise is not None:
-                raise error_to_raise
+            for partition, failure in errors.items():
+                if isinstance(failure, KafkaError):
+                    self.discard((partition,))
+                raise failure
             self._raise_partition_error()
         return records_by_partition
 
