@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.doses import dose
 
@@ -18,6 +19,10 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("fast", max_examples=30, derandomize=True, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile("full", max_examples=100, derandomize=True, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile("deep", max_examples=dose("TIDELOG_EXAMPLES"), deadline=None, suppress_health_check=_QUIET)
+# Hypothesis also tries the constants of the modules that are loaded, which depend on the tests that ran before in the
+# process. Without them the same examples are tried wherever a test runs.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
