@@ -64,17 +64,21 @@ def produce(topic: str, *batches: bytes) -> ProduceRequest:
     )
 
 
-def fetch(topic: str, offset: int, **options: Any) -> FetchRequest:
-    partition = FetchPartition(partition=0, fetch_offset=offset, last_fetched_epoch=0, partition_max_bytes=1 << 20)
+def fetch(topic: str, offset: int, last_fetched_epoch: int = 0, **options: Any) -> FetchRequest:
+    partition = FetchPartition(
+        partition=0, fetch_offset=offset, last_fetched_epoch=last_fetched_epoch, partition_max_bytes=1 << 20
+    )
     return FetchRequest(min_bytes=1, topics=[FetchTopic(topic=topic, partitions=[partition])], **options)
 
 
 async def test_the_walk_of_a_produce(wire: Any, make_batch: Any) -> None:
     await wire.create_topic("walked", partitions=2, flush_messages="1")
+    await wire.create_topic("stamped", message_timestamp_type="LogAppendTime")  # the broker changes its batches
     first = make_batch(b"1", producer_id=7, producer_epoch=0, base_sequence=0)
     with watching() as called:
         one = await wire.call(produce("walked", first), 9, ProduceResponse)
         two = await wire.call(produce("walked", make_batch(b"2"), make_batch(b"3")), 9, ProduceResponse)
+        await wire.call(produce("stamped", make_batch(b"4")), 9, ProduceResponse)
     assert [each.base_offset for topic in one.responses for each in topic.partition_responses] == [0]
     assert [each.base_offset for topic in two.responses for each in topic.partition_responses] == [1, 0]
     assert len(walk("The walk of a Produce")) > 12
@@ -88,12 +92,13 @@ async def test_the_walk_of_a_fetch(wire: Any, running: Any, make_batch: Any) -> 
     producer = await running.connect()
     with watching() as called:
         early = await wire.call(fetch("walked", 3, isolation_level=1), 12, FetchResponse)
+        newest = await wire.call(fetch("walked", 199, last_fetched_epoch=-1), 12, FetchResponse)
         waiting = asyncio.ensure_future(wire.call(fetch("walked", 200, max_wait_ms=600_000), 12, FetchResponse))
         await until(lambda: running.node._broker.partitions.deadlines._deadlines)
         assert not waiting.done()
         await producer.call(produce("walked", make_batch(b"news")), 9, ProduceResponse)
         late = await waiting
-    for answer in (early, late):
+    for answer in (early, newest, late):
         assert answer.responses[0].partitions[0].records
     assert len(walk("The walk of a Fetch")) > 8
     assert missing(walk("The walk of a Fetch"), called) == set()

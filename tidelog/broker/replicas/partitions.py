@@ -153,7 +153,7 @@ class Partitions:
     def append(
         self, partition: Partition, batches: memoryview, now_ms: int, required_acks: int, from_client: bool = True
     ) -> AppendInfo:
-        """Append as leader; raises KafkaError, or Unseen for a batch to be looked at first.
+        """Append as leader; raises KafkaError, or NeedsInspection for a batch to be looked at first.
 
         A log that cannot be written takes its partition offline. Those who wait for the high watermark are told when
         all else is done: what they do next may append again.

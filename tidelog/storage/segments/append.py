@@ -123,7 +123,7 @@ def admit(
 
     Returns the bytes to write (the given ones unless the topic recompresses) and one tuple per batch. `batches` must be
     writable. Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP, MESSAGE_TOO_LARGE,
-    UNSUPPORTED_COMPRESSION_TYPE; or Unseen. Bytes of a refused buffer may have been stamped.
+    UNSUPPORTED_COMPRESSION_TYPE; or NeedsInspection. Bytes of a refused buffer may have been stamped.
     """
     size = len(batches)
     position = 0

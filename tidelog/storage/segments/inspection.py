@@ -75,13 +75,13 @@ class NeedsInspection(Exception):
 
 
 def look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
-    """The checks and rewrites that need the records looked at; returns the batch to append. Raises Unseen."""
+    """The checks and rewrites that need the records looked at; returns the batch to append. Raises NeedsInspection."""
     section = _section_at_once(batches, 0, header, now_ms, rules, None)
     return _rebuilt(batches, section, header, rules, *_inspect(section, header, now_ms, rules))
 
 
 def refuse_times(batches: memoryview, position: int, header: BatchHeader, now_ms: int, rules: AppendRules) -> None:
-    """Refuses a batch because of its times, and names the records that have them. Raises Unseen."""
+    """Refuses a batch because of its times, and names the records that have them. Raises NeedsInspection."""
     refusal = KafkaError(ErrorCode.INVALID_TIMESTAMP, _outside(header.max_timestamp, now_ms, rules))
     _inspect(_section_at_once(batches, position, header, now_ms, rules, refusal), header, now_ms, rules)
     raise refusal
