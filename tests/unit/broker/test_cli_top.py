@@ -181,12 +181,13 @@ def test_an_output_that_is_no_terminal_has_one_view(cli: Cli):
     assert cli("top", "--include", "(")[0] == 2
 
 
-def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker):
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker, columns: int):
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "tidelog", "top", "-d", "0.2", "-b", broker.bootstrap_servers],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

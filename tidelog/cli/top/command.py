@@ -124,7 +124,7 @@ def _screen(seen: View | None, problem: str, height: int) -> Group:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> Table:
-    table = Table(expand=True, caption_justify="left")
+    table = Table(expand=True, caption_justify="left", box=None, padding=(0, 1, 0, 0))  # whole headers in 80 columns
     for name in header:
         is_text = name in ("BROKER", "ADDRESS", "STATE", "TOPIC", "GROUP")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
