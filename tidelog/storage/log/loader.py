@@ -525,8 +525,9 @@ class _Loader:
         end_offset = later[0].base_offset if later else UNKNOWN_END
         epoch_max = later[0].epoch_at(0) if later else -1
         rest = scan_segment(
-            segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max, self.filed_epochs
-        )
+            segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max, self.filed_epochs,
+            self.ending is Ending.POWER_LOSS,
+        )  # fmt: skip
         next_offset, size = segment.next_offset, segment.size_bytes
         if rest is None:
             if not later and next_offset < self._end_of_checkpoints():

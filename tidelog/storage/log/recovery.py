@@ -117,6 +117,7 @@ def scan_segment(
     is_torn: Callable[[DamagedRange], bool],
     epoch_max: int = -1,
     filed_epochs: Sequence[tuple[int, int]] = (),
+    power_was_lost: bool = False,
 ) -> DamagedRange | None:
     """Check every batch of a segment and index it; where the log ends in it, what is left behind that.
 
@@ -172,21 +173,22 @@ def scan_segment(
         if epochs.latest < epoch and (epoch_max < 0 or epoch <= epoch_max):
             epochs.assign(epoch, start_offset)
     edges.note(None)
-    segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs)])
+    segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs, power_was_lost)])
     segment.trust(0, segment.size_bytes if rest is None else rest.position)
     return rest
 
 
 def _doubt_scanned_epochs(
-    edges: EpochEdges, epochs: LeaderEpochs, filed_epochs: Sequence[tuple[int, int]]
+    edges: EpochEdges, epochs: LeaderEpochs, filed_epochs: Sequence[tuple[int, int]], power_was_lost: bool
 ) -> list[DamagedRange]:
     """Single batches whose epoch the file contradicts: damage, until another replica's copy decides.
 
     The file may lack what was appended last, so that it is asked only about what lies before the last epoch it knows,
-    and about epochs that are lower than it says.
+    and about epochs that are lower than it says. After a loss of power it is asked about the latter alone: the file may
+    be that of before a truncation.
     """
     filed = LeaderEpochs(filed_epochs)
-    last_start = filed_epochs[-1][1] if filed_epochs else 0
+    last_start = filed_epochs[-1][1] if filed_epochs and not power_was_lost else 0
     damage: list[DamagedRange] = []
     for doubt in edges.doubts(filed.epoch_for_offset):
         first_offset, end_offset = doubt.damage.first_offset, doubt.damage.end_offset
