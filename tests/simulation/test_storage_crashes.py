@@ -178,7 +178,7 @@ DEEP_PLANTS = [
     # It takes longer to find than all others together.
     pytest.param(
         keep_epochs_of_a_lost_tail,
-        "LogIsAPrefixOfWhatWasAppended",  # batches that contradict the epochs are refused before the epochs are compared
+        "LogIsAPrefixOfWhatWasAppended",  # what contradicts them is refused before they are compared
         {"append": 30, "lose_power": 5, "end_process": 5, "flush": 3, "truncate": 0},
         NO_FLUSH,
         marks=pytest.mark.hunt,
