@@ -125,6 +125,7 @@ def scan_segment(
     last record, UNKNOWN_END for the last segment. Damage that `is_torn` does not take for a torn tail is noted, and the
     scan goes on behind it. `epoch_max`: the leader epoch of the next segment. What is derived from batches that are
     damaged is taken from the files: `filed_epochs` (epoch, start offset), and the index of aborted transactions.
+    `power_was_lost`: the epoch file may be older than the log.
     """
     filed_rows = segment.transaction_index.rows_or_none()
     hidden_epochs: list[tuple[int, int]] = []
@@ -155,16 +156,16 @@ def scan_segment(
                     segment.transaction_index.append(row)
             continue
         position, header, batch = each
-        end_position, epoch = position + header.size_bytes, header.partition_leader_epoch
-        edges.note((position, end_position, header.base_offset, header.next_offset, epoch))
+        end_position, leader_epoch = position + header.size_bytes, header.partition_leader_epoch
+        edges.note((position, end_position, header.base_offset, header.next_offset, leader_epoch))
         marker = read_marker(batch, header) if header.is_control else None
         segment.note_scanned(position, header.size_bytes, header.last_offset, header.max_timestamp)
         for epoch, start_offset in hidden_epochs:
-            if epochs.latest < epoch <= header.partition_leader_epoch:
+            if epochs.latest < epoch <= leader_epoch:
                 epochs.assign(epoch, start_offset)
-        hidden_epochs = [entry for entry in hidden_epochs if entry[0] > header.partition_leader_epoch]
-        if header.partition_leader_epoch > epochs.latest:
-            epochs.assign(header.partition_leader_epoch, header.base_offset)
+        hidden_epochs = [entry for entry in hidden_epochs if entry[0] > leader_epoch]
+        if leader_epoch > epochs.latest:
+            epochs.assign(leader_epoch, header.base_offset)
         completed = producers.replay(header, marker)
         if completed is not None and completed.is_abort:
             segment.transaction_index.append(aborted(completed))
@@ -188,11 +189,12 @@ def _doubt_scanned_epochs(
     be that of before a truncation.
     """
     filed = LeaderEpochs(filed_epochs)
-    last_start = filed_epochs[-1][1] if filed_epochs and not power_was_lost else 0
+    last_start = filed_epochs[-1][1] if filed_epochs else 0
     damage: list[DamagedRange] = []
     for doubt in edges.doubts(filed.epoch_for_offset):
         first_offset, end_offset = doubt.damage.first_offset, doubt.damage.end_offset
-        if doubt.known < doubt.epoch and first_offset >= last_start:
+        file_may_lack_it = power_was_lost or first_offset >= last_start
+        if doubt.known < doubt.epoch and file_may_lack_it:
             continue
         logger.error("offset %d: %s", first_offset, describe(doubt.damage))
         damage.append(doubt.damage)
