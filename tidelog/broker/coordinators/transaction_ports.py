@@ -1,0 +1,60 @@
+"""The interface between the transaction coordinator and the parts that send markers and verify partitions.
+
+The node implements `MarkerSender` and `TransactionVerifier` and wires them; the coordinator's service
+knows only these protocols. Invariant: all calls come from the loop thread, and all callbacks run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import NamedTuple, Protocol
+
+from tidelog.protocol.errors import ErrorCode
+
+
+class MarkerToSend(NamedTuple):
+    """The end of one transaction in the partitions that it wrote to."""
+
+    log_partition: int  # the partition of __transaction_state that holds the transaction
+    coordinator_epoch: int  # the leader epoch of that partition
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+    transaction_version: int  # of the client that wrote (KIP-1228)
+    partitions: frozenset[tuple[str, int]]
+
+
+class MarkerSender(Protocol):
+    """Sends WriteTxnMarkers to the leaders of partitions."""
+
+    def send(
+        self,
+        marker: MarkerToSend,
+        on_done: Callable[[frozenset[tuple[str, int]]], None],
+        on_fenced: Callable[[ErrorCode], None],
+    ) -> None:
+        """Send the marker again and again until each of its partitions has it.
+
+        `on_done` names partitions that have the marker, or whose topic is deleted; it may be called
+        several times. `on_fenced` says that a partition refused the marker with
+        INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED; that partition is given up. A
+        second send for the same producer id is legal and replaces nothing.
+        """
+
+    def cancel(self, log_partition: int) -> None:
+        """Drop the markers of a partition of __transaction_state that this node no longer leads."""
+
+
+class TransactionVerifier(Protocol):
+    """Asks the coordinator of a transactional id about partitions of its transaction."""
+
+    def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Collection[tuple[str, int]],
+        *,
+        adds: bool,
+    ) -> Awaitable[dict[tuple[str, int], ErrorCode]]:
+        """The error of each partition. `adds`: add the partitions to the transaction, else verify only."""
