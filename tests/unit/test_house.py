@@ -82,6 +82,7 @@ PURE = (
     "broker/coordinators/*/states.py",
     "spark_ingest/options.py",
     "spark_ingest/planning.py",
+    "spark_ingest/stream_planning.py",
 )
 IMPURE_IMPORTS = frozenset(
     "asyncio concurrent fcntl io logging mmap multiprocessing os pathlib queue random secrets select selectors shutil "

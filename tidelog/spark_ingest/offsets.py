@@ -1,17 +1,20 @@
 """Resolves the bounds of a read on the present cluster: partitions and offsets.
 
-Runs once per read, on the driver. "latest" is the high watermark (or the last stable offset under
-read_committed) at this moment, so every task reads committed records only and a repeated task reads
-the same ones. An explicit offset may lie between the two: its records exist, and the task waits for
-the transaction that holds them back. Nothing here fetches records.
+Runs on the driver: once per batch read, and before each micro-batch of a stream. "latest" is the
+high watermark (or the last stable offset under read_committed) at this moment, so every task reads
+committed records only and a repeated task reads the same ones. An explicit offset may lie between
+the two: its records exist, and the task waits for the transaction that holds them back. Nothing
+here fetches records.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from tidelog.client.model import OffsetAndTimestamp, TopicPartition
+from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
+from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
@@ -20,6 +23,10 @@ from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOp
 from tidelog.spark_ingest.planning import OffsetRange
 
 Offsets = dict[TopicPartition, int]
+TopicIds = dict[str, bytes]
+
+COMMIT_TIMEOUT_MS_MAX = 10_000
+"""A stream does not wait longer for the commit of its progress, which only tools read."""
 
 
 class DataLoss(Exception):
@@ -41,9 +48,11 @@ async def _resolve(options: SourceOptions) -> list[OffsetRange]:
     cluster = Cluster(options.consumer)
     try:
         await cluster.start()
-        partitions = await _partitions(cluster, options)
-        earliest = await _list_edge_offsets(cluster, options, partitions, EARLIEST)
-        latest = await _list_edge_offsets(cluster, options, partitions, LATEST)
+        topics = await _topics(cluster, options)
+        partitions = _all_partitions(topics, options)
+        await _await_metadata(cluster, options, topics)
+        earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
+        latest = await list_edge_offsets(cluster, options, partitions, LATEST)
         ends = await _high_watermarks(cluster, options, partitions, latest)
         starting = await _bound_offsets(cluster, options, options.starting, partitions)
         ending = await _bound_offsets(cluster, options, options.ending, partitions)
@@ -53,8 +62,69 @@ async def _resolve(options: SourceOptions) -> list[OffsetRange]:
     for partition in partitions:
         start = _resolve_special(starting[partition], earliest[partition], latest[partition])
         end = _resolve_special(ending[partition], earliest[partition], latest[partition])
+        if start > end and ending[partition] != LATEST and not options.starting.group:
+            bounds = f"{options.starting.option} of {partition} is {start}, above its {options.ending.option}, {end}"
+            raise ConfigError(bounds)
         ranges.append(OffsetRange(*partition, *_clip_to_log(options, partition, start, end, earliest, ends)))
     return ranges
+
+
+async def find_first_offsets(cluster: Cluster, options: SourceOptions) -> tuple[Offsets, TopicIds]:
+    """The offsets at which a stream begins, and the ids of its topics.
+
+    Raises KafkaError, ConfigError, or DataLoss for offsets that the logs lack.
+    """
+    topics = await _topics(cluster, options)
+    partitions = _all_partitions(topics, options)
+    await _await_metadata(cluster, options, topics)
+    earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
+    latest = await list_edge_offsets(cluster, options, partitions, LATEST)
+    ends = await _high_watermarks(cluster, options, partitions, latest)
+    starting = await _bound_offsets(cluster, options, options.starting, partitions)
+    offsets = {}
+    for partition in partitions:
+        start = _resolve_special(starting[partition], earliest[partition], latest[partition])
+        offsets[partition], _ = _clip_to_log(options, partition, start, start, earliest, ends)
+    return offsets, _ids(topics)
+
+
+class PresentEnds(NamedTuple):
+    """The readable end of each existing partition, and the ids of the topics."""
+
+    offsets: Offsets
+    topic_ids: TopicIds
+
+
+async def find_ends(cluster: Cluster, options: SourceOptions) -> PresentEnds:
+    """The ends of all partitions of the read at this time.
+
+    With failOnDataLoss=false it omits missing topics and partitions. Raises KafkaError.
+    """
+    topics = await _topics(cluster, options, omit_missing=not options.fail_on_data_loss)
+    partitions = _all_partitions(topics, options, omit_missing=not options.fail_on_data_loss)
+    await _await_metadata(cluster, options, topics)
+    ends = await list_edge_offsets(cluster, options, partitions, LATEST)
+    return PresentEnds(ends, _ids(topics))
+
+
+async def ends_after(
+    cluster: Cluster, options: SourceOptions, present: PresentEnds, start: Mapping[TopicPartition, int]
+) -> PresentEnds:
+    """The same ends, at least `start` where a transaction holds back records before it."""
+    behind = [partition for partition, end in present.offsets.items() if end < start.get(partition, end)]
+    if not behind or options.consumer.isolation_level == "read_uncommitted":
+        return present
+    marks = await _high_watermarks(cluster, options, behind, dict.fromkeys(behind, 0))
+    held_back = {partition: start[partition] for partition in behind if marks[partition] >= start[partition]}
+    return present._replace(offsets={**present.offsets, **held_back})
+
+
+async def commit_offsets(cluster: Cluster, options: SourceOptions, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commit a stream's progress for the group of `commitOffsetsToGroup`. Raises KafkaError."""
+    coordinator = Coordinator(cluster, options.commit_group)
+    to_commit = {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
+    timeout_ms = min(options.consumer.default_api_timeout_ms, COMMIT_TIMEOUT_MS_MAX)
+    await coordinator.commit(to_commit, GroupIdentity(), timeout_ms)
 
 
 def _clip_to_log(
@@ -82,35 +152,47 @@ def _resolve_special(offset: int, earliest: int, latest: int) -> int:
     return earliest if offset == EARLIEST else latest if offset == LATEST else offset
 
 
-async def _partitions(cluster: Cluster, options: SourceOptions) -> list[TopicPartition]:
-    """The partitions to read, sorted.
+async def _topics(cluster: Cluster, options: SourceOptions, omit_missing: bool = False) -> list[MetadataResponseTopic]:
+    """The metadata of the topics to read.
 
-    Raises KafkaError for a named topic or partition that does not exist.
+    Raises KafkaError for a named topic that does not exist.
     """
     if options.pattern:
         pattern = compile_pattern(options.pattern)
         topics = (await cluster.fetch_metadata(None)).topics
         matching = [topic for topic in topics if not topic.is_internal and pattern.search(topic.name or "")]
-        return _all_partitions(await _fetch_topics(cluster, options, [topic.name or "" for topic in matching]))
+        return await _fetch_topics(cluster, options, [topic.name or "" for topic in matching], omit_missing=True)
     names = options.topics or tuple(dict.fromkeys(topic for topic, _ in options.partitions))
-    existing = _all_partitions(await _fetch_topics(cluster, options, names))
-    if options.topics:
-        return existing
-    for partition in options.partitions:
-        if partition not in existing:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"assign names {partition}, which does not exist")
-    return list(options.partitions)
+    return await _fetch_topics(cluster, options, names, omit_missing)
 
 
-def _all_partitions(topics: Sequence[MetadataResponseTopic]) -> list[TopicPartition]:
-    return sorted(
+def _all_partitions(
+    topics: Sequence[MetadataResponseTopic], options: SourceOptions, omit_missing: bool = False
+) -> list[TopicPartition]:
+    """The partitions to read, sorted.
+
+    Raises KafkaError for an assigned partition that does not exist.
+    """
+    existing = sorted(
         TopicPartition(topic.name or "", partition.partition_index)
         for topic in topics
         for partition in topic.partitions
     )
+    if not options.partitions:
+        return existing
+    for partition in options.partitions:
+        if partition not in existing and not omit_missing:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"assign names {partition}, which does not exist")
+    return [partition for partition in options.partitions if partition in existing]
 
 
-async def _fetch_topics(cluster: Cluster, options: SourceOptions, names: Sequence[str]) -> list[MetadataResponseTopic]:
+def _ids(topics: Iterable[MetadataResponseTopic]) -> TopicIds:
+    return {topic.name or "": topic.topic_id for topic in topics}
+
+
+async def _fetch_topics(
+    cluster: Cluster, options: SourceOptions, names: Sequence[str], omit_missing: bool
+) -> list[MetadataResponseTopic]:
     """The metadata of these topics, with retries: not every broker knows a new topic at once."""
     if not names:
         return []
@@ -121,14 +203,32 @@ async def _fetch_topics(cluster: Cluster, options: SourceOptions, names: Sequenc
         failed = [topic for topic in topics if topic.error_code and not topic.partitions]
         if not failed:
             return topics
+    missing = [topic for topic in failed if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    if omit_missing and len(missing) == len(failed):
+        return [topic for topic in topics if topic.partitions]
     code = ErrorCode.of(failed[0].error_code)
     reason = "does not exist" if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else "cannot be read"
     raise KafkaError(code, f"topic {failed[0].name!r} {reason}")
 
 
-async def _list_edge_offsets(
-    cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], edge: int
+async def _await_metadata(cluster: Cluster, options: SourceOptions, topics: Sequence[MetadataResponseTopic]) -> None:
+    """Wait until the cluster's own metadata has these topics, new partitions and new ids included."""
+    cluster.track(topic.name or "" for topic in topics)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + options.consumer.request_timeout_ms / 1000
+
+    def is_known(topic: MetadataResponseTopic) -> bool:
+        known = cluster.metadata.topics.get(topic.name or "")
+        return known is not None and known.topic_id == topic.topic_id and len(known.partitions) >= len(topic.partitions)
+
+    while not all(map(is_known, topics)) and (remaining_s := deadline - loop.time()) > 0:
+        await cluster.wait_for_metadata(remaining_s * 1000)
+
+
+async def list_edge_offsets(
+    cluster: Cluster, options: SourceOptions, partitions: Iterable[TopicPartition], edge: int
 ) -> Offsets:
+    """The beginning (EARLIEST) or readable end (LATEST) of each log. Raises KafkaError."""
     offsets = await _list_offsets(cluster, options, dict.fromkeys(partitions, edge))
     return {
         partition: offset_result.offset if offset_result is not None else 0
@@ -164,6 +264,8 @@ async def _bound_offsets(
     cluster: Cluster, options: SourceOptions, bound: OffsetBound, partitions: Sequence[TopicPartition]
 ) -> Offsets:
     """The bound by partition: an offset, -2 (earliest) or -1 (latest)."""
+    if bound.group:
+        return await _committed_offsets(cluster, options, bound, partitions)
     if isinstance(bound.value, int):
         values = dict.fromkeys(partitions, bound.value)
     else:
@@ -183,6 +285,26 @@ async def _bound_offsets(
                 "set startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
     return offsets
+
+
+async def _committed_offsets(
+    cluster: Cluster, options: SourceOptions, bound: OffsetBound, partitions: Sequence[TopicPartition]
+) -> Offsets:
+    """The offsets that the bound's group has committed.
+
+    Under read_committed it waits for the end of transactions that commit offsets.
+    """
+    assert isinstance(bound.value, int)
+    is_committed_only = options.consumer.isolation_level == "read_committed"
+    timeout_ms = options.consumer.default_api_timeout_ms
+    coordinator = Coordinator(cluster, bound.group)
+    committed = await coordinator.committed(partitions, timeout_ms, require_stable=is_committed_only)
+    missing = [str(partition) for partition in partitions if partition not in committed]
+    if missing and bound.is_commit_required:
+        raise ConfigError(f"{bound.option}: group {bound.group!r} has committed no offset of {_join_some(missing)}")
+    return {
+        partition: committed[partition].offset if partition in committed else bound.value for partition in partitions
+    }
 
 
 def _check_complete(bound: OffsetBound, partitions: Sequence[TopicPartition]) -> None:

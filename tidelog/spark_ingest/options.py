@@ -19,11 +19,25 @@ from tidelog.client.config import ConsumerConfig
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.errors import ConfigError
+from tidelog.spark_ingest.option_table import (
+    BATCH,
+    BOTH,
+    FORBIDDEN,
+    KAFKA_SUPPORTED,
+    KAFKA_WITHOUT_EFFECT,
+    MODES,
+    SECURITY,
+    SPELLING,
+    STREAM,
+    WRONG_MODE,
+)
 
 EARLIEST: Final = EARLIEST_TIMESTAMP
 LATEST: Final = LATEST_TIMESTAMP
 
 STRATEGIES: Final = ("subscribe", "subscribePattern", "assign")
+
+COMMITTED: Final = "committed"
 
 MAX_BATCH_BYTES_OPTION: Final = "maxDecompressedBatchBytes"
 """Not in Spark: the maximum decompressed size of a record batch, which bounds a task's memory."""
@@ -32,104 +46,25 @@ MAX_BATCH_BYTES_OPTION: Final = "maxDecompressedBatchBytes"
 _STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 _ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
-_OPTIONS: Final = (
-    *STRATEGIES,
-    *_STARTING,
-    *_ENDING,
-    "startingOffsetsByTimestampStrategy",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "includeHeaders",
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    MAX_BATCH_BYTES_OPTION,
-    "groupIdPrefix",  # without effect: a batch read has no group
-)
-_SPELLING: Final = {name.lower(): name for name in _OPTIONS}
-
-_STREAMS_ONLY: Final = "it shapes streams; in a batch read maxRecordsPerPartition bounds what one task reads"
-_FORBIDDEN: Final = {
-    "maxoffsetspertrigger": _STREAMS_ONLY,
-    "minoffsetspertrigger": _STREAMS_ONLY,
-    "maxtriggerdelay": _STREAMS_ONLY,
-    "kafka.auto.offset.reset": "say where to begin with startingOffsets",
-    "kafka.key.deserializer": "keys come as binary columns; cast them afterwards",
-    "kafka.value.deserializer": "values come as binary columns; cast them afterwards",
-    "kafka.key.serializer": "keys come as binary columns; cast them afterwards",
-    "kafka.value.serializer": "values come as binary columns; cast them afterwards",
-    "kafka.enable.auto.commit": "the source commits nothing",
-    "kafka.interceptor.classes": "there is no JVM to run them",
-}
-_STREAM_OPTION_SPELLING: Final = {
-    name.lower(): name for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-}
-_SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
-
-_KAFKA_SUPPORTED: Final = frozenset(
-    f"kafka.{name}"
-    for name in (
-        "bootstrap.servers",
-        "client.id",
-        "security.protocol",
-        "request.timeout.ms",
-        "default.api.timeout.ms",
-        "retry.backoff.ms",
-        "retry.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "reconnect.backoff.max.ms",
-        "socket.connection.setup.timeout.ms",
-        "metadata.max.age.ms",
-        "fetch.min.bytes",
-        "fetch.max.bytes",
-        "fetch.max.wait.ms",
-        "max.partition.fetch.bytes",
-        "check.crcs",
-        "isolation.level",
-    )
-)
-"""Options of Kafka's consumer that have an effect on a read without a group."""
-
-_KAFKA_WITHOUT_EFFECT: Final = frozenset(
-    f"kafka.{name}"
-    for name in (
-        "allow.auto.create.topics",
-        "auto.commit.interval.ms",
-        "client.dns.lookup",
-        "client.rack",
-        "config.providers",
-        "connections.max.idle.ms",
-        "enable.metrics.push",
-        "exclude.internal.topics",
-        "group.id",
-        "group.instance.id",
-        "group.protocol",
-        "group.remote.assignor",
-        "heartbeat.interval.ms",
-        "max.poll.interval.ms",
-        "max.poll.records",
-        "metadata.recovery.rebootstrap.trigger.ms",
-        "metadata.recovery.strategy",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "partition.assignment.strategy",
-        "receive.buffer.bytes",
-        "security.providers",
-        "send.buffer.bytes",
-        "session.timeout.ms",
-        "socket.connection.setup.timeout.max.ms",
-    )
-)
-"""The rest of Kafka 4.3's consumer options, accepted with a warning: jobs for Spark's connector
-have them.
-"""
-
+DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
+_KINDS: Final = {BATCH: "batch read", STREAM: "stream"}
 _PARTITION_FETCH_BYTES: Final = 8 * 1024 * 1024
 """Kafka's default of 1 MiB is for consumers of many partitions. A task reads one partition."""
+
+_EXPECTED_VALUES: Final = '{} must be JSON like {{"topic": {{"0": 23, "1": -2}}}}'
+
+_LONG_NUMBERS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxRecordsPerPartition")
+_UNITS_US: Final = {
+    "us": 1,
+    "": 1000,
+    "ms": 1000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
 
 Bound = int | Mapping[TopicPartition, int]
 """One value for every partition, or one for each."""
@@ -139,16 +74,23 @@ Bound = int | Mapping[TopicPartition, int]
 class OffsetBound:
     """A start or end: offsets (-2 earliest, -1 latest) or, with `by_time`, timestamps in ms since
     1970.
+
+    With `group` it is the group's committed offsets, and `value` (EARLIEST or LATEST) is for
+    partitions without one; `is_commit_required` makes such a partition an error.
     """
 
     value: Bound
     by_time: bool = False
     option: str = ""
+    group: str = ""
+    is_commit_required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a batch read. Exactly one of `topics`, `pattern` and `partitions` is set."""
+    """The options of a batch read or a stream. Exactly one of `topics`, `pattern` and `partitions`
+    is set.
+    """
 
     consumer: ConsumerConfig
     topics: tuple[str, ...] = ()
@@ -165,22 +107,39 @@ class SourceOptions:
     max_batch_bytes: int = DEFAULT_MAX_BYTES
     fetch_offset_retries: int = 3
     fetch_offset_retry_interval_ms: int = 10
+    push_filters: bool = False
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
+    commit_group: str = ""
+    """The group that gets a stream's progress as commits; empty for none."""
     without_effect: tuple[str, ...] = ()
     """Accepted options without effect."""
 
     @classmethod
-    def parse(cls, raw_options: Mapping[str, str]) -> SourceOptions:
-        """Check and convert the options of a batch read. Raises ConfigError."""
-        options = {key.lower(): str(value).strip() for key, value in raw_options.items()}
-        _check_names(options)
+    def parse(cls, raw_options: Mapping[str, str], mode: str = BATCH) -> SourceOptions:
+        """Check and convert the options of a batch read (BATCH) or a stream (STREAM). Raises
+        ConfigError.
+        """
+        options = _lower(raw_options)
+        _check_names(options, mode)
         topics, pattern, partitions = _parse_topics(options)
+        starting, ending = _starting(options, mode), _ending(options)
+        _check_order(starting, ending)
+        min_offsets = _positive(options, "minOffsetsPerTrigger")
+        max_offsets = _positive(options, "maxOffsetsPerTrigger")
+        if min_offsets and max_offsets and min_offsets > max_offsets:
+            raise ConfigError(f"minOffsetsPerTrigger ({min_offsets}) is above maxOffsetsPerTrigger ({max_offsets})")
+        without_effect = KAFKA_WITHOUT_EFFECT.intersection(options)
+        if starting.group:
+            without_effect -= {"kafka.group.id"}
         return cls(
             consumer=_consumer(options),
             topics=topics,
             pattern=pattern,
             partitions=partitions,
-            starting=_starting(options),
-            ending=_ending(options),
+            starting=starting,
+            ending=ending,
             latest_when_no_timestamp_matches=_by_timestamp_strategy(options),
             min_partitions=_positive(options, "minPartitions"),
             max_records_per_partition=_positive(options, "maxRecordsPerPartition"),
@@ -190,20 +149,42 @@ class SourceOptions:
             max_batch_bytes=_positive(options, MAX_BATCH_BYTES_OPTION) or DEFAULT_MAX_BYTES,
             fetch_offset_retries=_number(options, "fetchOffset.numRetries", 3),
             fetch_offset_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 10),
-            without_effect=tuple(sorted(_KAFKA_WITHOUT_EFFECT.intersection(options))),
+            push_filters=_flag(options, "pushFilters", False),
+            max_offsets_per_trigger=max_offsets,
+            min_offsets_per_trigger=min_offsets,
+            max_trigger_delay_ms=_duration_ms(options, "maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
+            commit_group=_group(options, "commitOffsetsToGroup"),
+            without_effect=tuple(sorted(without_effect)),
         )
 
 
-def _check_names(options: Mapping[str, str]) -> None:
+def wants_headers(raw_options: Mapping[str, str]) -> bool:
+    """`includeHeaders`, for the schema: Spark asks for it before it says whether the read is a
+    stream.
+
+    Raises ConfigError, also for an option that neither kind of read has.
+    """
+    options = _lower(raw_options)
+    _check_names(options, BOTH)
+    return _flag(options, "includeHeaders", False)
+
+
+def _lower(raw_options: Mapping[str, str]) -> dict[str, str]:
+    return {key.lower(): str(value).strip() for key, value in raw_options.items()}
+
+
+def _check_names(options: Mapping[str, str], mode: str) -> None:
     for key in options:
-        if key in _FORBIDDEN:
-            raise ConfigError(f"option {_STREAM_OPTION_SPELLING.get(key, key)!r} is not allowed: {_FORBIDDEN[key]}")
-        if key.startswith(_SECURITY):
+        if key in FORBIDDEN:
+            raise ConfigError(f"option {key!r} is not allowed: {FORBIDDEN[key]}")
+        if BOTH not in (mode, MODES.get(key, BOTH)) and MODES[key] != mode:
+            raise ConfigError(f"option {SPELLING[key]!r} is not allowed in a {_KINDS[mode]}: {WRONG_MODE[key]}")
+        if key.startswith(SECURITY):
             raise ConfigError(f"option {key!r} is not supported: the client speaks PLAINTEXT only")
-        if key in _SPELLING or key in _KAFKA_SUPPORTED or key in _KAFKA_WITHOUT_EFFECT:
+        if key in SPELLING or key in KAFKA_SUPPORTED or key in KAFKA_WITHOUT_EFFECT:
             continue
-        close_matches = get_close_matches(key, (*_SPELLING, *_KAFKA_SUPPORTED, *_KAFKA_WITHOUT_EFFECT), n=1)
-        hint = f"; did you mean {_SPELLING.get(close_matches[0], close_matches[0])}?" if close_matches else ""
+        close_matches = get_close_matches(key, (*SPELLING, *KAFKA_SUPPORTED, *KAFKA_WITHOUT_EFFECT), n=1)
+        hint = f"; did you mean {SPELLING.get(close_matches[0], close_matches[0])}?" if close_matches else ""
         raise ConfigError(f"the tidelog source has no option {key!r}{hint}")
 
 
@@ -260,24 +241,35 @@ def parse_partition_values(option: str, text: str) -> dict[TopicPartition, int]:
 
     Raises ConfigError with `option`.
     """
-    expected = f'{option} must be JSON like {{"topic": {{"0": 23, "1": -2}}}}'
+    expected = _EXPECTED_VALUES.format(option)
+    return read_partition_values(option, _json_object(text, expected))
+
+
+def read_partition_values(option: str, value: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    """`parse_partition_values` of JSON that is parsed already."""
+    expected = _EXPECTED_VALUES.format(option)
     values: dict[TopicPartition, int] = {}
-    for topic, by_partition in _json_object(text, expected).items():
+    for topic, by_partition in value.items():
         if not isinstance(by_partition, dict):
             raise ConfigError(f"{expected}, not {by_partition!r} for {topic!r}")
-        for partition, value in by_partition.items():
-            if not _is_partition(partition) or not _is_number(value):
-                raise ConfigError(f"{expected}, not {partition!r}: {value!r} for {topic!r}")
-            values[TopicPartition(topic, int(partition))] = value
+        for partition, number in by_partition.items():
+            if not _is_partition(partition) or not _is_number(number):
+                raise ConfigError(f"{expected}, not {partition!r}: {number!r} for {topic!r}")
+            values[TopicPartition(topic, int(partition))] = number
     return values
+
+
+def to_partition_object(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """The reverse of `read_partition_values`, sorted by topic and partition number."""
+    nested: dict[str, dict[str, int]] = {}
+    for (topic, partition), value in sorted(values.items()):
+        nested.setdefault(topic, {})[str(partition)] = value
+    return nested
 
 
 def format_partition_values(values: Mapping[TopicPartition, int]) -> str:
     """The reverse of `parse_partition_values`, sorted, as Spark writes offsets."""
-    nested: dict[str, dict[str, int]] = {}
-    for (topic, partition), value in sorted(values.items()):
-        nested.setdefault(topic, {})[str(partition)] = value
-    return json.dumps(nested, separators=(",", ":"))
+    return json.dumps(to_partition_object(values), separators=(",", ":"))
 
 
 def _json_object(text: str, expected: str) -> dict[str, Any]:
@@ -326,21 +318,65 @@ def _bound(options: Mapping[str, str], names: tuple[str, str, str], words: Mappi
         for partition, value in values.items():
             if value < 0 and value not in words.values():
                 allowed = " or ".join(f"{number} ({word})" for word, number in words.items())
-                raise ConfigError(f"{offsets} of {partition} cannot be {value} in a batch read; {allowed} or an offset")
+                raise ConfigError(f"{offsets} of {partition} cannot be {value} in this read; {allowed} or an offset")
         return OffsetBound(values, option=offsets)
     return None
 
 
-def _starting(options: Mapping[str, str]) -> OffsetBound:
-    if options.get("startingoffsets", "").lower() == "latest":
+def _starting(options: Mapping[str, str], mode: str) -> OffsetBound:
+    words = {"earliest": EARLIEST}
+    default = EARLIEST
+    if mode == STREAM:
+        words["latest"] = default = LATEST
+    elif options.get("startingoffsets", "").lower() == "latest":
         raise ConfigError("startingOffsets cannot be latest in a batch read: there would be nothing to read")
-    return _bound(options, _STARTING, {"earliest": EARLIEST}) or OffsetBound(EARLIEST, option="startingOffsets")
+    bound = None
+    if options.get("startingoffsets", "").lower() == COMMITTED:
+        bound = _bound({key: value for key, value in options.items() if key != "startingoffsets"}, _STARTING, words)
+        bound = bound or _starting_committed(options, mode)
+    else:
+        _refuse_without_committed(options)
+    return bound or _bound(options, _STARTING, words) or OffsetBound(default, option="startingOffsets")
+
+
+def _starting_committed(options: Mapping[str, str], mode: str) -> OffsetBound:
+    group = _group(options, "startingOffsetsGroup")
+    group = group or _group(options, "kafka.group.id") or _group(options, "commitOffsetsToGroup")
+    if not group:
+        raise ConfigError("startingOffsets=committed needs a group: give startingOffsetsGroup or kafka.group.id")
+    fallback = options.get("startingoffsetswithoutcommit", "earliest").lower()
+    fallbacks = {"earliest": EARLIEST, "error": EARLIEST, "latest": LATEST}
+    if fallback not in fallbacks or (fallback == "latest" and mode == BATCH):
+        allowed = "earliest or error" if mode == BATCH else "earliest, latest or error"
+        raise ConfigError(f"startingOffsetsWithoutCommit must be {allowed}, not {fallback[:40]!r}")
+    return OffsetBound(
+        fallbacks[fallback], option="startingOffsets", group=group, is_commit_required=fallback == "error"
+    )
+
+
+def _refuse_without_committed(options: Mapping[str, str]) -> None:
+    for name in ("startingOffsetsGroup", "startingOffsetsWithoutCommit"):
+        if name.lower() in options:
+            raise ConfigError(f"{name} has a meaning with startingOffsets=committed only")
 
 
 def _ending(options: Mapping[str, str]) -> OffsetBound:
     if options.get("endingoffsets", "").lower() == "earliest":
         raise ConfigError("endingOffsets cannot be earliest in a batch read: there would be nothing to read")
     return _bound(options, _ENDING, {"latest": LATEST}) or OffsetBound(LATEST, option="endingOffsets")
+
+
+def _check_order(starting: OffsetBound, ending: OffsetBound) -> None:
+    """Raise ConfigError when both bounds name partitions and do not fit each other, as in Spark."""
+    if isinstance(starting.value, int) or isinstance(ending.value, int) or starting.by_time != ending.by_time:
+        return
+    if starting.value.keys() != ending.value.keys():
+        odd = min(starting.value.keys() ^ ending.value.keys())
+        raise ConfigError(f"{starting.option} and {ending.option} must name the same partitions; {odd} is in one only")
+    for partition, start in starting.value.items():
+        end = ending.value[partition]
+        if start > end >= 0:
+            raise ConfigError(f"{starting.option} of {partition} is {start}, above its {ending.option}, {end}")
 
 
 def _by_timestamp_strategy(options: Mapping[str, str]) -> bool:
@@ -354,9 +390,28 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
     text = options.get(name.lower())
     if text is None:
         return default
-    if not _is_digits(text) or int(text) >= 2**31:
-        raise ConfigError(f"{name} must be a whole number below 2^31, not {text[:40]!r}")
+    maximum_bits = 63 if name in _LONG_NUMBERS else 31
+    if not _is_digits(text) or int(text) >= 2**maximum_bits:
+        raise ConfigError(f"{name} must be a whole number below 2^{maximum_bits}, not {text[:40]!r}")
     return int(text)
+
+
+def _duration_ms(options: Mapping[str, str], name: str, default_ms: int) -> int:
+    """A time as Spark writes it: a number with a unit, milliseconds without one."""
+    text = options.get(name.lower())
+    if text is None:
+        return default_ms
+    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.lower())
+    if match is None or match[2] not in _UNITS_US:
+        raise ConfigError(f"{name} must be a time such as 90s, 15m or 1h, not {text[:40]!r}")
+    return int(match[1]) * _UNITS_US[match[2]] // 1000
+
+
+def _group(options: Mapping[str, str], name: str) -> str:
+    group = options.get(name.lower())
+    if group == "":
+        raise ConfigError(f"{name} is empty; give the name of a group")
+    return group or ""
 
 
 def _is_digits(text: str) -> bool:
@@ -382,7 +437,7 @@ def _consumer(options: Mapping[str, str]) -> ConsumerConfig:
         raise ConfigError("option 'kafka.bootstrap.servers' is missing; give host:port, several separated by commas")
     config: dict[str, Any] = {"client_id": "tidelog-spark", "max_partition_fetch_bytes": _PARTITION_FETCH_BYTES}
     for key, value in options.items():
-        if key in _KAFKA_SUPPORTED:
+        if key in KAFKA_SUPPORTED:
             config[key.removeprefix("kafka.").replace(".", "_")] = value
     try:
         return ConsumerConfig.from_options(config)

@@ -1,4 +1,4 @@
-"""`spark.read.format("tidelog")`: the batch source for Spark's Python data source API.
+"""`format("tidelog")`: batch reads and streams for Spark's Python data source API.
 
 Thin: the other modules of this package compute options, offsets and ranges on the driver; tasks
 only fetch. The driver sends frozen options and offset ranges to the tasks. Imports here are light,
@@ -10,9 +10,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # before 4.2, where the source reads batches only
+    SupportsTriggerAvailableNow = object  # type: ignore[misc,assignment,unused-ignore]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 
     from tidelog.spark_ingest.options import SourceOptions
     from tidelog.spark_ingest.planning import OffsetRange
+    from tidelog.spark_ingest.stream import StreamDriver
 
 
 class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
@@ -37,14 +49,25 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
         return "tidelog"
 
     def schema(self) -> str:
+        from tidelog.spark_ingest.options import wants_headers
         from tidelog.spark_ingest.schema import source_schema
 
-        return source_schema(_parse(self.options).include_headers)
+        return source_schema(wants_headers(self.options))
 
     def reader(self, schema: StructType) -> TidelogReader:
+        from tidelog.spark_ingest.option_table import BATCH
         from tidelog.spark_ingest.schema import projection
 
-        return TidelogReader(_parse(self.options), projection(schema))
+        return TidelogReader(_parse(self.options, BATCH), projection(schema))
+
+    def streamReader(self, schema: StructType) -> TidelogStreamReader:
+        from tidelog.protocol.errors import ConfigError
+        from tidelog.spark_ingest.option_table import STREAM
+        from tidelog.spark_ingest.schema import projection
+
+        if SupportsTriggerAvailableNow is object:  # type: ignore[comparison-overlap,unused-ignore]
+            raise ConfigError("streams need PySpark 4.2 or newer")
+        return TidelogStreamReader(_parse(self.options, STREAM), projection(schema))
 
 
 class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
@@ -78,14 +101,82 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The records of one range as Arrow record batches of the selected columns."""
-        from tidelog.spark_ingest.fetch import read_range
-
-        if not isinstance(partition, RangePartition):
-            return iter(())  # Spark's empty partition of a read without ranges
-        return read_range(self._options, partition.offset_range, self._columns)
+        return _read(self._options, self._columns, partition)
 
 
-def _parse(options: Mapping[str, str]) -> SourceOptions:
+class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc,unused-ignore]
+    """One stream: `read` runs in the tasks, all else in one process of the driver."""
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._driver: StreamDriver | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Tasks get the options alone; connections stay on the driver.
+        return type(self), (self._options, self._columns)
+
+    def _stream(self) -> StreamDriver:
+        from tidelog.spark_ingest.stream import StreamDriver
+
+        if self._driver is None:
+            self._driver = StreamDriver(self._options)
+        return self._driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._stream().initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The limit that Spark hands back to `latestOffset`.
+
+        Spark has no limit of both kinds, so a minimum stands for both.
+        """
+        if self._options.min_offsets_per_trigger:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        if self._options.max_offsets_per_trigger:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        options = self._options
+        if isinstance(limit, ReadAllAvailable):  # also of a trigger that wants everything in one batch
+            return self._stream().latest_offset(start)
+        max_offsets = limit.max_rows if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger
+        min_offsets = limit.min_rows if isinstance(limit, ReadMinRows) else None
+        return self._stream().latest_offset(start, max_offsets=max_offsets, min_offsets=min_offsets)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream().prepare_for_available_now()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._stream().reported_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[RangePartition]:
+        return [RangePartition(offset_range) for offset_range in self._stream().ranges(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._columns, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._stream().commit(end)
+
+    def stop(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+
+def _read(
+    options: SourceOptions, columns: tuple[str, ...], partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
+    from tidelog.spark_ingest.fetch import read_range
+
+    if not isinstance(partition, RangePartition):
+        return iter(())  # Spark's empty partition of a read without ranges
+    return read_range(options, partition.offset_range, columns)
+
+
+def _parse(options: Mapping[str, str], mode: str) -> SourceOptions:
     from tidelog.spark_ingest.options import SourceOptions
 
-    return SourceOptions.parse(options)
+    return SourceOptions.parse(options, mode)

@@ -142,7 +142,10 @@ def test_options_without_effect_are_named_in_the_log_of_a_read(node, new_topic, 
     assert caplog.messages == ["option 'kafka.group.id' has no effect on this source"]
 
 
-def test_an_end_before_the_start_is_an_empty_range(node, new_topic):
+def test_an_end_before_the_start_is_refused_as_by_sparks_connector(node, new_topic):
     topic = new_topic(9)
     starting, ending = by_partition(topic, 7), by_partition(topic, 3)
-    assert ranges(node, subscribe=topic, startingOffsets=starting, endingOffsets=ending) == [(topic, 0, 7, 7)]
+    with pytest.raises(ConfigError, match=f"startingOffsets of {topic}-0 is 7, above its endingOffsets, 3"):
+        ranges(node, subscribe=topic, startingOffsets=starting, endingOffsets=ending)
+    with pytest.raises(ConfigError, match=f"startingOffsets of {topic}-0 is 7, above its endingTimestamp, 3"):
+        ranges(node, subscribe=topic, startingOffsets=starting, endingTimestamp=str(TIME + 3))

@@ -1,0 +1,274 @@
+"""The driver's side of a stream against an embedded node, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tidelog.client.model import TopicPartition
+from tidelog.client.sync import Admin, Consumer
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest.offsets import DataLoss
+from tidelog.spark_ingest.option_table import STREAM
+from tidelog.spark_ingest.options import SourceOptions
+from tidelog.spark_ingest.stream import StreamDriver
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+
+@contextmanager
+def driver(node, *, clock=None, **options: str) -> Iterator[StreamDriver]:
+    parsed = SourceOptions.parse({"kafka.bootstrap.servers": node.bootstrap_servers, **options}, STREAM)
+    with closing(StreamDriver(parsed, clock or Clock())) as stream:
+        yield stream
+
+
+def admin(node) -> Admin:
+    return Admin(bootstrap_servers=node.bootstrap_servers)
+
+
+def test_a_new_stream_begins_at_the_end_by_default(node, new_topic):
+    topic = new_topic(5, 0)
+    with driver(node, subscribe=topic) as stream:
+        first = stream.initial_offset()
+        assert first == {topic: {"0": 5, "1": 0}}
+        assert stream.latest_offset(first) is first
+        node.fill(topic, 2, 1, start=5)
+        assert stream.initial_offset() == first
+        latest = stream.latest_offset(first)
+        assert latest == {topic: {"0": 7, "1": 1}}
+        assert stream.reported_offset() == latest
+        assert stream.ranges(first, latest) == [(topic, 0, 5, 7), (topic, 1, 0, 1)]
+
+
+def test_the_offset_is_a_value_of_json(node, new_topic):
+    topic = new_topic(3, 4)
+    with driver(node, subscribe=topic, startingOffsets="earliest") as stream:
+        first = stream.initial_offset()
+        assert json.loads(json.dumps(first)) == first
+        # Spark hands back what it has read from its log.
+        assert stream.latest_offset(json.loads(json.dumps(first))) == {topic: {"0": 3, "1": 4}}
+
+
+def test_the_beginning_may_be_offsets_or_times(node, new_topic):
+    topic = new_topic(5, 6)
+    offsets = json.dumps({topic: {"0": 2, "1": -1}})
+    with driver(node, subscribe=topic, startingOffsets=offsets) as stream:
+        assert stream.initial_offset() == {topic: {"0": 2, "1": 6}}
+    with driver(node, subscribe=topic, startingTimestamp=str(1_700_000_000_003)) as stream:
+        assert stream.initial_offset() == {topic: {"0": 3, "1": 3}}
+
+
+def test_a_batch_is_at_most_the_limit(node, new_topic):
+    topic = new_topic(100, 10)
+    with driver(node, subscribe=topic, startingOffsets="earliest") as stream:
+        offset, batches = stream.initial_offset(), 0
+        while (latest := stream.latest_offset(offset, max_offsets=50)) is not offset:
+            assert sum(each.size for each in stream.ranges(offset, latest)) <= 50
+            offset, batches = latest, batches + 1
+    assert (offset, batches) == ({topic: {"0": 100, "1": 10}}, 3)
+
+
+def test_a_batch_waits_for_its_minimum_and_is_cut_to_its_maximum(node, new_topic):
+    topic, clock = new_topic(10), Clock()
+    with driver(node, clock=clock, subscribe=topic, startingOffsets="earliest", maxTriggerDelay="60s") as stream:
+
+        def latest(start):
+            return stream.latest_offset(start, min_offsets=8, max_offsets=9)
+
+        offset = latest(stream.initial_offset())
+        assert offset == {topic: {"0": 9}}
+        assert latest(offset) is offset  # one offset is not enough
+        clock.now_ms = 59_999
+        assert latest(offset) is offset
+        clock.now_ms = 60_000
+        assert latest(offset) == {topic: {"0": 10}}
+        offset = {topic: {"0": 10}}
+        assert latest(offset) is offset
+        node.fill(topic, 30, start=10)
+        assert latest(offset) == {topic: {"0": 19}}
+
+
+def test_available_now_ends_where_the_logs_ended(node, new_topic):
+    topic = new_topic(5)
+    with driver(node, subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger="50") as stream:
+        stream.prepare_for_available_now()
+        node.fill(topic, 5, start=5)
+        with admin(node) as client:
+            client.create_partitions({topic: 2})
+        offset = stream.latest_offset(stream.initial_offset(), max_offsets=3, min_offsets=50)
+        assert offset == {topic: {"0": 3}}
+        offset = stream.latest_offset(offset, max_offsets=3, min_offsets=50)
+        assert offset == {topic: {"0": 5}}
+        assert stream.latest_offset(offset, max_offsets=3, min_offsets=50) is offset
+
+
+def test_available_now_from_the_end_reads_nothing_though_records_come(node, new_topic):
+    topic = new_topic(5)
+    with driver(node, subscribe=topic) as stream:
+        stream.prepare_for_available_now()
+        node.fill(topic, 5, start=5)
+        first = stream.initial_offset()
+        assert first == {topic: {"0": 5}}
+        assert stream.latest_offset(first) is first
+
+
+def test_new_partitions_and_topics_are_found(node, new_topic):
+    topic = new_topic(2)
+    with driver(node, subscribePattern=f"^{topic}", startingOffsets="latest") as stream:
+        first = stream.initial_offset()
+        assert first == {topic: {"0": 2}}
+        with admin(node) as client:
+            client.create_partitions({topic: 3})
+        node.topic(f"{topic}-more", 4)
+        node.fill(topic, 0, 0, 6)
+        latest = stream.latest_offset(first)
+        assert latest == {topic: {"0": 2, "1": 0, "2": 6}, f"{topic}-more": {"0": 4}}
+        assert stream.ranges(first, latest) == [(topic, 2, 0, 6), (f"{topic}-more", 0, 0, 4)]
+
+
+def test_a_pattern_without_a_topic_waits_for_one(node, new_topic):
+    with driver(node, subscribePattern="^waited-for$") as stream:
+        first = stream.initial_offset()
+        assert first == {}
+        assert stream.latest_offset(first) is first
+        assert stream.reported_offset() is None
+        node.topic("waited-for", 3)
+        assert stream.latest_offset(first) == {"waited-for": {"0": 3}}
+
+
+def trim(node, topic: str, offset: int) -> None:
+    with admin(node) as client:
+        client.delete_records({TopicPartition(topic, 0): offset})
+
+
+def test_a_new_partition_without_its_first_records_is_data_loss(node, new_topic):
+    topic = new_topic(9)
+    trim(node, topic, 4)
+    end = {topic: {"0": 9}}
+    for options in ({"subscribe": topic}, {"subscribePattern": f"^{topic}$"}):
+        with driver(node, **options) as stream:
+            with pytest.raises(DataLoss, match=f"the new {topic}-0 begins at 4 instead of 0"):
+                stream.latest_offset({})
+            with pytest.raises(DataLoss, match="begins at 4"):
+                stream.ranges({}, end)
+    with driver(node, subscribe=topic, failOnDataLoss="false") as stream:
+        assert stream.latest_offset({}) == end
+        assert stream.ranges({}, end) == [(topic, 0, 4, 9)]
+
+
+def test_a_deleted_topic_is_data_loss_or_leaves_the_stream(node, new_topic):
+    topic = new_topic(2)
+    for fails in ("true", "false"):
+        node.topic(f"{topic}-gone", 5)
+        both = f"{topic},{topic}-gone"
+        with driver(node, subscribe=both, startingOffsets="earliest", failOnDataLoss=fails) as stream:
+            first = stream.initial_offset()
+            with admin(node) as client:
+                client.delete_topics([f"{topic}-gone"])
+            if fails == "true":
+                with pytest.raises(KafkaError, match=f"topic '{topic}-gone' does not exist"):
+                    stream.latest_offset(first)
+                continue
+            latest = stream.latest_offset(first)
+            assert latest == {topic: {"0": 2}}
+            assert stream.ranges(first, latest) == [(topic, 0, 0, 2)]
+            node.topic(f"{topic}-gone", 3)
+            again = stream.latest_offset(latest)
+            assert stream.ranges(latest, again) == [(f"{topic}-gone", 0, 0, 3)]
+
+
+def create_again(node, topic: str, size: int) -> None:
+    with admin(node) as client:
+        client.delete_topics([topic])
+    node.topic(topic, size)
+
+
+@pytest.mark.parametrize("size", [2, 9])
+def test_a_topic_created_again_is_data_loss_however_many_records_it_has(node, new_topic, size):
+    topic = new_topic(5)
+    with driver(node, subscribe=topic) as stream:
+        first = stream.initial_offset()
+        create_again(node, topic, size)
+        with pytest.raises(DataLoss, match=f"{topic}-0 was deleted and created again; the stream was at offset 5"):
+            stream.latest_offset(first)
+
+
+@pytest.mark.parametrize("size", [0, 2, 9])
+def test_a_topic_created_again_is_read_from_its_beginning_where_loss_is_tolerated(node, new_topic, size):
+    topic = new_topic(5)
+    with driver(node, subscribe=topic, failOnDataLoss="false") as stream:
+        first = stream.initial_offset()
+        create_again(node, topic, size)
+        beginning = stream.latest_offset(first)
+        assert beginning == {topic: {"0": 0}}
+        assert stream.ranges(first, beginning) == []
+        latest = stream.latest_offset(beginning)
+        assert latest == {topic: {"0": size}}
+        assert [each.size for each in stream.ranges(beginning, latest)] == ([size] if size else [])
+
+
+def test_committed_offsets_are_a_beginning(node, new_topic):
+    topic = new_topic(5, 6)
+    with admin(node) as client:
+        client.alter_group_offsets(f"group-{topic}", {TopicPartition(topic, 1): 4})
+    committed = {"subscribe": topic, "startingOffsets": "committed", "kafka.group.id": f"group-{topic}"}
+    with driver(node, **committed) as stream:
+        assert stream.initial_offset() == {topic: {"0": 0, "1": 4}}
+    with driver(node, **committed, startingOffsetsWithoutCommit="latest") as stream:
+        assert stream.initial_offset() == {topic: {"0": 5, "1": 4}}
+
+
+def test_committed_offsets_that_are_gone_are_data_loss(node, new_topic):
+    topic = new_topic(5)
+    with admin(node) as client:
+        client.alter_group_offsets(f"group-{topic}", {TopicPartition(topic, 0): 1})
+    trim(node, topic, 3)
+    committed = {"subscribe": topic, "startingOffsets": "committed", "startingOffsetsGroup": f"group-{topic}"}
+    with driver(node, **committed) as stream, pytest.raises(DataLoss, match="is 1, but its log begins at 3"):
+        stream.initial_offset()
+    with driver(node, **committed, failOnDataLoss="false") as stream:
+        assert stream.initial_offset() == {topic: {"0": 3}}
+
+
+def committed_of(node, group: str) -> dict[TopicPartition, int]:
+    with admin(node) as client:
+        return {partition: each.offset for partition, each in client.list_group_offsets(group).items()}
+
+
+def test_progress_is_committed_for_a_group_once_it_is_processed(node, new_topic):
+    topic = new_topic(5)
+    group, partition = f"lag-{topic}", TopicPartition(topic, 0)
+    with driver(node, subscribe=topic, startingOffsets="earliest", commitOffsetsToGroup=group) as stream:
+        first = stream.initial_offset()
+        latest = stream.latest_offset(first, max_offsets=3)
+        stream.ranges(first, latest)
+        assert committed_of(node, group) == {partition: 0}  # the batch is planned, and not processed yet
+        stream.commit(latest)
+        assert committed_of(node, group) == {partition: 3}
+        # Spark never calls `commit` for the last batch, but it asks for more once that is processed.
+        end = stream.latest_offset(latest)
+        assert stream.latest_offset(end) is end
+        assert committed_of(node, group) == {partition: 5}
+
+
+def test_a_group_with_members_takes_no_progress(node, new_topic):
+    topic = new_topic(1)
+    group = f"members-{topic}"
+    with Consumer(
+        topic, bootstrap_servers=node.bootstrap_servers, group_id=group, auto_offset_reset="earliest"
+    ) as member:
+        assert next(iter(member)).offset == 0
+        with driver(node, subscribe=topic, startingOffsets="earliest", commitOffsetsToGroup=group) as stream:
+            with pytest.raises(KafkaError, match=f"group '{group}' takes no commits; it has members") as failure:
+                stream.latest_offset(stream.initial_offset())
+            assert failure.value.code is ErrorCode.UNKNOWN_MEMBER_ID

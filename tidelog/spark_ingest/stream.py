@@ -1,0 +1,220 @@
+"""The driver's side of a stream: looks offsets up, keeps what it knows of the topics, commits progress.
+
+One `StreamDriver` lives as long as its query, in a process of its own that Spark calls serially. It
+asks the cluster and lets `stream_planning.py` decide. Spark itself is not needed here. Invariant: the
+ranges of a micro-batch depend on its two offsets and the options alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tidelog.client.model import TopicPartition
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest.offsets import (
+    DataLoss,
+    PresentEnds,
+    commit_offsets,
+    ends_after,
+    find_ends,
+    find_first_offsets,
+    list_edge_offsets,
+)
+from tidelog.spark_ingest.options import EARLIEST, SourceOptions
+from tidelog.spark_ingest.planning import OffsetRange, plan_ranges
+from tidelog.spark_ingest.stream_planning import (
+    StreamState,
+    available_offsets,
+    backlog,
+    from_offset,
+    limit_offsets,
+    must_wait,
+    ranges_between,
+    recreated_partitions,
+    to_offset,
+)
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+StreamOffset = dict[str, Any]
+"""`{"topic": {"0": 12}}`: the next offset of each partition."""
+
+
+class StreamDriver:
+    """Plans the micro-batches of one query. `close` ends its connections."""
+
+    def __init__(self, options: SourceOptions, now_ms: Callable[[], float] = lambda: time.monotonic() * 1000) -> None:
+        self._options = options
+        self._now_ms = now_ms
+        self._thread: LoopThread | None = None
+        self._cluster: Cluster | None = None
+        self._first_offset: StreamOffset | None = None
+        self._topic_ids: dict[str, bytes] = {}
+        self._target: PresentEnds | None = None
+        """The ends at the start of a query with the trigger AvailableNow."""
+        self._latest: Mapping[TopicPartition, int] = {}
+        self._last_batch_ms: float | None = None
+        self._committed: StreamOffset | None = None
+
+    # -- offsets
+
+    def initial_offset(self) -> StreamOffset:
+        """Where a new query begins; the same in every call."""
+        if self._first_offset is None:
+            for name in self._options.without_effect:
+                logger.warning("option %r has no effect on this source", name)
+            offsets, topic_ids = self._run(lambda cluster: find_first_offsets(cluster, self._options))
+            if self._target is not None:
+                # The target is older. The stream must not begin after it.
+                ends = self._target.offsets
+                offsets = {
+                    partition: min(offset, ends[partition])
+                    for partition, offset in offsets.items()
+                    if partition in ends
+                }
+            self._topic_ids.update(topic_ids)
+            self._first_offset = to_offset(offsets)
+        return self._first_offset
+
+    def prepare_for_available_now(self) -> None:
+        """Fix the end of the query at the present end of the logs."""
+        self._target = self._run(lambda cluster: find_ends(cluster, self._options))
+
+    def latest_offset(
+        self, start: StreamOffset, *, max_offsets: int | None = None, min_offsets: int | None = None
+    ) -> StreamOffset:
+        """The end of the micro-batch that begins at `start`; `start` itself when there is none.
+
+        Raises DataLoss when records are gone, unless failOnDataLoss is false. `start` also says that
+        everything before it is processed.
+        """
+        self._commit(start)
+        options, start_offsets = self._options, from_offset(start)
+        present, state = self._run(lambda cluster: self._look(cluster, start_offsets))
+        self._latest = present.offsets
+        ends, losses = available_offsets(start_offsets, state)
+        self._report(losses)
+        if min_offsets and self._target is None and not losses:
+            new_offsets = sum(backlog(start_offsets, ends, state.new_starts).values())
+            since_ms = float("inf") if self._last_batch_ms is None else self._now_ms() - self._last_batch_ms
+            if must_wait(new_offsets, min_offsets, since_ms, options.max_trigger_delay_ms):
+                return start
+        if max_offsets:
+            ends = limit_offsets(start_offsets, ends, state.new_starts, max_offsets)
+        self._topic_ids.update(present.topic_ids)
+        end = to_offset(ends)
+        if end == start:
+            return start
+        self._last_batch_ms = self._now_ms()
+        return end
+
+    async def _look(self, cluster: Cluster, start: Mapping[TopicPartition, int]) -> tuple[PresentEnds, StreamState]:
+        options = self._options
+        present = self._target or await find_ends(cluster, options)
+        present = await ends_after(cluster, options, present, start)
+        recreated = recreated_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
+        new = [partition for partition in present.offsets if partition not in start]
+        log_starts = await list_edge_offsets(cluster, options, [*new, *recreated], EARLIEST) if new or recreated else {}
+        return present, StreamState(
+            present.offsets,
+            {partition: log_starts[partition] for partition in new},
+            {partition: log_starts[partition] for partition in recreated},
+        )
+
+    def reported_offset(self) -> StreamOffset | None:
+        """The ends of the logs as of the last `latest_offset`."""
+        return to_offset(self._latest) if self._latest else None
+
+    # -- micro-batches
+
+    def ranges(self, start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
+        """The ranges of one micro-batch, one for each task."""
+        options = self._options
+        ranges, new_partitions, losses = ranges_between(from_offset(start), from_offset(end))
+        self._report(losses)
+        if new_partitions:
+            ranges = self._begin_at_log_start(ranges, new_partitions)
+        return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+
+    def _begin_at_log_start(
+        self, ranges: Sequence[OffsetRange], new_partitions: Sequence[TopicPartition]
+    ) -> tuple[OffsetRange, ...]:
+        log_starts = self._run(lambda cluster: list_edge_offsets(cluster, self._options, new_partitions, EARLIEST))
+        losses = [
+            f"the new {each} begins at {start} instead of 0" for each, start in sorted(log_starts.items()) if start
+        ]
+        self._report(losses)
+        return tuple(
+            each._replace(
+                start=min(each.end, max(each.start, log_starts.get(TopicPartition(each.topic, each.partition), 0)))
+            )
+            for each in ranges
+        )
+
+    def commit(self, end: StreamOffset) -> None:
+        """Spark has processed everything before `end`."""
+        self._commit(end)
+
+    def _commit(self, offset: StreamOffset) -> None:
+        """Commit the progress for the group of `commitOffsetsToGroup`.
+
+        A group that refuses the first commit is an error: it may have members. Later errors are
+        warnings, since the stream itself does not need the commits.
+        """
+        offsets = from_offset(offset)
+        if not self._options.commit_group or not offsets or offset == self._committed:
+            return
+        try:
+            self._run(lambda cluster: commit_offsets(cluster, self._options, offsets))
+        except KafkaError as error:
+            group = self._options.commit_group
+            if self._committed is None and not error.retriable:
+                hint = "; it has members" if error.code is ErrorCode.UNKNOWN_MEMBER_ID else ""
+                raise KafkaError(error.code, f"commitOffsetsToGroup: group {group!r} takes no commits{hint}") from None
+            logger.warning("the progress of the stream could not be committed for group %r: %s", group, error)
+            return
+        self._committed = dict(offset)
+
+    def _report(self, losses: Sequence[str]) -> None:
+        if losses and self._options.fail_on_data_loss:
+            raise DataLoss("; ".join(losses[:3]) + (f"; and {len(losses) - 3} more" if len(losses) > 3 else ""))
+        for loss in losses:
+            logger.warning("%s; the stream goes on with what is left", loss)
+
+    # -- the cluster
+
+    def _run(self, call: Callable[[Cluster], Coroutine[Any, Any, Result]]) -> Result:
+        """Run the call in the thread that keeps the connections, and wait for its result."""
+        if self._thread is None:
+            self._thread = LoopThread()
+
+        async def run() -> Result:
+            if self._cluster is None:
+                cluster = Cluster(self._options.consumer)
+                try:
+                    await cluster.start()
+                except BaseException:
+                    await cluster.close()
+                    raise
+                self._cluster = cluster
+            return await call(self._cluster)
+
+        return self._thread.run(run())
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        cluster, self._cluster = self._cluster, None
+        try:
+            if cluster is not None:
+                thread.run(cluster.close())
+        finally:
+            thread.stop()
