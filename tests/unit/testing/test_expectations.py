@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,7 +70,7 @@ def test_a_group_is_awaited_until_it_has_read_all(broker: EmbeddedBroker, produc
         wait_for_lag(broker, "readers", 1)
         with pytest.raises(AssertionError, match="read-0: 1, read-1: 1"):
             wait_for_lag(broker, "readers", topics=["read"], timeout_s=0.2)
-        reading = threading.Thread(target=lambda: (time.sleep(0.1), consumer.commit({TopicPartition("read", 0): 2})))
+        reading = threading.Timer(0.1, consumer.commit, [{TopicPartition("read", 0): 2}])
         reading.start()
         wait_for_lag(broker, "readers")
         reading.join()
