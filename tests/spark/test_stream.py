@@ -45,6 +45,10 @@ class Topic:
         frame = reader.options(**options).load().selectExpr("cast(value as string) value", "partition", "offset")
         return frame.writeStream.format("memory").queryName(table).outputMode("append")
 
+    def batch(self, **options: str) -> Any:
+        reader = self.spark.read.format("tidelog").option("kafka.bootstrap.servers", self.bootstrap)
+        return reader.options(subscribe=self.name, **options).load()
+
     def checkpointed(self, **options: str) -> Any:
         """A stream into files with a checkpoint, which `written` reads."""
         options = {"subscribe": self.name, "startingOffsets": "earliest", **options}
@@ -102,3 +106,70 @@ def test_a_restart_goes_on_where_the_checkpoint_is(topic):
     run(topic.checkpointed())
     run(topic.checkpointed())
     assert topic.written() == topic.everything()
+
+
+def test_a_limit_makes_several_batches_of_a_run_that_ends(topic):
+    topic.create(2)
+    topic.produce(60, 20)
+    batches = run(topic.checkpointed(maxOffsetsPerTrigger="40"))
+    assert [batch["numInputRows"] for batch in batches if batch["numInputRows"]] == [40, 40]
+    topic.produce(3, 0)
+    batches = run(topic.checkpointed(maxOffsetsPerTrigger="1000", minOffsetsPerTrigger="900"))
+    assert [batch["numInputRows"] for batch in batches if batch["numInputRows"]] == [3]
+    assert topic.written() == topic.everything()
+
+
+def test_new_partitions_are_read_from_their_beginning(topic):
+    topic.create(1)
+    topic.produce(2)
+    query = topic.stream("of_new_partitions", startingOffsets="latest").start()
+    try:
+        query.processAllAvailable()
+        with Admin(bootstrap_servers=topic.bootstrap) as admin:
+            admin.create_partitions({topic.name: 3})
+        topic.sizes += [0, 0]
+        topic.produce(1, 5, 0)
+        query.processAllAvailable()
+        assert topic.read("of_new_partitions") == ["0/2", *(f"1/{offset}" for offset in range(5))]
+    finally:
+        query.stop()
+
+
+def test_every_lag_tool_sees_the_progress_of_a_stream(topic):
+    topic.create(2)
+    topic.produce(5, 7)
+    run(topic.checkpointed(commitOffsetsToGroup=f"group-{topic.name}"))
+    with Admin(bootstrap_servers=topic.bootstrap) as admin:
+        lags = admin.group_lag(f"group-{topic.name}")
+    assert {partition.partition: (lag.committed, lag.lag) for partition, lag in lags.items()} == {0: (5, 0), 1: (7, 0)}
+    topic.produce(0, 2)
+    rest = topic.batch(startingOffsets="committed", startingOffsetsGroup=f"group-{topic.name}")
+    assert sorted(tuple(row) for row in rest.select("partition", "offset").collect()) == [(1, 7), (1, 8)]
+
+
+def test_a_stream_ends_with_the_reason_when_records_are_gone(topic):
+    topic.create(1)
+    topic.produce(5)
+    run(topic.checkpointed())
+    with Admin(bootstrap_servers=topic.bootstrap) as admin:
+        admin.delete_topics([topic.name])
+    topic.create(1)
+    topic.produce(2)
+    with pytest.raises(Exception, match="was deleted and created again; the stream was at offset 5"):
+        run(topic.checkpointed())
+    run(topic.checkpointed(failOnDataLoss="false"))
+    assert topic.written() == sorted([f"0/{offset}" for offset in range(5)] + ["0/0", "0/1"])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"endingOffsets": "latest"}, "'endingOffsets' is not allowed in a stream: ending offset not valid"),
+        ({"subscribe": "no-such-topic"}, "topic 'no-such-topic' does not exist"),
+    ],
+)
+def test_what_cannot_be_streamed_says_why(topic, options, says):
+    topic.create(1)
+    with pytest.raises(Exception) as failure:
+        run(topic.stream("refused", **options))
+    assert says in str(failure.value)
