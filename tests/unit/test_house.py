@@ -80,6 +80,8 @@ PURE = (
     "broker/coordinators/*/rebalance.py",
     "broker/coordinators/*/records.py",
     "broker/coordinators/*/states.py",
+    "spark_ingest/java_pattern.py",
+    "spark_ingest/option_table.py",
     "spark_ingest/options.py",
     "spark_ingest/planning.py",
     "spark_ingest/stream_planning.py",

@@ -19,7 +19,8 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
-from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions, compile_pattern
+from tidelog.spark_ingest.java_pattern import compile_java_pattern
+from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
 
 Offsets = dict[TopicPartition, int]
@@ -158,7 +159,7 @@ async def _topics(cluster: Cluster, options: SourceOptions, omit_missing: bool =
     Raises KafkaError for a named topic that does not exist.
     """
     if options.pattern:
-        pattern = compile_pattern(options.pattern)
+        pattern = compile_java_pattern(options.pattern)
         topics = (await cluster.fetch_metadata(None)).topics
         matching = [topic for topic in topics if not topic.is_internal and pattern.search(topic.name or "")]
         return await _fetch_topics(cluster, options, [topic.name or "" for topic in matching], omit_missing=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,6 +18,7 @@ from tidelog.client.config import ConsumerConfig
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.errors import ConfigError
+from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.option_table import (
     BATCH,
     BOTH,
@@ -202,24 +202,9 @@ def _parse_topics(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tup
     if strategies[0] == "subscribePattern":
         if not text:
             raise ConfigError("subscribePattern is empty")
-        compile_pattern(text)
+        compile_java_pattern(text)
         return (), text, ()
     return (), "", parse_assignment(text)
-
-
-def compile_pattern(text: str) -> re.Pattern[str]:
-    """Compile a subscribePattern, which as in Spark may match anywhere in a topic name. Raises
-    ConfigError.
-
-    Patterns are written for Java. Refuses patterns that Python cannot compile, and patterns with a
-    warning that Python reads them differently (`[a&&b]`). Java's classes like `\\d` are ASCII.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return re.compile(text, re.ASCII)
-    except (re.error, OverflowError, RecursionError, Warning) as error:
-        raise ConfigError(f"subscribePattern {text!r} is no regular expression of Python's: {error}") from None
 
 
 def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
