@@ -220,9 +220,9 @@ class _Translation:
 
     def _property(self, is_negated: bool) -> frozenset[str]:
         match = re.compile(r"\{(\w+)\}|([A-Z])").match(self._text, self._position)
-        name = match and (match[1] or match[2])
+        name = str(match[1] or match[2]) if match else ""
         if match is None or name not in _PROPERTIES:
-            raise _Refusal(f"the character property {name or 'after a p'!r} is not supported")
+            raise _Refusal(f"the character property {name!r} is not supported")
         self._position = match.end()
         characters = _PROPERTIES[name]
         if (self._is_insensitive or self._is_partly_insensitive) and characters != _both_cases(characters):
