@@ -10,7 +10,8 @@ import pytest
 
 from tidelog.cli.main import main
 from tidelog.protocol.batches.records import encode_batch
-from tidelog.protocol.messages.group_records import OffsetCommitKey, OffsetCommitValue, encode_key, encode_value
+from tidelog.protocol.messages.coordinator_records import encode_key, encode_value
+from tidelog.protocol.messages.group_records import OffsetCommitKey, OffsetCommitValue
 from tidelog.protocol.messages.metadata_records import TopicRecord, frame
 from tidelog.storage.files.checkpoints import encode_leader_epochs, encode_offsets, encode_partition_metadata
 from tidelog.storage.producers.producer_snapshots import encode_snapshot

@@ -16,6 +16,7 @@ from tidelog.protocol.messages import (
     api_versions,
     consumer_protocol,
     control_records,
+    coordinator_records,
     group_records,
     metadata_records,
     offset_fetch,
@@ -64,29 +65,31 @@ def test_every_record_type_of_kafka_is_known_once():
 
 def test_group_records_carry_type_and_version_in_front():
     key = group_records.OffsetCommitKey(group="g", topic="t", partition=3)
-    assert group_records.encode_key(key).hex(" ") == "00 01 00 01 67 00 01 74 00 00 00 03"
-    assert group_records.decode_key(group_records.encode_key(key)) == key
-    assert group_records.decode_key(b"\0\0" + group_records.encode_key(key)[2:]) == key  # as Kafka wrote before 0.9
+    assert coordinator_records.encode_key(key).hex(" ") == "00 01 00 01 67 00 01 74 00 00 00 03"
+    assert group_records.decode_key(coordinator_records.encode_key(key)) == key
+    assert (
+        group_records.decode_key(b"\0\0" + coordinator_records.encode_key(key)[2:]) == key
+    )  # as Kafka wrote before 0.9
     group_key = group_records.GroupMetadataKey(group="g")
-    assert group_records.decode_key(group_records.encode_key(group_key)) == group_key
+    assert group_records.decode_key(coordinator_records.encode_key(group_key)) == group_key
     assert group_records.decode_key(b"\0\3\0\1g") is None
     value = group_records.OffsetCommitValue(offset=7, metadata="m", commit_timestamp=9)
     for version in value.VERSIONS:
-        written = group_records.encode_value(value, version)
+        written = coordinator_records.encode_value(value, version)
         assert written[:2] == bytes([0, version])
-        assert group_records.decode_value(type(value), written) == value
+        assert coordinator_records.decode_value(type(value), written) == value
 
 
 def test_a_later_version_of_a_group_record_is_read_as_our_last():
     value = group_records.OffsetCommitValue(offset=7, metadata="m", commit_timestamp=9)
-    later = b"\0\5" + group_records.encode_value(value, 4)[2:-1] + b"\1\x63\1\0"  # with a tagged field 99
-    assert group_records.decode_value(type(value), later) == value
+    later = b"\0\5" + coordinator_records.encode_value(value, 4)[2:-1] + b"\1\x63\1\0"  # with a tagged field 99
+    assert coordinator_records.decode_value(type(value), later) == value
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0\1", b"\xff\xff\0\1g", b"\0\2\0\5g"])
 def test_a_bad_group_record_is_malformed(data: bytes):
     with pytest.raises(MalformedMessage):
-        group_records.decode_value(group_records.GroupMetadataValue, data)
+        coordinator_records.decode_value(group_records.GroupMetadataValue, data)
     if data != b"\xff\xff\0\1g":
         with pytest.raises(MalformedMessage):
             group_records.decode_key(data)

@@ -1,4 +1,4 @@
-"""Messages as Kafka 4.3.1 itself wrote them: the records of its metadata log and of `__consumer_offsets`.
+"""Messages as Kafka 4.3.1 itself wrote them: the records of its metadata log and of the coordinators.
 
 `tests/golden/messages_by_kafka.jsonl` holds one message a line: its name, the version, the bytes made by Kafka's
 generated class, and the fields as Kafka's JSON converter shows them. kio has the requests and responses, but not these.
@@ -15,7 +15,7 @@ import pytest
 
 from tidelog.protocol.codec.fields import Field
 from tidelog.protocol.codec.schema import Message
-from tidelog.protocol.messages import control_records, group_records, metadata_records
+from tidelog.protocol.messages import control_records, group_records, metadata_records, transaction_records
 from tidelog.protocol.uuids import uuid_from_text
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "messages_by_kafka.jsonl"
@@ -23,7 +23,7 @@ LINES = [json.loads(line) for line in GOLDEN.read_text(encoding="ascii").splitli
 
 
 def message_class(name: str) -> type[Message]:
-    for module in (metadata_records, group_records, control_records):
+    for module in (metadata_records, group_records, control_records, transaction_records):
         if hasattr(module, name):
             found: type[Message] = getattr(module, name)
             return found

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidelog.broker.config.dynamic_config import DynamicConfig
     from tidelog.broker.config.node_config import NodeConfig
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+    from tidelog.broker.coordinators.transaction.service import TransactionCoordinatorService
     from tidelog.broker.replicas.log_directories import LogDirectories
     from tidelog.broker.replicas.partitions import Partitions
     from tidelog.broker.replicas.replica_moves import ReplicaMoves
@@ -70,6 +71,7 @@ class Services:
     raft: RaftNode
     broker_epoch: Callable[[], int]
     # Of nodes with the broker role; what a controller alone serves asks for none of them.
+    transactions: TransactionCoordinatorService = field(default_factory=lambda: missing("transactions"))
     directories: LogDirectories = field(default_factory=lambda: missing("directories"))
     moves: ReplicaMoves = field(default_factory=lambda: missing("moves"))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)

@@ -7,11 +7,16 @@ counts as used (KIP-730, Kafka's RPCProducerIdManager).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from tidelog.protocol.errors import KafkaError
+
 if TYPE_CHECKING:
     from tidelog.replication.controller.decisions.state import ProducerIdBlock
+
+logger = logging.getLogger("tidelog.transactions")
 
 
 class ProducerIdManager:
@@ -22,19 +27,45 @@ class ProducerIdManager:
         self._next = 0
         self._end = 0
         self._lock = asyncio.Lock()
+        self._filling: asyncio.Task[None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._next == self._end
 
     def take(self) -> int | None:
-        """The next id, or None at the end of the block."""
-        if self._next == self._end:
+        """The next id; None at the end of the block, and a new block is fetched."""
+        if self.is_empty:
+            if self._filling is None:
+                self._filling = asyncio.get_running_loop().create_task(self._fill_alone(), name="producer ids")
             return None
         self._next += 1
         return self._next - 1
 
+    async def fill(self) -> None:
+        """Wait until there is an id. Raises the controller's KafkaError."""
+        async with self._lock:  # one block at a time, for all that wait
+            if self.is_empty:
+                block = await self._allocate()
+                self._next, self._end = block.first, block.first + block.size
+
     async def next(self) -> int:
         """The next id, from a new block if necessary. Raises the controller's KafkaError."""
-        while (producer_id := self.take()) is None:
-            async with self._lock:  # one block at a time, for all that wait
-                if self._next == self._end:
-                    block = await self._allocate()
-                    self._next, self._end = block.first, block.first + block.size
-        return producer_id
+        while self.is_empty:
+            await self.fill()
+        self._next += 1
+        return self._next - 1
+
+    async def _fill_alone(self) -> None:
+        """For a caller that does not wait, and takes an id some time later."""
+        try:
+            await self.fill()
+        except KafkaError as error:
+            logger.warning("no producer ids could be had from the controller: %s", error)
+        finally:
+            self._filling = None
+
+    async def close(self) -> None:
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.gather(self._filling, return_exceptions=True)

@@ -45,17 +45,18 @@ class Write:
 
 
 class Outcome:
-    """The result of one request or deadline. The runtime sends the replies before it makes the
-    writes.
+    """The result of one request or deadline. The runtime sends the replies, makes the writes, and
+    hands on the messages, in this order.
     """
 
-    __slots__ = ("notes", "now_ms", "replies", "wall_ms", "warnings", "writes")
+    __slots__ = ("messages", "notes", "now_ms", "replies", "wall_ms", "warnings", "writes")
 
     def __init__(self, now: Now) -> None:
         self.now_ms, self.wall_ms = now
         self.replies: list[tuple[int, Any]] = []
         self.writes: list[Write] = []
-        self.notes: list[str] = []  # lines for the log about changes of a group, never one per request
+        self.messages: list[Any] = []  # for other nodes; the coordinator's service sends them
+        self.notes: list[str] = []  # lines for the log, never one per request
         self.warnings: list[tuple[str, str]] = []  # (kind, text) for the log, limited in rate by kind
 
     def reply(self, token: int, response: Any) -> None:
@@ -70,6 +71,9 @@ class Outcome:
 
     def reply_when_stored(self, records: list[Any], token: int, response: Any, context: Any = None) -> None:
         self.writes.append(Write(records, replies=[(token, response)], context=context))
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -83,8 +83,14 @@ class _Shard(Generic[C]):
         return self.state is _ShardState.ACTIVE
 
 
+def _send_nothing(partition: int, leader_epoch: int, message: Any) -> None:
+    raise AssertionError(f"this coordinator sends no messages: {message}")
+
+
 class CoordinatorRuntime(Generic[C]):
-    """`create` makes the coordinator of a partition that this node begins to lead."""
+    """`create` makes the coordinator of a partition that this node begins to lead. `send` is called
+    with the partition, its leader epoch and each message of an outcome.
+    """
 
     def __init__(
         self,
@@ -94,12 +100,14 @@ class CoordinatorRuntime(Generic[C]):
         *,
         write_timeout_ms: int,
         compression: int = 0,
+        send: Callable[[int, int, Any], None] = _send_nothing,
     ) -> None:
         self._name = name
         self._ports = ports
         self._create = create
         self._write_timeout_ms = write_timeout_ms
         self._compression = compression
+        self._send = send
         self._shards: dict[int, _Shard[C]] = {}
         self._tokens = count(1)
         self._parked_count = 0
@@ -147,7 +155,7 @@ class CoordinatorRuntime(Generic[C]):
             self._arm_timer(shard)
             return deferred
         outcome = operation(shard.coordinator, token, self._now())
-        if len(outcome.replies) == 1 and not outcome.writes and outcome.replies[0][0] == token:
+        if len(outcome.replies) == 1 and not (outcome.writes or outcome.messages) and outcome.replies[0][0] == token:
             # The usual case, for instance a heartbeat: the answer is complete.
             answer = outcome.replies[0][1]
             self._log(outcome)
@@ -165,6 +173,13 @@ class CoordinatorRuntime(Generic[C]):
     def read(self, partition: int, operation: Callable[[C], Any]) -> Any:
         """Run a read of the committed state; raises as `submit` does."""
         return operation(self._active(partition).coordinator)
+
+    def run(self, partition: int, leader_epoch: int, operation: Callable[[C, Now], Outcome]) -> None:
+        """Run `operation(coordinator, now)`, unless this leader epoch of the partition is over."""
+        shard = self._shards.get(partition)
+        if shard is not None and shard.is_active() and shard.leader_epoch == leader_epoch:
+            self._apply(shard, operation(shard.coordinator, self._now()))
+            self._arm_timer(shard)
 
     def submit_to_all(self, operation: Callable[[C, Now], Outcome]) -> None:
         """Run `operation(coordinator, now)` on every active partition, and on a loading one after
@@ -214,6 +229,8 @@ class CoordinatorRuntime(Generic[C]):
             self._answer(shard, token, response)
         for write in outcome.writes:
             self._write(shard, write, outcome)
+        for message in outcome.messages:
+            self._send(shard.partition, shard.leader_epoch, message)
 
     def _log(self, outcome: Outcome) -> None:
         for note in outcome.notes:

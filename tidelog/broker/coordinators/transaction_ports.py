@@ -36,7 +36,7 @@ class MarkerSender(Protocol):
         """Send the marker again and again until each of its partitions has it.
 
         `on_done` names partitions that have the marker, or whose topic is deleted; it may be called
-        several times. `on_fenced` says that a partition refused the marker with
+        several times, but not before this call returns. `on_fenced` says that a partition refused the marker with
         INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED; that partition is given up. A
         second send for the same producer id is legal and replaces nothing.
         """

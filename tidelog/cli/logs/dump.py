@@ -17,7 +17,8 @@ from tidelog.protocol.batches.record_batch import BatchHeader, check_crc, check_
 from tidelog.protocol.batches.records import ControlRecordType, Record, control_record_type, decode_batch
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import KafkaError, MalformedMessage
-from tidelog.protocol.messages import control_records, group_records, metadata_records
+from tidelog.protocol.messages import control_records, group_records, metadata_records, transaction_records
+from tidelog.protocol.messages.coordinator_records import decode_value
 from tidelog.protocol.uuids import uuid_to_text
 from tidelog.storage.files import checkpoints
 from tidelog.storage.files.disk import Disk
@@ -126,6 +127,8 @@ def _decoder_for(path: str) -> Decoder:
     directory = PurePath(path).parent.name
     if directory.startswith("__consumer_offsets-"):
         return _group_row
+    if directory.startswith("__transaction_state-"):
+        return _transaction_row
     if directory.startswith("__cluster_metadata-"):
         return _metadata_row
     return _record_row
@@ -160,7 +163,20 @@ def _group_row(record: Record) -> Row:
             else group_records.GroupMetadataValue
         )
         if record.value is not None:
-            row["value"] = repr(group_records.decode_value(kind, record.value))
+            row["value"] = repr(decode_value(kind, record.value))
+        return row
+    except MalformedMessage as error:
+        return {**_record_row(record), "error": str(error)}
+
+
+def _transaction_row(record: Record) -> Row:
+    try:
+        key = transaction_records.decode_key(record.key or b"")
+        if key is None:
+            return _record_row(record)
+        row: Row = {"offset": record.offset, "timestamp": record.timestamp, "key": repr(key), "value": None}
+        if record.value is not None:
+            row["value"] = repr(decode_value(transaction_records.TransactionLogValue, record.value))
         return row
     except MalformedMessage as error:
         return {**_record_row(record), "error": str(error)}

@@ -8,15 +8,9 @@ value.
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import TypeVar
-
 from tidelog.protocol.codec.schema import Bytes, Message, array, byte_string, int32, int64, string, uuid
-from tidelog.protocol.errors import KafkaError, MalformedMessage
+from tidelog.protocol.messages.coordinator_records import PREFIX_BYTES, prefix_of
 
-M = TypeVar("M", bound=Message)
-
-_PREFIX = Struct(">h")
 _LEGACY_OFFSET_COMMIT_KEY = 0
 
 
@@ -66,37 +60,7 @@ _KEYS: dict[int, type[OffsetCommitKey] | type[GroupMetadataKey]] = {
 }
 
 
-def encode_key(key: OffsetCommitKey | GroupMetadataKey) -> bytes:
-    """A record's key: the type, then the key itself."""
-    assert key.API_KEY is not None
-    return _PREFIX.pack(key.API_KEY) + key.encode(0)
-
-
 def decode_key(data: Bytes) -> OffsetCommitKey | GroupMetadataKey | None:
     """None for a key of another type (newer groups). Raises MalformedMessage."""
-    kind = _KEYS.get(_prefix(data))
-    return None if kind is None else kind.decode(data[_PREFIX.size :], 0)
-
-
-def encode_value(value: OffsetCommitValue | GroupMetadataValue, version: int) -> bytes:
-    """A record's value: the version, then the value itself. Raises as `Message.encode`."""
-    return _PREFIX.pack(version) + value.encode(version)
-
-
-def decode_value(kind: type[M], data: Bytes) -> M:
-    """The value of a record whose key says it is a `kind`. Raises MalformedMessage.
-
-    Versions later than ours only add tagged fields (KIP-915), so they are read as our last one.
-    """
-    version = min(_prefix(data), kind.VERSIONS.stop - 1)
-    try:
-        return kind.decode(data[_PREFIX.size :], version)
-    except KafkaError as error:
-        raise MalformedMessage(str(error)) from error
-
-
-def _prefix(data: Bytes) -> int:
-    if len(data) < _PREFIX.size:
-        raise MalformedMessage("a group record without its two-byte prefix")
-    prefix: int = _PREFIX.unpack_from(data)[0]
-    return prefix
+    kind = _KEYS.get(prefix_of(data))
+    return None if kind is None else kind.decode(data[PREFIX_BYTES:], 0)

@@ -7,7 +7,8 @@ flexible, from transaction version 1 on.
 
 from __future__ import annotations
 
-from tidelog.protocol.codec.schema import Message, array, int8, int16, int32, int64, string
+from tidelog.protocol.codec.schema import Bytes, Message, array, int8, int16, int32, int64, string
+from tidelog.protocol.messages.coordinator_records import PREFIX_BYTES, prefix_of
 
 
 class TransactionLogKey(Message, key=0, versions="0"):
@@ -31,3 +32,8 @@ class TransactionLogValue(Message, key=0, versions="0-1", flexible="1+"):
     transaction_last_update_timestamp_ms: int = int64()
     transaction_start_timestamp_ms: int = int64()
     client_transaction_version: int = int16("1+", default=0, tag=2)
+
+
+def decode_key(data: Bytes) -> TransactionLogKey | None:
+    """None for a key of another type. Raises MalformedMessage."""
+    return TransactionLogKey.decode(data[PREFIX_BYTES:], 0) if prefix_of(data) == TransactionLogKey.API_KEY else None

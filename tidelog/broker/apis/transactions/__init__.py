@@ -1,0 +1,1 @@
+"""The APIs of transactions that their coordinator answers."""

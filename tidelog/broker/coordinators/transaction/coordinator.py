@@ -1,0 +1,455 @@
+"""The transaction coordinator of one `__transaction_state` partition. It handles requests, deadlines,
+written markers and replayed records.
+
+This module finds the id of a request and guards it against two transitions at a time. The rules live
+in `transitions`, the I/O in `runtime`. Invariants: an id changes its state only in `replay`, so that a
+coordinator loaded from the log equals the one that wrote it, and a failed append changes nothing
+(KAFKA-9666); an id has at most one transition under way; a transaction is complete only when each of
+its partitions has its marker. Source: Kafka's `TransactionCoordinator`, `TransactionStateManager` and
+`TransactionMarkerChannelManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from tidelog.broker.coordinators.group.memory import GroupMemory, GroupMemoryBudget
+from tidelog.broker.coordinators.outcome import Now, Outcome
+from tidelog.broker.coordinators.timers import TimerQueue
+from tidelog.broker.coordinators.transaction import records, transitions
+from tidelog.broker.coordinators.transaction.config import TransactionCoordinatorConfig
+from tidelog.broker.coordinators.transaction.memory import id_size_bytes, partitions_size_bytes
+from tidelog.broker.coordinators.transaction.records import TransactionRecord
+from tidelog.broker.coordinators.transaction.states import EXPIRABLE, PREPARED, TransactionState
+from tidelog.broker.coordinators.transaction.transitions import (
+    EPOCH_BUMP_VERSION,
+    NO_IDENTITY,
+    ProducerIdentity,
+    TakeProducerId,
+    TopicPartition,
+    TransactionMetadata,
+)
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+# The bounds of one turn of a check; the rest follows a millisecond later.
+ABORTS_PER_TURN = 200
+IDS_CHECKED_PER_TURN = 2_000
+# Keeps a batch of tombstones below max.message.bytes of the topic.
+TOMBSTONE_BYTES_PER_WRITE = 500_000
+_TOMBSTONE_BYTES = 100  # without the transactional id
+COMPLETION_RETRY_MS = 100
+_AT_ONCE_MS = 0
+
+_E = ErrorCode
+
+
+class TimerKey(NamedTuple):
+    kind: str  # "abort", "expire", or "complete" with an id
+    transactional_id: str = ""
+
+
+ABORT = TimerKey("abort")
+EXPIRE = TimerKey("expire")
+
+
+class Transition(NamedTuple):
+    """The context of a write: the ids whose transitions it stores."""
+
+    transactional_ids: tuple[str, ...]
+
+
+class MarkersDue(NamedTuple):
+    """A message for the node: a prepared transaction needs these markers."""
+
+    transactional_id: str
+    producer: ProducerIdentity
+    is_commit: bool
+    transaction_version: int
+    partitions: frozenset[TopicPartition]
+
+
+class TransactionalId:
+    """One id. `metadata` is None until the first record is committed."""
+
+    __slots__ = ("is_in_transition", "memory", "metadata", "unmarked")
+
+    def __init__(self, memory: GroupMemory) -> None:
+        self.metadata: TransactionMetadata | None = None
+        self.is_in_transition = False  # a record is being written
+        self.unmarked: frozenset[TopicPartition] = frozenset()  # partitions without the marker that is due
+        self.memory = memory
+
+    @property
+    def is_busy(self) -> bool:
+        """No other transition may begin: one is being written, or markers are."""
+        return self.is_in_transition or (self.metadata is not None and self.metadata.state in PREPARED)
+
+
+class TransactionCoordinator:
+    """All calls come from one thread. Each token gets exactly one reply, in this or a later outcome."""
+
+    decode = staticmethod(records.decode)
+
+    def __init__(
+        self,
+        config: TransactionCoordinatorConfig,
+        transaction_version: Callable[[], int],
+        take_producer_id: TakeProducerId,
+        memory: GroupMemoryBudget | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`transaction_version`: the finalized level. All coordinators of a node share `memory`."""
+        self._config = config
+        self._transaction_version = transaction_version
+        self._take_producer_id = take_producer_id
+        self._memory = memory or GroupMemoryBudget(config.max_memory_bytes)
+        self._on_close = on_close
+        self.ids: dict[str, TransactionalId] = {}
+        self._open: dict[str, None] = {}  # ids with an open transaction
+        self._to_mark: dict[str, None] = {}  # prepared ids whose markers are not on their way
+        self._timers: TimerQueue[TimerKey] = TimerQueue()
+        self._ids_to_check: list[str] = []
+
+    def encode(self, record: TransactionRecord) -> tuple[bytes, bytes | None]:
+        return records.encode(record, self._transaction_version())
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def initialize(
+        self, transactional_id: str, timeout_ms: int, expected: ProducerIdentity | None, token: int, now: Now
+    ) -> Outcome:
+        """Replies with a ProducerIdentity."""
+        outcome = Outcome(now)
+        entry = self.ids.get(transactional_id)
+        if entry is not None and entry.is_busy:
+            outcome.refuse(token, _E.CONCURRENT_TRANSACTIONS)
+            return outcome
+        current = entry.metadata if entry is not None else None
+        if current is None:
+            producer_id = self._take_producer_id()
+            if producer_id is None:
+                outcome.refuse(token, _E.COORDINATOR_LOAD_IN_PROGRESS)
+                return outcome
+            current = TransactionMetadata(producer_id, timeout_ms, now.wall_ms)
+        decided = transitions.initialize(
+            current, timeout_ms, expected, self._transaction_version(), self._take_producer_id, now.wall_ms
+        )
+        if isinstance(decided, ErrorCode):
+            outcome.refuse(token, decided)
+        elif decided.state is TransactionState.PREPARE_ABORT:
+            # The epoch of the fence is not given to the client: it asks again once the abort is complete.
+            outcome.note(f"transactional id {transactional_id}: its transaction is aborted, a new producer has come")
+            self._begin(transactional_id, decided, outcome, token, KafkaError(_E.CONCURRENT_TRANSACTIONS))
+        else:
+            self._begin(transactional_id, decided, outcome, token, decided.identity)
+        return outcome
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer: ProducerIdentity,
+        partitions: frozenset[TopicPartition],
+        client_version: int,
+        token: int,
+        now: Now,
+    ) -> Outcome:
+        """Replies with an ErrorCode."""
+        outcome = Outcome(now)
+        entry = self.ids.get(transactional_id)
+        if entry is not None and entry.is_busy:
+            # First of all: across an exhausted epoch a producer of version 2 already uses the
+            # identity of the transition that is under way (KAFKA-18660).
+            outcome.reply(token, _E.CONCURRENT_TRANSACTIONS)
+            return outcome
+        if entry is None or entry.metadata is None:
+            outcome.reply(token, _E.INVALID_PRODUCER_ID_MAPPING)
+            return outcome
+        decided = transitions.add_partitions(entry.metadata, producer, partitions, client_version, now.wall_ms)
+        if isinstance(decided, ErrorCode):
+            outcome.reply(token, decided)
+        else:
+            self._begin(transactional_id, decided, outcome, token, _E.NONE)
+        return outcome
+
+    def verify_partitions(
+        self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Whether the partitions are in the producer's open transaction.
+
+        A transition under way is no matter: the partition's leader checks once more when it appends.
+        """
+        entry = self.ids.get(transactional_id)
+        metadata = entry.metadata if entry is not None else None
+        error = transitions.verification_error(metadata, producer)
+        if metadata is None or error is not _E.NONE:
+            return dict.fromkeys(partitions, error)
+        return {
+            partition: _E.NONE if partition in metadata.partitions else _E.TRANSACTION_ABORTABLE
+            for partition in partitions
+        }
+
+    def end(
+        self,
+        transactional_id: str,
+        producer: ProducerIdentity,
+        is_commit: bool,
+        client_version: int,
+        token: int,
+        now: Now,
+    ) -> Outcome:
+        """Replies with the ProducerIdentity for the next transaction, NO_IDENTITY before version 2."""
+        outcome = Outcome(now)
+        entry = self.ids.get(transactional_id)
+        current = entry.metadata if entry is not None else None
+        has_next_epoch = client_version >= EPOCH_BUMP_VERSION
+        if entry is not None and entry.is_busy and (has_next_epoch or current is None):
+            outcome.refuse(token, _E.CONCURRENT_TRANSACTIONS)
+            return outcome
+        if entry is None or current is None:
+            outcome.refuse(token, _E.INVALID_PRODUCER_ID_MAPPING)
+            return outcome
+        if has_next_epoch:
+            decided = transitions.end_v2(
+                current, producer, is_commit, client_version, self._take_producer_id, now.wall_ms
+            )
+        else:
+            decided = transitions.end_v1(current, producer, is_commit, entry.is_busy, now.wall_ms)
+        if not isinstance(decided, ErrorCode):
+            identity = transitions.identity_after(decided) if has_next_epoch else NO_IDENTITY
+            self._begin(transactional_id, decided, outcome, token, identity)
+        elif decided is _E.NONE:
+            outcome.reply(token, current.identity if has_next_epoch else NO_IDENTITY)
+        else:
+            outcome.refuse(token, decided)
+        return outcome
+
+    def on_marked(
+        self, transactional_id: str, producer: ProducerIdentity, partitions: frozenset[TopicPartition], now: Now
+    ) -> Outcome:
+        """These partitions have the marker of this producer, or exist no more."""
+        outcome = Outcome(now)
+        entry = self.ids.get(transactional_id)
+        metadata = entry.metadata if entry is not None else None
+        if entry is None or metadata is None or metadata.state not in PREPARED or metadata.identity != producer:
+            return outcome
+        entry.unmarked -= partitions
+        self._complete_if_marked(transactional_id, entry, outcome)
+        return outcome
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        transactional_id: str,
+        metadata: TransactionMetadata,
+        outcome: Outcome,
+        token: int | None = None,
+        answer: object = None,
+    ) -> None:
+        """Store the next state of an id. The answer leaves when it is committed, a KafkaError if it fails."""
+        entry = self.ids.get(transactional_id)
+        growth_bytes = partitions_size_bytes(metadata.partitions)
+        growth_bytes += id_size_bytes(transactional_id) - (0 if entry is None else entry.memory.held_bytes)
+        if growth_bytes > 0 and token is not None and not self._memory.has_room_for(growth_bytes):
+            outcome.warn("transactions hold too much", "a transaction is refused: those of this node hold too much")
+            outcome.refuse(token, _E.COORDINATOR_NOT_AVAILABLE)
+            return
+        if entry is None:
+            entry = self.ids[transactional_id] = TransactionalId(GroupMemory(self._memory))
+        if growth_bytes > 0:
+            entry.memory.hold(entry.memory.held_bytes + growth_bytes)
+        entry.is_in_transition = True
+        record = TransactionRecord(transactional_id, metadata)
+        context = Transition((transactional_id,))
+        if token is None:
+            outcome.write([record], context)
+        else:
+            outcome.reply_when_stored([record], token, answer, context)
+
+    def _complete_if_marked(self, transactional_id: str, entry: TransactionalId, outcome: Outcome) -> None:
+        if not entry.unmarked and not entry.is_in_transition and entry.metadata is not None:
+            self._begin(transactional_id, transitions.complete(entry.metadata, outcome.wall_ms), outcome)
+
+    def _send_markers(self, outcome: Outcome) -> None:
+        """Send the markers of all transactions that were prepared since the last call."""
+        to_mark, self._to_mark = self._to_mark, {}
+        for transactional_id in to_mark:
+            entry = self.ids[transactional_id]
+            metadata = entry.metadata
+            assert metadata is not None
+            if entry.unmarked:
+                outcome.send(
+                    MarkersDue(
+                        transactional_id, metadata.identity, metadata.is_commit, metadata.client_version,
+                        metadata.partitions,
+                    )
+                )  # fmt: skip
+            self._complete_if_marked(transactional_id, entry, outcome)
+
+    def on_committed(self, context: Transition, now: Now) -> Outcome:
+        outcome = Outcome(now)
+        self._send_markers(outcome)
+        return outcome
+
+    def on_failed(self, context: Transition, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
+        """The ids keep their states. A record that may still be committed holds its id until then."""
+        outcome = Outcome(now)
+        if in_log:
+            return outcome
+        for transactional_id in context.transactional_ids:
+            entry = self.ids.get(transactional_id)
+            if entry is None:
+                continue
+            entry.is_in_transition = False
+            if entry.metadata is None:
+                self._forget(transactional_id)
+                continue
+            self._charge(transactional_id, entry, entry.metadata)
+            if entry.metadata.state in PREPARED:
+                # The client has its answer: the completion must be stored some time.
+                self._timers.set(TimerKey("complete", transactional_id), now.steady_ms + COMPLETION_RETRY_MS)
+        return outcome
+
+    # -- replay ------------------------------------------------------------------------------------------------------
+
+    def replay(self, offset: int, record: TransactionRecord, producer_id: int = -1) -> None:
+        transactional_id, metadata = record
+        self._open.pop(transactional_id, None)
+        self._to_mark.pop(transactional_id, None)
+        if metadata is None:
+            if transactional_id in self.ids:
+                self._forget(transactional_id)
+            return
+        entry = self.ids.get(transactional_id)
+        if entry is None:
+            entry = self.ids[transactional_id] = TransactionalId(GroupMemory(self._memory))
+        entry.metadata = metadata
+        entry.is_in_transition = False
+        entry.unmarked = frozenset()
+        self._charge(transactional_id, entry, metadata)
+        if metadata.state is TransactionState.ONGOING:
+            self._open[transactional_id] = None
+        elif metadata.state in PREPARED:
+            entry.unmarked = metadata.partitions
+            self._to_mark[transactional_id] = None
+
+    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
+        """The topic has no transactions of its own."""
+
+    def on_loaded(self, now: Now) -> Outcome:
+        """Go on where the former coordinator stopped: prepared transactions get their markers."""
+        outcome = Outcome(now)
+        self._timers.set(ABORT, now.steady_ms + self._config.abort_timed_out_interval_ms)
+        self._timers.set(EXPIRE, now.steady_ms + self._config.remove_expired_interval_ms)
+        self._send_markers(outcome)
+        return outcome
+
+    def close(self) -> None:
+        for entry in self.ids.values():
+            entry.memory.release()
+        self.ids.clear()
+        self._open.clear()
+        self._to_mark.clear()
+        self._on_close()
+
+    def _charge(self, transactional_id: str, entry: TransactionalId, metadata: TransactionMetadata) -> None:
+        entry.memory.hold(id_size_bytes(transactional_id) + partitions_size_bytes(metadata.partitions))
+
+    def _forget(self, transactional_id: str) -> None:
+        self.ids.pop(transactional_id).memory.release()
+
+    # -- deadlines ---------------------------------------------------------------------------------------------------
+
+    def next_deadline_ms(self) -> int | None:
+        # A record that was committed after its request had timed out is replayed without on_committed.
+        return _AT_ONCE_MS if self._to_mark else self._timers.next_deadline_ms()
+
+    def on_deadline(self, now: Now) -> Outcome:
+        outcome = Outcome(now)
+        self._send_markers(outcome)
+        while (key := self._timers.pop_due(now.steady_ms)) is not None:
+            if key == ABORT:
+                self._abort_timed_out(outcome)
+            elif key == EXPIRE:
+                self._expire(outcome)
+            else:
+                entry = self.ids.get(key.transactional_id)
+                if entry is not None and entry.metadata is not None and entry.metadata.state in PREPARED:
+                    self._complete_if_marked(key.transactional_id, entry, outcome)
+        return outcome
+
+    def _abort_timed_out(self, outcome: Outcome) -> None:
+        """Abort the transactions that have been open for longer than their timeout."""
+        pause_ms = self._config.abort_timed_out_interval_ms
+        abort_count = 0
+        for transactional_id in list(self._open):
+            entry = self.ids[transactional_id]
+            metadata = entry.metadata
+            assert metadata is not None
+            if entry.is_busy or metadata.start_ms + metadata.timeout_ms >= outcome.wall_ms:
+                continue
+            if abort_count == ABORTS_PER_TURN:
+                pause_ms = 1
+                break
+            decided = transitions.fence_and_abort(
+                metadata, self._transaction_version(), self._take_producer_id, outcome.wall_ms
+            )
+            if isinstance(decided, ErrorCode):
+                continue  # the next producer id is being fetched; the next check tries again
+            abort_count += 1
+            outcome.note(
+                f"transactional id {transactional_id}: its transaction is aborted, "
+                f"it was open for more than {metadata.timeout_ms} ms"
+            )
+            self._begin(transactional_id, decided, outcome)
+        self._timers.set(ABORT, outcome.now_ms + pause_ms)
+
+    def _expire(self, outcome: Outcome) -> None:
+        """Delete ids that have not been used for transactional.id.expiration.ms."""
+        if not self._ids_to_check:
+            self._ids_to_check = list(self.ids)
+        unused_since_ms = outcome.wall_ms - self._config.transactional_id_expiration_ms
+        expired_ids: list[str] = []
+        size_bytes = 0
+        for _ in range(IDS_CHECKED_PER_TURN):
+            if not self._ids_to_check or size_bytes >= TOMBSTONE_BYTES_PER_WRITE:
+                break
+            transactional_id = self._ids_to_check.pop()
+            entry = self.ids.get(transactional_id)
+            if entry is None or entry.is_busy or entry.metadata is None:
+                continue
+            if entry.metadata.state in EXPIRABLE and entry.metadata.update_ms <= unused_since_ms:
+                entry.is_in_transition = True
+                expired_ids.append(transactional_id)
+                size_bytes += _TOMBSTONE_BYTES + 3 * len(transactional_id)
+        if expired_ids:
+            outcome.note(f"{len(expired_ids)} transactional ids expired, such as {expired_ids[0]}")
+            tombstones = [TransactionRecord(transactional_id, None) for transactional_id in expired_ids]
+            outcome.write(tombstones, Transition(tuple(expired_ids)))
+        pause_ms = 1 if self._ids_to_check else self._config.remove_expired_interval_ms
+        self._timers.set(EXPIRE, outcome.now_ms + pause_ms)
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def describe(self, transactional_id: str) -> TransactionMetadata | None:
+        """The committed state; a prepared transaction shows the partitions that lack its marker."""
+        entry = self.ids.get(transactional_id)
+        if entry is None or entry.metadata is None:
+            return None
+        if entry.metadata.state in PREPARED:
+            return entry.metadata._replace(partitions=entry.unmarked)
+        return entry.metadata
+
+    def transactions(self) -> Iterator[tuple[str, TransactionMetadata]]:
+        """All ids with a committed state."""
+        for transactional_id, entry in self.ids.items():
+            if entry.metadata is not None:
+                yield transactional_id, entry.metadata
+
+    def open_start_times_ms(self) -> Iterator[int]:
+        """When each open transaction began, by the wall clock."""
+        for transactional_id in self._open:
+            metadata = self.ids[transactional_id].metadata
+            if metadata is not None:
+                yield metadata.start_ms
