@@ -15,6 +15,8 @@ from tidelog.version import __version__
 if TYPE_CHECKING:
     from tidelog.client.admin.client import Admin
     from tidelog.client.admin.configs import ConfigChange, ConfigResource
+    from tidelog.client.assignment.assignors import Assignor
+    from tidelog.client.assignment.protocol import MemberSubscription
     from tidelog.client.consuming.consumer import Consumer
     from tidelog.client.consuming.log_truncation import LogTruncation
     from tidelog.client.consuming.subscription import RebalanceListener
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "Assignor",
     "ConfigChange",
     "ConfigError",
     "ConfigResource",
@@ -44,6 +47,7 @@ __all__ = [
     "ErrorCode",
     "KafkaError",
     "LogTruncation",
+    "MemberSubscription",
     "NewTopic",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
@@ -57,6 +61,7 @@ __all__ = [
 
 _HOMES: dict[str, str] = {
     "Admin": "client.admin.client",
+    "Assignor": "client.assignment.assignors",
     "ConfigChange": "client.admin.configs",
     "ConfigError": "protocol.errors",
     "ConfigResource": "client.admin.configs",
@@ -67,6 +72,7 @@ _HOMES: dict[str, str] = {
     "ErrorCode": "protocol.errors",
     "KafkaError": "protocol.errors",
     "LogTruncation": "client.consuming.log_truncation",
+    "MemberSubscription": "client.assignment.protocol",
     "NewTopic": "client.model",
     "OffsetAndMetadata": "client.model",
     "OffsetAndTimestamp": "client.model",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Self
 
-from tidelog.client.assignment.assignors import assignor_named
+from tidelog.client.assignment.assignors import Assignor, assignor_named, check_assignor
 from tidelog.client.assignment.partitioner import CustomPartitioner
 from tidelog.protocol.batches.compression import CODECS, LEVELS
 from tidelog.protocol.errors import ConfigError
@@ -204,7 +204,7 @@ class ConsumerConfig(ClientConfig):
 
     group_id: str | None = None
     group_instance_id: str | None = None
-    partition_assignment_strategy: str | Sequence[str] = ("range", "cooperative-sticky")
+    partition_assignment_strategy: str | Assignor | Sequence[str | Assignor] = ("range", "cooperative-sticky")
     session_timeout_ms: int = _number(45_000, 1)
     heartbeat_interval_ms: int = _number(3_000, 1)
     max_poll_interval_ms: int = _number(300_000, 1)
@@ -226,13 +226,42 @@ class ConsumerConfig(ClientConfig):
 
     @property
     def strategies(self) -> list[str]:
+        """The names of the assignors, the preferred one first."""
+        return [entry if isinstance(entry, str) else entry.name for entry in self._strategy_entries()]
+
+    def assignors(self) -> list[Assignor]:
+        """The assignors, the preferred one first."""
+        found = [assignor_named(entry) if isinstance(entry, str) else entry for entry in self._strategy_entries()]
+        return [assignor for assignor in found if assignor is not None]
+
+    def _strategy_entries(self) -> list[str | Assignor]:
         strategy = self.partition_assignment_strategy
-        names = strategy.split(",") if isinstance(strategy, str) else strategy
-        return [name.strip() for name in names if name.strip()]
+        if isinstance(strategy, str):
+            strategy = strategy.split(",")
+        elif not isinstance(strategy, Sequence):
+            strategy = [strategy]
+        entries = [entry.strip() if isinstance(entry, str) else entry for entry in strategy]
+        return [entry for entry in entries if entry != ""]
 
     @property
     def auto_commit(self) -> bool:
         return self.group_id is not None if self.enable_auto_commit is None else self.enable_auto_commit
+
+    def _check_strategies(self) -> None:
+        entries = self._strategy_entries()
+        if not entries:
+            raise ConfigError("partition_assignment_strategy is empty")
+        for entry in entries:
+            if not isinstance(entry, str):
+                if problem := check_assignor(entry):
+                    raise ConfigError(f"partition_assignment_strategy: {problem}")
+            elif assignor_named(entry) is None:
+                raise ConfigError(
+                    f"partition_assignment_strategy: {entry!r} is none of range, roundrobin, sticky, cooperative-sticky"
+                )
+        names = [assignor.name for assignor in self.assignors()]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"partition_assignment_strategy has two assignors of one name: {', '.join(names)}")
 
     def check(self) -> None:
         super().check()
@@ -242,13 +271,7 @@ class ConsumerConfig(ClientConfig):
             raise ConfigError("enable_auto_commit needs a group_id")
         if self.group_instance_id is not None and self.group_id is None:
             raise ConfigError("group_instance_id needs a group_id")
-        if not self.strategies:
-            raise ConfigError("partition_assignment_strategy is empty")
-        for name in self.strategies:
-            if assignor_named(name) is None:
-                raise ConfigError(
-                    f"partition_assignment_strategy: {name!r} is none of range, roundrobin, sticky, cooperative-sticky"
-                )
+        self._check_strategies()
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ConfigError(
                 f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be less than session_timeout_ms "

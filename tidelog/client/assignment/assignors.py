@@ -14,26 +14,34 @@ from typing import Protocol
 
 from tidelog.client.assignment.protocol import Assignment, MemberSubscription, ordered_members
 from tidelog.client.assignment.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
-from tidelog.client.model import TopicPartition
+from tidelog.client.model import TopicPartition, as_partition
 
 
 class Assignor(Protocol):
-    """A strategy of `partition.assignment.strategy`."""
+    """A strategy of `partition.assignment.strategy`. An object with these members is one, too:
+    `Consumer(partition_assignment_strategy=[MyAssignor()])`. Every member of the group needs it.
+    """
 
     name: str
-    """Kafka's name in JoinGroup: range, roundrobin, sticky, cooperative-sticky."""
+    """The name in JoinGroup, the same in every member; Kafka's own are range, roundrobin, sticky and
+    cooperative-sticky.
+    """
     cooperative: bool
     """Members keep their partitions during a rebalance and revoke only those assigned to others
     (KIP-429).
     """
 
     def user_data(self, owned: Sequence[TopicPartition], generation: int) -> bytes | None:
-        """The user data in a member's subscription, made from its last assignment."""
+        """The user data in this member's subscription, made from its last assignment and the generation
+        of that (-1 before the first); None for no user data.
+        """
 
     def assign(self, partition_counts: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> Assignment:
-        """Every member with its partitions, perhaps none.
+        """The partitions of each member, by member id; run by the leader of the group.
 
-        Skips topics without a count: they do not exist.
+        `partition_counts`: by name, the subscribed topics that exist. `members`: the subscription of
+        each member by its id. A member that is left out gets nothing. What it raises, `poll` of the
+        leader raises.
         """
 
 
@@ -91,6 +99,33 @@ class RoundRobinAssignor:
                 member = next(member for member in member_cycle if member in subscribers[topic])
                 assignment[member].append(TopicPartition(topic, partition))
         return assignment
+
+
+def check_assignor(value: object) -> str | None:
+    """Why a value of `partition_assignment_strategy` is not an assignor, None if it is."""
+    for attribute, kind in (("name", str), ("cooperative", bool)):
+        if not isinstance(getattr(value, attribute, None), kind):
+            return f"{value!r} has no {attribute} ({kind.__name__})"
+    for method in ("assign", "user_data"):
+        if not callable(getattr(value, method, None)):
+            return f"{value!r} has no method {method}()"
+    return None
+
+
+def checked_assignment(
+    name: str, assignment: Mapping[str, Sequence[TopicPartition]], members: Mapping[str, MemberSubscription]
+) -> Assignment:
+    """The assignment of an assignor of the application, with an entry for each member. Raises ValueError
+    for a member that does not exist and for a partition with two members.
+    """
+    owner: dict[TopicPartition, str] = {}
+    for member, partitions in assignment.items():
+        if member not in members:
+            raise ValueError(f"assignor {name!r} assigned partitions to {member!r}, which is not a member")
+        for partition in map(as_partition, partitions):
+            if owner.setdefault(partition, member) != member:
+                raise ValueError(f"assignor {name!r} assigned {partition} to {owner[partition]!r} and {member!r}")
+    return {member: [as_partition(partition) for partition in assignment.get(member, ())] for member in members}
 
 
 def assignor_named(name: str) -> Assignor | None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,7 +39,9 @@ from tidelog.protocol.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 _MISSING_TOPIC_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
+_ITERATION_POLL_MS = 60_000
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
+Batch = dict[TopicPartition, list[ConsumerRecord]]
 
 
 class Consumer:
@@ -246,9 +248,7 @@ class Consumer:
 
     # -- reading
 
-    async def poll(
-        self, timeout_ms: float = 0, max_records: int | None = None
-    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+    async def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> Batch:
         """Return at most `max_records` (default `max_poll_records`) by partition; empty after
         `timeout_ms`.
 
@@ -281,6 +281,31 @@ class Consumer:
                     await asyncio.sleep(0)  # lets the loop read responses between empty polls
                 return records
             await self._wait_for_update(remaining_s)
+
+    def batches(self, max_records: int | None = None) -> AsyncIterator[Batch]:
+        """Iterate over polls: each batch is what `poll` returns, and never empty.
+
+            async for batch in consumer.batches():
+                ...
+                await consumer.commit()
+
+        A batch counts as consumed once it is handed out, so `commit()` in the loop commits it and all
+        before it. Waits without a time limit; the iteration ends when the consumer is closed. Raises
+        what `poll` raises.
+        """
+        self._check_open()
+        return _BatchIterator(self, max_records)
+
+    async def next_batch(self, max_records: int | None = None) -> Batch:
+        """Wait for the next batch; empty once the consumer is closed."""
+        while not self._closed:
+            try:
+                if batch := await self.poll(_ITERATION_POLL_MS, max_records):
+                    return batch
+            except RuntimeError:
+                if not self._closed:  # `close` may begin before this poll has started
+                    raise
+        return {}
 
     async def _wait_for_update(self, timeout_s: float) -> None:
         # A group's consumer wakes at the commit interval too: automatic commits are due without any
@@ -318,12 +343,8 @@ class Consumer:
         """Wait for records and return the queue to iterate from the left; empty once the consumer
         is closed.
         """
-        while not self._closed and not self._iteration.records:
-            try:
-                self._iteration.fill((await self.poll(60_000)).values())
-            except RuntimeError:
-                if not self._closed:  # `close` may begin before this poll has started
-                    raise
+        if not self._iteration.records:
+            self._iteration.fill((await self.next_batch()).values())
         return self._iteration.records
 
     def _rewind(self) -> None:
@@ -492,3 +513,20 @@ class Consumer:
         assert self._cluster is not None
         response = await self._cluster.fetch_metadata(None)
         return {topic.name for topic in response.topics if topic.name is not None and not topic.error_code}
+
+
+class _BatchIterator:
+    """The iterator of `Consumer.batches`."""
+
+    def __init__(self, consumer: Consumer, max_records: int | None) -> None:
+        self._consumer = consumer
+        self._max_records = max_records
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._consumer.next_batch(self._max_records)
+        if not batch:
+            raise StopAsyncIteration
+        return batch

@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from tidelog.client.assignment.assignors import Assignor, assignor_named
+from tidelog.client.assignment.assignors import Assignor, checked_assignment
 from tidelog.client.assignment.protocol import (
     PROTOCOL_TYPE,
     UNKNOWN_GENERATION,
@@ -62,7 +62,7 @@ class Membership:
         self._coordinator = coordinator
         self._on_update = on_update
         self._loop = asyncio.get_running_loop()
-        self._assignors = [assignor for name in config.strategies if (assignor := assignor_named(name)) is not None]
+        self._assignors = config.assignors()
         self.is_cooperative = all(assignor.cooperative for assignor in self._assignors)
         """True only when all strategies are: an eager strategy makes every member revoke all
         partitions first.
@@ -196,11 +196,11 @@ class Membership:
         self._watched_counts = await self._partition_counts(sorted(topics))
         if answer.skip_assignment:
             return {}
-        assignor = assignor_named(answer.protocol_name or "")
+        assignor = next((known for known in self._assignors if known.name == answer.protocol_name), None)
         if assignor is None:
             raise KafkaError(ErrorCode.UNSUPPORTED_ASSIGNOR, f"the group chose {answer.protocol_name!r}")
         counts = {topic: count for topic, count in self._watched_counts.items() if count}
-        assignment = assignor.assign(counts, members)
+        assignment = checked_assignment(assignor.name, assignor.assign(counts, members), members)
         return {member: encode_assignment(partitions) for member, partitions in assignment.items()}
 
     async def _partition_counts(self, topics: list[str]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ClientConfig
 from tidelog.client.consuming import consumer
-from tidelog.client.consuming.consumer import Offsets
+from tidelog.client.consuming.consumer import Batch, Offsets
 from tidelog.client.consuming.subscription import RebalanceListener
 from tidelog.client.model import (
     ConsumerRecord,
@@ -121,8 +121,30 @@ class Consumer(BlockingClient):
     def assignment(self) -> set[TopicPartition]:
         return self._consumer.assignment()
 
-    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> Batch:
         return self._run_with_listener("poll", lambda: self._consumer.poll(timeout_ms, max_records))
+
+    def batches(self, max_records: int | None = None) -> Iterator[Batch]:
+        """Iterate over polls: each batch is what `poll` returns, and never empty.
+
+        A batch counts as consumed once it is handed out. Waits without a time limit; `close` in another
+        thread ends the iteration.
+        """
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        return self._iterate_batches(max_records)
+
+    def _iterate_batches(self, max_records: int | None) -> Iterator[Batch]:
+        while True:
+            try:
+                batch = self._run_with_listener("next", lambda: self._consumer.next_batch(max_records))
+            except RuntimeError:
+                if not self._closed:
+                    raise
+                return
+            if not batch:
+                return
+            yield batch
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         if self._closed:

@@ -1,0 +1,130 @@
+"""The recipes of docs/client-recipes.md do what the page says, crashes included."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tidelog import Admin, Consumer, ConsumerRecord, NewTopic, Producer
+from tidelog.testing.embedded import EmbeddedBroker
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "client-recipes.md"
+RECORDS = 300
+
+
+@pytest.fixture
+def brokers() -> Iterator[str]:
+    with EmbeddedBroker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture
+def recipe(brokers: str) -> Any:
+    """A name that a code block of the page defines."""
+
+    def find(name: str) -> Any:
+        (code,) = [
+            block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if f" {name}(" in block
+        ]
+        namespace: dict[str, Any] = {"BROKERS": brokers}
+        exec(compile(code, f"{PAGE.name}: {name}", "exec"), namespace)  # noqa: S102
+        return namespace[name]
+
+    return find
+
+
+class Crash(Exception):
+    pass
+
+
+class Handler:
+    """Notes the records; crashes before some of them, and ends when there are no more."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[bytes] = Counter()
+        self.crash_before: set[bytes] = set()
+
+    async def __call__(self, record: ConsumerRecord) -> None:
+        assert record.value is not None
+        if record.value in self.crash_before:
+            self.crash_before.remove(record.value)
+            raise Crash
+        self.seen[record.value] += 1
+
+
+async def fill(brokers: str) -> None:
+    async with Admin(bootstrap_servers=brokers) as admin:
+        await admin.create_topics([NewTopic("orders", 4)])
+    async with Producer(bootstrap_servers=brokers) as producer:
+        for number in range(RECORDS):
+            await producer.send("orders", b"%d" % number, partition=number % 4)
+
+
+async def run(recipe: Any, handler: Handler, is_done: Any) -> None:
+    """Run a recipe, again after each crash, until it has committed what `is_done` waits for."""
+    while True:
+        task = asyncio.create_task(recipe(handler))
+        finished = asyncio.create_task(is_done())
+        done, _ = await asyncio.wait([task, finished], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        assert done, f"{sum(handler.seen.values())} records were handled"
+        for each in (task, finished):
+            each.cancel()
+        outcomes = await asyncio.gather(task, finished, return_exceptions=True)
+        if finished in done:
+            return
+        error = outcomes[0]
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if not isinstance(error, Crash):
+            assert isinstance(error, BaseException)
+            raise error
+
+
+def has_committed_all(brokers: str, group: str) -> Any:
+    async def wait() -> None:
+        async with Admin(bootstrap_servers=brokers) as admin:
+            while True:
+                lags = await admin.group_lag(group)
+                if len(lags) == 4 and all(each.lag == 0 for each in lags.values()):
+                    return
+                await asyncio.sleep(0.02)
+
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [("at_least_once", "billing"), ("partitions_side_by_side", "shipping"), ("at_most_once", "metrics")],
+)
+async def test_what_a_crash_loses_and_repeats(brokers: str, recipe: Any, name: str, group: str) -> None:
+    await fill(brokers)
+    handler = Handler()
+    handler.crash_before = {b"%d" % number for number in (0, 137, 138, 299)}
+    await run(recipe(name), handler, has_committed_all(brokers, group))
+    assert not handler.crash_before or name == "at_most_once"
+    values = {b"%d" % number for number in range(RECORDS)}
+    if name == "at_most_once":
+        assert set(handler.seen.values()) == {1}
+        assert set(handler.seen) < values
+        assert len(handler.seen) >= RECORDS - 4 * 10
+    else:
+        assert set(handler.seen) == values
+        assert max(handler.seen.values()) > 1, "no batch was read again: the crashes came to nothing"
+
+
+async def test_a_weighted_assignor_deals_by_weight(brokers: str, recipe: Any) -> None:
+    await fill(brokers)
+    consumer = recipe("weighted_consumer")
+    light: Consumer
+    heavy: Consumer
+    async with consumer(1) as light, consumer(3) as heavy, asyncio.timeout(PATIENCE_S):
+        while (len(light.assignment()), len(heavy.assignment())) != (1, 3):
+            await light.poll(50)
+            await heavy.poll(50)
