@@ -1,0 +1,125 @@
+"""The clusters that histories run on, ours or Apache Kafka's, and what happens to them meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.asking import set_feature
+from tests.cluster.conftest import SWIFT, kafka_node
+from tidelog.bench.metadata import await_brokers
+from tidelog.testing.links import Links
+from tidelog.testing.processes import TidelogCluster, tidelog_node
+
+OPTIONS = {
+    **SWIFT,
+    "transaction.state.log.num.partitions": "3",
+    "transaction.state.log.min.isr": "1",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "auto.create.topics.enable": "false",
+    "group.min.session.timeout.ms": "1000",
+}
+FAULTS = ("kill", "pause", "cut", "restart")
+
+
+@contextmanager
+def running_cluster(
+    kind: str, directory: Path, brokers: int, transaction_version: int | None, *, linked: bool
+) -> Iterator[TidelogCluster]:
+    links = Links() if linked else None
+    make_node = kafka_node if kind == "kafka" else tidelog_node
+    options = {**OPTIONS, "offsets.topic.replication.factor": str(min(3, brokers))}
+    cluster = TidelogCluster(directory, brokers, options=options, links=links, make_node=make_node)
+    try:
+        with cluster:
+            try:
+                await_brokers((cluster.nodes[node].port for node in cluster.broker_ids), brokers)
+                if transaction_version is not None:
+                    set_feature(cluster, "transaction.version", transaction_version)
+                yield cluster
+            finally:
+                cluster.kill(*(node for node, server in cluster.nodes.items() if server.alive))
+    finally:
+        if links is not None:
+            links.close()
+
+
+class Faults:
+    """Strikes again and again on a thread of its own, between `start` and `end`; `end` mends everything."""
+
+    def __init__(self, cluster: TidelogCluster, kinds: Sequence[str], choice: random.Random) -> None:
+        assert set(kinds) <= set(FAULTS), kinds
+        assert "cut" not in kinds or cluster.links is not None
+        self._cluster, self._kinds, self._choice = cluster, list(kinds), choice
+        self.log: list[tuple[float, str]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="faults")
+
+    def start(self) -> None:
+        if self._kinds:
+            self._thread.start()
+
+    def end(self) -> None:
+        """When every node runs and is ready again."""
+        self._stop.set()
+        if self._kinds:
+            self._thread.join()
+        for server in self._cluster.nodes.values():
+            server.await_ready(120)
+
+    def _note(self, what: str) -> None:
+        self.log.append((time.monotonic(), what))
+
+    def _rest(self, *choices_s: float) -> None:
+        self._stop.wait(self._choice.choice(choices_s))
+
+    def _run(self) -> None:
+        self._rest(0.2, 0.5, 1.0)
+        ways: dict[str, Callable[[list[int]], None]] = {
+            "kill": self._kill, "pause": self._pause, "cut": self._cut, "restart": self._restart
+        }  # fmt: skip
+        while not self._stop.is_set():
+            brokers = self._cluster.broker_ids
+            nodes = self._choice.sample(brokers, self._choice.choice([1, 1, 1, min(2, len(brokers))]))
+            ways[self._choice.choice(self._kinds)](nodes)
+            self._rest(0.2, 1.0, 2.5)
+
+    def _kill(self, nodes: list[int]) -> None:
+        self._note(f"kill {nodes}")
+        self._cluster.kill(*nodes)
+        self._rest(0.0, 0.3, 1.5)
+        for node in nodes:
+            self._note(f"start {node}")
+            self._cluster.launch(node)
+
+    def _restart(self, nodes: list[int]) -> None:
+        node = nodes[0]
+        self._note(f"stop {node}")
+        self._cluster.nodes[node].stop()
+        if self._cluster.links is not None:
+            self._cluster.links.down(node)
+        self._note(f"start {node}")
+        self._cluster.launch(node)
+
+    def _pause(self, nodes: list[int]) -> None:
+        self._note(f"pause {nodes}")
+        for node in nodes:
+            self._cluster.nodes[node].pause()
+        self._rest(0.1, 0.7, 2.0, 3.5)
+        for node in nodes:
+            self._cluster.nodes[node].resume()
+        self._note(f"resume {nodes}")
+
+    def _cut(self, nodes: list[int]) -> None:
+        links = self._cluster.links
+        assert links is not None
+        others = [node for node in self._cluster.nodes if node not in nodes]
+        self._note(f"cut {nodes} from {others}")
+        links.cut(nodes, others)
+        self._rest(0.3, 1.0, 3.0)
+        links.heal(reset=self._choice.random() < 0.5)
+        self._note("heal")
