@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import confluent_kafka as confluent
+import confluent_kafka
 
 from tests.transactions.history import Isolation, Record
 from tests.transactions.performing import ClientError
 from tests.transactions.topics import ClientSettings
 
+confluent: Any = confluent_kafka
 IMPATIENT = {
     "reconnect.backoff.ms": 10,
     "reconnect.backoff.max.ms": 100,

@@ -1,7 +1,7 @@
 """Performs plans on a client and writes down what came of it. Knows neither threads nor event loops.
 
 Each function is a generator: it yields a `Call` of a method of the client, and is sent what the call returned or is
-thrown the `ClientError` that the call raised. `drive` does that for a blocking client, `drive_async` for asyncio.
+thrown the `ClientError` that the call raised. `drive` does that, whether the client's methods block or are awaited.
 """
 
 from __future__ import annotations
@@ -186,23 +186,8 @@ class Performer:
         operation.ended_at = self._clock()
 
 
-def drive(performing: Performing, client: Any) -> None:
+async def drive(performing: Performing, client: Any) -> None:
     """Raises ClientError where the performer does not deal with it: the producer could not be opened."""
-    result: Any = None
-    error: ClientError | None = None
-    while True:
-        try:
-            call = performing.send(result) if error is None else performing.throw(error)
-        except StopIteration:
-            return
-        result, error = None, None
-        try:
-            result = getattr(client, call.name)(*call.arguments)
-        except ClientError as raised:
-            error = raised
-
-
-async def drive_async(performing: Performing, client: Any) -> None:
     result: Any = None
     error: ClientError | None = None
     while True:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from confluent_kafka import IsolationLevel, TopicPartition, admin
+import confluent_kafka
+import confluent_kafka.admin
 
 from tests.transactions.checker import Anomaly, check
 from tests.transactions.confluent_client import ConfluentClient, final_read
 from tests.transactions.history import Chain, History, Isolation
+from tests.transactions.java_client import JavaClient
 from tests.transactions.performing import ClientError, Performer, drive
 from tests.transactions.topics import ClientSettings, Topics
-from tests.transactions.workload import Plan, Shape, chain_plans, isolation_of, plans
+from tests.transactions.workload import ChainPlan, Plan, Shape, chain_plans, isolation_of, plans
 
+confluent: Any = confluent_kafka
+admin: Any = confluent_kafka.admin
 MakeClient = Callable[[ClientSettings], Any]
-MAKERS: dict[str, MakeClient] = {"confluent": ConfluentClient}
+MAKERS: dict[str, MakeClient] = {"confluent": ConfluentClient, "java": JavaClient}
 STABLE_S = 90.0
 """How long the end of all transactions is waited for; a transaction times out long before."""
 
@@ -31,8 +36,7 @@ class _Worker(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._settings, self._make = settings, make
         self.performer = Performer(history, name, time.monotonic, settings.isolation)
-        self.plans: list[Plan] = []
-        self.chain_plans: Any = None
+        self.plans: Iterable[Plan | ChainPlan] = ()
         self.stopping = threading.Event()
         self.deadline = 0.0
         self.trouble: BaseException | None = None
@@ -40,34 +44,39 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            client = self._make(self._settings)
-            try:
-                self._work(client)
-            finally:
-                client.close()
+            asyncio.run(self._main())
         except BaseException as error:
             self.trouble = error
 
-    def _work(self, client: Any) -> None:
-        planned = iter(self.plans) if self.chain_plans is None else self.chain_plans
-        for plan in planned:
-            perform = self.performer.perform if isinstance(plan, Plan) else self.performer.perform_chain
+    async def _main(self) -> None:
+        client = self._make(self._settings)
+        try:
+            await self._work(client)
+        finally:
+            closing = client.close()
+            if closing is not None:
+                await closing
+
+    async def _work(self, client: Any) -> None:
+        performer = self.performer
+        for plan in self.plans:
             while not self.stopping.is_set() and time.monotonic() < self.deadline:
+                performing = performer.perform(plan) if isinstance(plan, Plan) else performer.perform_chain(plan)
                 try:
-                    drive(perform(plan), client)
+                    await drive(performing, client)
                     break
                 except ClientError:
                     self.unopened += 1
-                    self.stopping.wait(0.2)
+                    await asyncio.sleep(0.2)
             else:
                 break
-        if not self.performer.is_open:
-            self._end_what_is_open(client)
+        if not performer.is_open:
+            await self._end_what_is_open(client)
 
-    def _end_what_is_open(self, client: Any) -> None:
+    async def _end_what_is_open(self, client: Any) -> None:
         """Another producer ends the last transaction; else it times out."""
         try:
-            drive(self.performer.open(), client)
+            await drive(self.performer.open(), client)
         except ClientError:
             self.unopened += 1
 
@@ -104,7 +113,7 @@ class RealHistory:
         kind = rng.choice(clients)
         settings = self._settings(f"client-{number}", isolation_of(rng), None)
         worker = _Worker(f"{kind}-{number}", settings, MAKERS[kind], self.history)
-        worker.plans = list(plans(random.Random(rng.getrandbits(64)), self.shape, number))
+        worker.plans = plans(random.Random(rng.getrandbits(64)), self.shape, number)
         return worker
 
     def _chain_worker(self, rng: random.Random, number: int, clients: Sequence[str]) -> _Worker:
@@ -113,7 +122,7 @@ class RealHistory:
         settings = self._settings(f"chain-{number}", Isolation.READ_COMMITTED, name)
         worker = _Worker(f"{kind}-chain-{number}", settings, MAKERS[kind], self.history)
         seed = rng.getrandbits(64)
-        worker.chain_plans = chain_plans(random.Random(seed), self.shape, self.shape.clients + number)
+        worker.plans = chain_plans(random.Random(seed), self.shape, self.shape.clients + number)
         return worker
 
     # Running
@@ -183,18 +192,17 @@ class RealHistory:
 
     def _offsets(self, client: Any, isolation: Isolation) -> dict[int, int]:
         wanted = {
-            TopicPartition(*self.topics.place(number)): admin.OffsetSpec.latest() for number in self.shape.numbers
+            confluent.TopicPartition(*self.topics.place(number)): admin.OffsetSpec.latest()
+            for number in self.shape.numbers
         }
-        level = getattr(IsolationLevel, isolation.name)
+        level = getattr(confluent.IsolationLevel, isolation.name)
         listed = client.list_offsets(wanted, isolation_level=level, request_timeout=10)
         return {self.topics.number(at.topic, at.partition): future.result(15).offset for at, future in listed.items()}
 
     def _committed(self, client: Any) -> dict[int, int]:
         """The group's offsets, which no open transaction may change any more."""
-        from confluent_kafka import ConsumerGroupTopicPartitions
-
-        places = [TopicPartition(*self.topics.place(number)) for number in self.shape.input_numbers]
-        group = ConsumerGroupTopicPartitions(f"{self.topics.topic}-chain", places)
+        places = [confluent.TopicPartition(*self.topics.place(number)) for number in self.shape.input_numbers]
+        group = confluent.ConsumerGroupTopicPartitions(f"{self.topics.topic}-chain", places)
         deadline = time.monotonic() + 60
         while True:
             try:
