@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.transactions.history import Outcome, Poll, Send
 from tests.transactions.real_history import MAKERS, RealHistory
 from tests.transactions.servers import FAULTS, Faults, running_cluster
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 
 class Totals:
@@ -51,7 +51,7 @@ class Totals:
 
 
 def run_histories(
-    cluster: TidelogCluster, totals: Totals, *, seeds: Sequence[int], faults: Sequence[str], clients: Sequence[str],
+    cluster: EmbeddedCluster, totals: Totals, *, seeds: Sequence[int], faults: Sequence[str], clients: Sequence[str],
     minutes: float | None = None, keep: Path | None = None,
 ) -> None:  # fmt: skip
     """One after another, a topic for each; stops when the time is over."""
@@ -60,7 +60,7 @@ def run_histories(
         if time.monotonic() > deadline:
             return
         history = RealHistory(
-            cluster.bootstrap, f"history-{seed}", seed, clients,
+            cluster.bootstrap_servers, f"history-{seed}", seed, clients,
             replicas=min(3, len(cluster.broker_ids)), is_patient=bool(faults),
         )  # fmt: skip
         history.create_topics()
@@ -104,9 +104,10 @@ def main(arguments: list[str] | None = None) -> int:
     faults = [] if options.faults == "none" else options.faults.split(",")
     totals = Totals()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        linked = "cut" in faults
         version = options.transaction_version
-        with running_cluster(options.server, Path(directory), options.brokers, version, linked=linked) as cluster:
+        with running_cluster(
+            options.server, Path(directory), options.brokers, version, cuttable="cut" in faults
+        ) as cluster:
             try:
                 run_histories(
                     cluster, totals, seeds=range(options.seed, options.seed + options.histories), faults=faults,

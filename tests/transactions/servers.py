@@ -12,8 +12,7 @@ from pathlib import Path
 from tests.cluster.asking import set_feature
 from tests.cluster.conftest import SWIFT, kafka_node
 from tidelog.bench.metadata import await_brokers
-from tidelog.testing.links import Links
-from tidelog.testing.processes import TidelogCluster, tidelog_node
+from tidelog.testing.cluster import EmbeddedCluster, forked_node
 
 OPTIONS = {
     **SWIFT,
@@ -28,30 +27,26 @@ FAULTS = ("kill", "pause", "cut", "restart")
 
 @contextmanager
 def running_cluster(
-    kind: str, directory: Path, brokers: int, transaction_version: int | None, *, linked: bool
-) -> Iterator[TidelogCluster]:
-    links = Links() if linked else None
-    make_node = kafka_node if kind == "kafka" else tidelog_node
-    options = {**OPTIONS, "offsets.topic.replication.factor": str(min(3, brokers))}
-    cluster = TidelogCluster(directory, brokers, options=options, links=links, make_node=make_node)
-    try:
-        with cluster:
-            try:
-                await_brokers((cluster.nodes[node].port for node in cluster.broker_ids), brokers)
-                if transaction_version is not None:
-                    set_feature(cluster, "transaction.version", transaction_version)
-                yield cluster
-            finally:
-                cluster.kill(*(node for node, server in cluster.nodes.items() if server.alive))
-    finally:
-        if links is not None:
-            links.close()
+    kind: str, directory: Path, brokers: int, transaction_version: int | None, *, cuttable: bool
+) -> Iterator[EmbeddedCluster]:
+    cluster = EmbeddedCluster(
+        brokers, directory, config=OPTIONS, cuttable=cuttable,
+        make_node=kafka_node if kind == "kafka" else forked_node,
+    )  # fmt: skip
+    with cluster:
+        try:
+            await_brokers((cluster.nodes[node].port for node in cluster.broker_ids), brokers)
+            if transaction_version is not None:
+                set_feature(cluster, "transaction.version", transaction_version)
+            yield cluster
+        finally:
+            cluster.kill(*(node for node, server in cluster.nodes.items() if server.alive))
 
 
 class Faults:
     """Strikes again and again on a thread of its own, between `start` and `end`; `end` mends everything."""
 
-    def __init__(self, cluster: TidelogCluster, kinds: Sequence[str], choice: random.Random) -> None:
+    def __init__(self, cluster: EmbeddedCluster, kinds: Sequence[str], choice: random.Random) -> None:
         assert set(kinds) <= set(FAULTS), kinds
         assert "cut" not in kinds or cluster.links is not None
         self._cluster, self._kinds, self._choice = cluster, list(kinds), choice
@@ -68,8 +63,7 @@ class Faults:
         self._stop.set()
         if self._kinds:
             self._thread.join()
-        for server in self._cluster.nodes.values():
-            server.await_ready(120)
+        self._cluster.restore(120)
 
     def _note(self, what: str) -> None:
         self.log.append((time.monotonic(), what))
@@ -117,9 +111,9 @@ class Faults:
     def _cut(self, nodes: list[int]) -> None:
         links = self._cluster.links
         assert links is not None
-        others = [node for node in self._cluster.nodes if node not in nodes]
-        self._note(f"cut {nodes} from {others}")
-        links.cut(nodes, others)
+        clients = self._choice.random() < 0.6
+        self._note(f"cut {nodes} from all {'and the clients' if clients else 'nodes'}")
+        self._cluster.cut(*nodes, clients=clients)
         self._rest(0.3, 1.0, 3.0)
         links.heal(reset=self._choice.random() < 0.5)
         self._note("heal")
