@@ -21,8 +21,7 @@ from tests.compatibility.test_kafka_tools import COMPLAINTS
 from tidelog.bench import peers
 from tidelog.bench.metadata import await_brokers
 from tidelog.bench.peers import KafkaCluster
-from tidelog.testing.cluster import EmbeddedCluster
-from tidelog.testing.processes import ServerProcess
+from tidelog.testing.processes import ServerProcess, TidelogCluster
 
 pytestmark = pytest.mark.usefixtures("need_java")
 
@@ -45,7 +44,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 PRODUCE = "org.apache.kafka.tools.ProducerPerformance"
 DUMP = "org.apache.kafka.tools.DumpLogSegments"
 
-Cluster = EmbeddedCluster | KafkaCluster
+Cluster = TidelogCluster | KafkaCluster
 Tool = Callable[..., str]
 
 
@@ -55,7 +54,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     directory = tmp_path_factory.mktemp(request.param)
     made: Cluster = KafkaCluster(directory, options=OPTIONS)
     if request.param == "tidelog":
-        made = EmbeddedCluster(3, directory, config=OPTIONS)
+        made = TidelogCluster(directory, options=OPTIONS)
     with made:
         await_brokers((node.port for node in made.nodes.values()), 3)
         yield made
@@ -66,7 +65,7 @@ def tool(cluster: Cluster) -> Tool:
     """Standard output of a tool of Kafka's, told where the cluster is, that must succeed."""
 
     def run(name: str, *arguments: str, failing: bool = False) -> str:
-        where = ("--bootstrap-server", cluster.bootstrap_servers)
+        where = ("--bootstrap-server", cluster.bootstrap)
         done = peers.java(name, *where, *arguments)
         assert (done.returncode != 0) == failing, done.stdout + done.stderr
         return done.stdout + (done.stderr if failing else "")
@@ -187,7 +186,7 @@ def test_partitions_move_under_a_throttle_that_goes_again(tool: Tool, cluster: C
     performance = peers.java(
         PRODUCE,
         *("--topic", name, "--num-records", "2000", "--record-size", "1000", "--throughput", "-1"),
-        *("--producer-props", f"bootstrap.servers={cluster.bootstrap_servers}", "acks=all"),
+        *("--producer-props", f"bootstrap.servers={cluster.bootstrap}", "acks=all"),
     )
     assert performance.returncode == 0, performance.stderr
     moves = [
@@ -213,7 +212,7 @@ def test_partitions_move_under_a_throttle_that_goes_again(tool: Tool, cluster: C
         shown = tool(CONFIGS, "--describe", "--entity-type", kind, "--entity-name", entity)
         assert "throttled" not in shown
     offsets = peers.java(
-        "org.apache.kafka.tools.GetOffsetShell", "--bootstrap-server", cluster.bootstrap_servers, "--topic", name
+        "org.apache.kafka.tools.GetOffsetShell", "--bootstrap-server", cluster.bootstrap, "--topic", name
     )
     assert sum(int(line.rsplit(":", 1)[1]) for line in offsets.stdout.split()) == 2000
     assert "No partition reassignments found." in tool(REASSIGN, "--list")
@@ -225,7 +224,7 @@ def test_a_plan_is_proposed_as_by_our_own_command(tool: Tool, cluster: Cluster, 
     brokers = ",".join(map(str, cluster.nodes))
     theirs = tool(REASSIGN, "--generate", "--topics-to-move-json-file", str(file), "--broker-list", brokers)
     words = ("reassign", "--generate", "--topics-to-move-json", str(file), "--broker-list", brokers)
-    where = ("--bootstrap-server", cluster.bootstrap_servers)
+    where = ("--bootstrap-server", cluster.bootstrap)
     done = subprocess.run([sys.executable, "-m", "tidelog", *words, *where], capture_output=True, text=True, check=True)
     proposed = []
     for lines in (theirs.splitlines(), done.stdout.splitlines()):

@@ -17,6 +17,7 @@ from tests.compatibility.conftest import SERVERS, create_topic, start
 from tests.compatibility.test_wire_traps import batch, find_coordinator, idempotent, init_producer_id, list_offset
 from tests.compatibility.test_wire_traps import produce as produce_batch
 from tests.compatibility.wire import Wire
+from tests.patience import wait_until
 from tidelog.testing.ports import free_port
 from tidelog.testing.processes import ServerProcess, TidelogProcess
 
@@ -208,5 +209,7 @@ def test_a_node_starts_with_what_a_hard_kill_left_beside_the_log(
 def test_the_address_clients_must_reach_is_in_the_first_line_of_the_log(tmp_path: Path) -> None:
     port = free_port()
     with TidelogProcess(tmp_path, options={"advertised.listeners": f"PLAINTEXT://localhost:{port}"}) as node:
+        # The port answers before the node is ready: the other nodes need it before they name this one to clients.
+        wait_until(lambda: "\n" in node.output_file.read_text())
         first = node.output_file.read_text().splitlines()[0]
         assert f"PLAINTEXT://localhost:{port}" in first

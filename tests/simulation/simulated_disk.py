@@ -241,7 +241,7 @@ class SimulatedLock:
 
 
 class SimulatedDisk:
-    """Paths are absolute; the parent of what is created must be there, except for make_directory."""
+    """Paths are absolute; the parent of what is created must be there."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -383,15 +383,13 @@ class SimulatedDisk:
         return [DirectoryEntry(name, isinstance(node, Directory)) for name, node in entries.items()]
 
     def make_directory(self, path: str) -> None:
-        directory = self._root
-        for name in path.strip("/").split("/"):
-            node = directory.entries.get(name)
-            if node is None:
-                self.operation("create", path)
-                node = Directory()
-                directory.change("", name, node)
-            assert isinstance(node, Directory), path
-            directory = node
+        directory, name = self._parent(path)
+        node = directory.entries.get(name)
+        if node is None:
+            self.operation("create", path)
+            node = Directory()
+            directory.change("", name, node)
+        assert isinstance(node, Directory), path
 
     def rename(self, source: str, target: str) -> None:
         self.operation("rename", source)

@@ -11,7 +11,7 @@ import pytest
 
 from tidelog.bench.clusters import Running
 from tidelog.client import NewTopic, sync
-from tidelog.testing.cluster import EmbeddedCluster
+from tidelog.testing.processes import TidelogCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -21,11 +21,11 @@ TOPIC, PARTITIONS, RECORDS = "spark-through", 12, 120_000
 def test_a_batch_read_survives_the_death_of_a_broker(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F
 
-    cluster = EmbeddedCluster(3, tmp_path)
+    cluster = TidelogCluster(tmp_path, 3)
     with Running(cluster):
-        with sync.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        with sync.Admin(bootstrap_servers=cluster.bootstrap) as admin:
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])
-        with sync.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+        with sync.Producer(bootstrap_servers=cluster.bootstrap) as producer:
             for number in range(RECORDS):
                 producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS)
             producer.flush()
@@ -45,7 +45,7 @@ def test_a_batch_read_survives_the_death_of_a_broker(spark: Any, tmp_path: Path)
 
         records = (
             spark.read.format("tidelog")
-            .option("kafka.bootstrap.servers", cluster.bootstrap_servers)
+            .option("kafka.bootstrap.servers", cluster.bootstrap)
             .option("subscribe", TOPIC)
             .load()
         )

@@ -3,8 +3,7 @@
 Brokers have the ids from 1 on, dedicated controllers the ids after them. Without dedicated
 controllers, the first three brokers (of fewer than three only the first) are controllers too. With
 `links` every node has addresses of its own for all other nodes: the others advertise a listener for
-this node alone, which is its inter-broker listener, and its list of voters is its own. Clients have
-addresses of their own too.
+this node alone, which is its inter-broker listener, and its list of voters is its own.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 CONTROLLER = "CONTROLLER"
-CLIENTS = 0
-"""The clients of the cluster, as a source of links; node ids begin at 1."""
 
 
 class LinkPorts(Protocol):
@@ -26,14 +23,11 @@ class LinkPorts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """`port`: the client listener's for a broker, else the controller's; `client_port`: the port to which
-    clients connect, which differs with links. `options`: Kafka's keys.
-    """
+    """`port`: the client listener's for a broker, else the controller's. `options`: Kafka's keys."""
 
     node_id: int
     roles: tuple[str, ...]
     port: int
-    client_port: int
     options: Mapping[str, str]
 
 
@@ -62,7 +56,6 @@ def cluster_layout(
             voter: links.port(node, voter, port) if links is not None and voter != node else port
             for voter, port in controller_ports.items()
         }
-        port = client_port = controller_ports.get(node, 0)
         options = _common(brokers) | {
             "node.id": str(node),
             "process.roles": ",".join(roles),
@@ -71,10 +64,7 @@ def cluster_layout(
         }
         listeners: dict[str, tuple[int, int]] = {}
         if "broker" in roles:
-            port = client_port = client_ports[node]
-            if links is not None:
-                client_port = links.port(CLIENTS, node, port)
-            listeners["PLAINTEXT"] = (port, client_port)
+            listeners["PLAINTEXT"] = (client_ports[node], client_ports[node])
             for source in ids if links is not None else ():
                 bound_port = inner_ports[source, node]
                 advertised_port = (
@@ -84,7 +74,8 @@ def cluster_layout(
         options |= _listeners(listeners, controller_ports.get(node), ids if links is not None else [])
         if links is not None:
             options["inter.broker.listener.name"] = _listener_for(node)
-        layouts[node] = NodeLayout(node, roles, port, client_port, options)
+        port = client_ports[node] if "broker" in roles else controller_ports[node]
+        layouts[node] = NodeLayout(node, roles, port, options)
     return layouts
 
 

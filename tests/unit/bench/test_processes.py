@@ -126,9 +126,11 @@ def test_cpu_counts_every_thread_also_those_that_ended() -> None:
 
 
 def test_cpu_and_memory_of_another_process() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    program = "print(flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        time.sleep(0.1)
+        assert child.stdout is not None
+        child.stdout.readline()  # until it runs
         assert usage(child.pid).cpu_s > 0
         assert 1 << 20 < rss_bytes(child.pid) < 1 << 30
     finally:

@@ -324,6 +324,35 @@ async def test_upkeep_meets_a_bad_directory_too(
     await placed.require_one_gone()
 
 
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["nothing is there", "an empty one is in its place"])
+@pytest.mark.parametrize("noticed_by", ["a checkpoint that has nothing new", "a new log", "records"])
+async def test_a_directory_that_is_taken_away_is_noticed_and_never_made_anew(
+    start: Start, homes: list[Path], make_batch: MakeBatch, noticed_by: str, is_replaced: bool
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    broker: Any = placed.running.node._broker
+    gone = placed.home("one")
+    broker._upkeep.checkpoint()
+    await until(lambda: not broker._upkeep._checkpointing)
+    gone.rename(gone.with_name("taken-away"))
+    if is_replaced:
+        gone.mkdir()
+    if noticed_by == "a new log":
+        for number in range(2):
+            await placed.wire.create_topic(f"new-{number}")
+    else:
+        if noticed_by == "records":
+            await send(placed.wire, "one", placed.batch)
+        broker._upkeep.checkpoint()
+    await until(lambda: placed.running.node._directories.offline)
+    assert list(placed.running.node._directories.offline) == [str(gone)]
+    assert await send(placed.wire, "two", placed.batch) == (STORAGE_ERROR, -1)
+    assert (await send(placed.wire, "other", placed.batch))[0] == 0
+    await placed.wire.create_topic("later")
+    await placed.running.stop()
+    assert list(gone.iterdir()) == [] if is_replaced else not gone.exists()
+
+
 async def test_a_bug_met_in_one_directory_leaves_the_others_looked_after(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import StartNode, Wire
 from tests.unit.broker.test_node import fetch, produce
 from tidelog.broker.apis.dispatch import _Waiting
@@ -63,7 +63,8 @@ async def test_beyond_max_connections_the_next_is_refused_until_one_has_gone(
     refusals = [record.getMessage() for record in caplog.records if "refusing" in record.getMessage()]
     assert refusals == ["refusing a connection from 127.0.0.1: max.connections=3 is reached"]
     wires[0].writer.close()
-    await asyncio.sleep(0.05)
+    server: Any = running.node._broker_server
+    await until(lambda: len(server.connections) == 2)
     assert await answers(await running.connect())
 
 
@@ -77,7 +78,7 @@ async def test_limits_change_without_a_restart(start_node: StartNode) -> None:
         IncrementalAlterConfigsRequest(resources=[resource], validate_only=False), 1, IncrementalAlterConfigsResponse
     )
     assert answer.responses[0].error_code == 0
-    await asyncio.sleep(0.05)
+    await until(lambda: running.node.settings.integer("max.connections.per.ip") == 2)
     assert not await answers(await running.connect())
     assert await answers(other)
 
@@ -205,13 +206,15 @@ async def test_readers_that_leave_their_answers_lying_are_cut_off_when_it_is_too
         each.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(10):
             each.send(fetch("t"), 11)
-    await asyncio.sleep(0.3)
-    unread = [connection.unread_bytes for connection in server.connections]
-    assert sum(size > 1_000_000 for size in unread) == 4, unread
+
+    def unread_bytes() -> list[int]:
+        return [connection.unread_bytes for connection in server.connections]
+
+    await until(lambda: sum(size > 1_000_000 for size in unread_bytes()) == 4)
+    unread = unread_bytes()
     assert len(server.connections) == 5
     server._limits = ServerLimits(1 << 27, -1, 1 << 30, unread_bytes_max=sum(unread) // 2)
-    await asyncio.sleep(0.3)
-    assert sum(each.unread_bytes for each in server.connections) <= sum(unread) // 2
+    await until(lambda: sum(unread_bytes()) <= sum(unread) // 2)
     assert len(server.connections) >= 2
     await wire.call(fetch("t"), 11, FetchResponse)
 
@@ -223,16 +226,16 @@ async def test_nobody_can_fill_the_node_with_half_requests(
     wires = [await running.connect() for _ in range(6)]
     for each in wires:
         each.writer.write(struct.pack(">i", 2_000_000_000 if each is wires[0] else 900_000) + bytes(600_000))
-    await asyncio.sleep(0.3)
     server: Any = running.node._broker_server
+    reasons = ("receive buffers are full", "frame of 2000000000 bytes")
+    await until(lambda: len(server.connections) < 4 and all(reason in caplog.text for reason in reasons))
+    assert server.connections
     assert server.receive_bytes <= 2_000_000
-    assert 0 < len(server.connections) < 4
     texts = [record.getMessage() for record in caplog.records]
-    assert sum("receive buffers are full" in text for text in texts) == 1
-    assert sum("frame of 2000000000 bytes" in text for text in texts) == 1
+    assert [sum(reason in text for text in texts) for reason in reasons] == [1, 1]
     for each in wires:
         each.writer.close()
-    await asyncio.sleep(0.05)
+    await until(lambda: not server.connections)
     assert await answers(await running.connect())
 
 

@@ -108,8 +108,10 @@ def test_a_pinned_file_is_closed_later(path: str):
 
 def test_names_and_directories(tmp_path: Path):
     disk, root = OsDisk(), str(tmp_path)
-    disk.make_directory(f"{root}/a/b")
-    disk.make_directory(f"{root}/a/b")
+    with pytest.raises(FileNotFoundError):
+        disk.make_directory(f"{root}/a/b")
+    for path in ("a", "a/b", "a/b"):
+        disk.make_directory(f"{root}/{path}")
     disk.write_file(f"{root}/a/one", b"1", sync=True)
     assert sorted(disk.list_directory(f"{root}/a")) == [DirectoryEntry("b", True), DirectoryEntry("one", False)]
     disk.rename(f"{root}/a/one", f"{root}/a/two")

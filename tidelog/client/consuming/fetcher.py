@@ -140,11 +140,16 @@ class Fetcher:
 
     def _schedule_send(self, wait_ms: float) -> None:
         due_s = self._loop.time() + wait_ms / 1000
-        if self._timer is not None and not self._timer.cancelled() and self._loop.time() < self._timer.when() <= due_s:
-            return
         if self._timer is not None:
+            if self._timer.when() <= due_s and not self._timer.cancelled():
+                return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due_s, self.send_fetches)
+        self._timer = self._loop.call_at(due_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        # The loop's clock may still show a time before `when`, so only this tells that the timer has fired.
+        self._timer = None
+        self.send_fetches()
 
     def _fetch(self, node: _NodeFetches, connection: Connection, partitions: list[TopicPartition]) -> None:
         metadata, config = self._cluster.metadata, self._config

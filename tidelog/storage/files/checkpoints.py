@@ -53,6 +53,14 @@ def read_if_exists(disk: Disk, path: str) -> bytes | None:
         return None
 
 
+def require_formatted(disk: Disk, directory: str) -> None:
+    """OSError where the log directory has vanished, or where another is in its place, such as an empty mount point.
+
+    The files that are open do not show it: what is written to them succeeds, and no later start finds it.
+    """
+    disk.size_of(f"{directory}/{META_PROPERTIES_FILE}")
+
+
 Offsets = Mapping[tuple[str, int], int]
 
 
@@ -80,8 +88,12 @@ class CheckpointTask:
         self.error: OSError | None = None
 
     def run(self) -> None:
-        """May wait for the device; any thread, once. A failure is kept for `finish`."""
+        """May wait for the device; any thread, once. A failure is kept for `finish`.
+
+        Also where no file is to be written this finds out whether the directory is still there.
+        """
         try:
+            require_formatted(self._disk, self._directory)
             write_epochs(self._disk, self._epochs)
             for name, offsets in self.files.items():
                 self._disk.write_file(f"{self._directory}/{name}.next.tmp", encode_offsets(offsets), sync=True)
@@ -114,6 +126,7 @@ class OffsetCheckpoints:
 
     def write(self, offsets: Mapping[str, Offsets]) -> None:
         """File name -> its offsets; on the device when this returns."""
+        require_formatted(self._disk, self._directory)
         self._number += 1
         for name, each in offsets.items():
             self._in_force.pop(name, None)

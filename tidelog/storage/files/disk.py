@@ -133,7 +133,7 @@ class Disk(Protocol):
     def list_directory(self, path: str) -> list[DirectoryEntry]: ...
 
     def make_directory(self, path: str) -> None:
-        """With its parents; no error when it is there."""
+        """In a parent that is there, so that a log directory that vanished is never made anew; no error when it is there."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
@@ -340,9 +340,10 @@ class OsDisk:
 
     def make_directory(self, path: str) -> None:
         try:
-            os.makedirs(path, exist_ok=True)
-        except FileExistsError:  # a file, a device or a dangling link
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+            os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):  # a file, a device or a dangling link
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)

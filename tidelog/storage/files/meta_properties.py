@@ -23,14 +23,15 @@ class ForeignDirectory(Exception):
 
 def make_durably(disk: Disk, path: str) -> None:
     """Make the directory and its parents, each known to the one above it before this returns."""
-    created = []
-    missing = path.rstrip("/")
-    while missing and not disk.exists(missing):
-        missing = missing.rpartition("/")[0]
-        created.append(missing or ("/" if path.startswith("/") else "."))
-    disk.make_directory(path)
-    for parent in created:
-        disk.sync_directory(parent)
+    missing = []
+    above = path.rstrip("/")
+    while above and not disk.exists(above):
+        missing.append(above)
+        above = above.rpartition("/")[0]
+    for each in reversed(missing):
+        disk.make_directory(each)
+        disk.sync_directory(each.rpartition("/")[0] or ("/" if path.startswith("/") else "."))
+    disk.make_directory(path)  # an error where something else is in its place
 
 
 def format_directory(

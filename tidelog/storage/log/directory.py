@@ -30,6 +30,7 @@ from tidelog.storage.files.checkpoints import (
     encode_partition_metadata,
     read_if_exists,
     replace_file,
+    require_formatted,
     write_epochs,
 )
 from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock
@@ -299,6 +300,7 @@ class LogDirectory:
         self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int, name: str = ""
     ) -> PartitionLog:
         directory = f"{self.path}/{name or f'{topic}-{partition}'}"
+        require_formatted(self._disk, self.path)
         is_new = not self._disk.exists(directory)
         self._disk.make_directory(directory)
         path = f"{directory}/{PARTITION_METADATA_FILE}"
