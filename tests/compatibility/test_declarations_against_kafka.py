@@ -21,7 +21,12 @@ from tidelog.protocol.api import CONTROLLER_SERVED, SERVED, api_name
 from tidelog.protocol.codec.fields import NEVER, NONE, Field, parse_versions
 from tidelog.protocol.codec.schema import Message
 
-JARS = ("kafka-clients-*.jar", "kafka-metadata-*.jar", "kafka-group-coordinator-4*.jar")
+JARS = (
+    "kafka-clients-*.jar",
+    "kafka-metadata-*.jar",
+    "kafka-group-coordinator-4*.jar",
+    "kafka-transaction-coordinator-4*.jar",
+)
 
 # What Kafka calls otherwise: a schema's struct name is ours, behind its message's where two of one file would clash.
 FILES = {"ZkMigrationStateRecord": "ZkMigrationRecord"}
