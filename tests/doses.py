@@ -32,6 +32,8 @@ DOSES = {
     "TIDELOG_KILLS": Dose(5, 100),
     "TIDELOG_FAULTS": Dose(6, 200),
     "TIDELOG_FAILOVERS": Dose(2, 50),
+    # tests/unit/testing: starts and stops of embedded brokers and clusters in a row
+    "TIDELOG_EMBEDDED_STARTS": Dose(6, 200),
     # damaged files
     "TIDELOG_DAMAGE": Dose(4, 100),
     # tests/properties, in the profile "deep": examples of each property

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from tidelog.client.producing.producer import Producer
     from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
+    from tidelog.testing.cluster import EmbeddedCluster
     from tidelog.testing.embedded import EmbeddedBroker
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Consumer",
     "ConsumerRecord",
     "EmbeddedBroker",
+    "EmbeddedCluster",
     "ErrorCode",
     "KafkaError",
     "LogTruncation",
@@ -66,6 +68,7 @@ _HOMES: dict[str, str] = {
     "Consumer": "client.consuming.consumer",
     "ConsumerRecord": "client.model",
     "EmbeddedBroker": "testing.embedded",
+    "EmbeddedCluster": "testing.cluster",
     "ErrorCode": "protocol.errors",
     "KafkaError": "protocol.errors",
     "LogTruncation": "client.consuming.log_truncation",

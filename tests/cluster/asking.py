@@ -16,7 +16,7 @@ from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 confluent = pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"
@@ -27,12 +27,12 @@ QUIET = {"log_level": 0}
 UPGRADE, SAFE_DOWNGRADE = 1, 2
 
 
-def admin_client(cluster: TidelogCluster) -> Any:
-    return admin.AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
+def admin_client(cluster: EmbeddedCluster) -> Any:
+    return admin.AdminClient({"bootstrap.servers": cluster.bootstrap_servers, **QUIET})
 
 
 def create_topic(
-    cluster: TidelogCluster, name: str, assignment: Sequence[Sequence[int]], configs: Mapping[str, str] | None = None
+    cluster: EmbeddedCluster, name: str, assignment: Sequence[Sequence[int]], configs: Mapping[str, str] | None = None
 ) -> None:
     """A topic with these replicas for each of its partitions; returns when all are led and in sync."""
     topic = admin.NewTopic(name, len(assignment), replica_assignment=list(map(list, assignment)), config=configs or {})
@@ -42,7 +42,7 @@ def create_topic(
     await_leaders(port, name, len(assignment), len(assignment[0]))
 
 
-def set_feature(cluster: TidelogCluster, name: str, level: int) -> None:
+def set_feature(cluster: EmbeddedCluster, name: str, level: int) -> None:
     """Finalize this level of a feature, above or below the present one."""
     kind = UPGRADE if level else SAFE_DOWNGRADE
     request = UpdateFeaturesRequest(
@@ -65,7 +65,7 @@ def rotated(brokers: Sequence[int], partitions: int, replicas: int) -> list[list
     return [[brokers[(p + r) % len(brokers)] for r in range(replicas)] for p in range(partitions)]
 
 
-def asked_port(cluster: TidelogCluster, without: Iterable[int] = ()) -> int:
+def asked_port(cluster: EmbeddedCluster, without: Iterable[int] = ()) -> int:
     """The port of the first broker that runs, is not paused and is not among `without`."""
     for node in cluster.broker_ids:
         if node not in without and cluster.nodes[node].alive:
@@ -123,7 +123,7 @@ def await_leader(port: int, topic: str, leader: int, *, partition: int = 0, time
     )
 
 
-def await_healthy(cluster: TidelogCluster, topics: Iterable[str], timeout_s: float = 120.0) -> None:
+def await_healthy(cluster: EmbeddedCluster, topics: Iterable[str], timeout_s: float = 120.0) -> None:
     """Until every broker sees every partition of the topics led and in sync with all its replicas."""
     names = list(topics)
 
@@ -164,21 +164,21 @@ class Sender:
         return [message.offset() for _, message in reports]
 
 
-def send(cluster: TidelogCluster, topic: str, values: Iterable[bytes], **settings: Any) -> list[int]:
+def send(cluster: EmbeddedCluster, topic: str, values: Iterable[bytes], **settings: Any) -> list[int]:
     """As `Sender.send` to partition 0, with a producer of its own."""
-    return Sender(cluster.bootstrap, **settings).send(topic, values)
+    return Sender(cluster.bootstrap_servers, **settings).send(topic, values)
 
 
-def refusal(cluster: TidelogCluster, topic: str, **settings: Any) -> str:
+def refusal(cluster: EmbeddedCluster, topic: str, **settings: Any) -> str:
     """The name of the error that a record to partition 0 is refused with."""
     with pytest.raises(confluent.KafkaException) as caught:
         send(cluster, topic, [b"refused"], retries=0, **settings)
     return str(caught.value.args[0].name())
 
 
-def end_offset(cluster: TidelogCluster, topic: str, partition: int = 0) -> int:
+def end_offset(cluster: EmbeddedCluster, topic: str, partition: int = 0) -> int:
     """The end that consumers see: the high watermark."""
-    consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "ends", **QUIET})
+    consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "ends", **QUIET})
     try:
         _, high = consumer.get_watermark_offsets(confluent.TopicPartition(topic, partition), timeout=60)
         return int(high)
@@ -186,9 +186,9 @@ def end_offset(cluster: TidelogCluster, topic: str, partition: int = 0) -> int:
         consumer.close()
 
 
-def read(cluster: TidelogCluster, topic: str, count: int, partition: int = 0, timeout_s: float = 90.0) -> list[bytes]:
+def read(cluster: EmbeddedCluster, topic: str, count: int, partition: int = 0, timeout_s: float = 90.0) -> list[bytes]:
     """The first `count` values of a partition."""
-    consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", **QUIET})
+    consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "reader", **QUIET})
     found: list[bytes] = []
     deadline = time.monotonic() + timeout_s
     try:
@@ -203,14 +203,14 @@ def read(cluster: TidelogCluster, topic: str, count: int, partition: int = 0, ti
         consumer.close()
 
 
-def replica_bytes(cluster: TidelogCluster, node: int, topic: str, partition: int = 0) -> bytes:
+def replica_bytes(cluster: EmbeddedCluster, node: int, topic: str, partition: int = 0) -> bytes:
     """A replica's whole log as it lies on disk, batches as they came."""
     directory = cluster.nodes[node].data_directory / f"{topic}-{partition}"
     return b"".join(file.read_bytes() for file in sorted(directory.glob("*.log")))
 
 
 def await_equal_replicas(
-    cluster: TidelogCluster, topic: str, partition: int, replicas: Iterable[int], timeout_s: float = 90.0
+    cluster: EmbeddedCluster, topic: str, partition: int, replicas: Iterable[int], timeout_s: float = 90.0
 ) -> None:
     """Until the logs of all replicas are the same, byte for byte. Nobody may be writing."""
     deadline = time.monotonic() + timeout_s

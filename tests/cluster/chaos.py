@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 Mend = Callable[[], None]
 
@@ -19,7 +19,7 @@ Mend = Callable[[], None]
 class Chaos:
     """`strike` begins a fault and returns; `mend_some` and `mend_all` end what has begun."""
 
-    def __init__(self, cluster: TidelogCluster, choice: random.Random) -> None:
+    def __init__(self, cluster: EmbeddedCluster, choice: random.Random) -> None:
         assert cluster.links is not None
         self._cluster, self._links, self._choice = cluster, cluster.links, choice
         self._began = time.monotonic()

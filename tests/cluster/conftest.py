@@ -17,9 +17,9 @@ import pytest
 
 from tidelog.bench import peers
 from tidelog.bench.metadata import await_brokers
+from tidelog.testing.cluster import EmbeddedCluster, tidelog_node
 from tidelog.testing.layout import NodeLayout
-from tidelog.testing.links import Links
-from tidelog.testing.processes import ServerProcess, TidelogCluster, tidelog_node
+from tidelog.testing.processes import ServerProcess
 
 PEER = os.environ.get("TIDELOG_CLUSTER_PEER", "tidelog")
 SEED = int(os.environ.get("TIDELOG_SEED") or time.time())
@@ -32,7 +32,7 @@ SWIFT = {
     "offsets.topic.num.partitions": "3",
 }
 
-NewCluster = Callable[..., TidelogCluster]
+NewCluster = Callable[..., EmbeddedCluster]
 
 
 def kafka_node(layout: NodeLayout, directory: Path, options: Mapping[str, str]) -> ServerProcess:
@@ -53,17 +53,14 @@ def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
             *,
             node_options: Mapping[int, Mapping[str, str]] | None = None,
             linked: bool = False,
-        ) -> TidelogCluster:
-            links = Links() if linked else None
-            if links is not None:
-                stack.callback(links.close)
-            cluster = TidelogCluster(
-                tmp_path,
+        ) -> EmbeddedCluster:
+            cluster = EmbeddedCluster(
                 brokers,
-                controllers,
-                {**SWIFT, **(options or {})},
-                node_options=node_options,
-                links=links,
+                tmp_path,
+                controllers=controllers,
+                config={**SWIFT, **(options or {})},
+                node_config=node_options,
+                cuttable=linked,
                 make_node=kafka_node if PEER == "kafka" else tidelog_node,
             )
             stack.enter_context(cluster)

@@ -25,14 +25,18 @@ PATIENCE_S = 120.0
 
 class HasBootstrap(Protocol):
     @property
-    def bootstrap(self) -> str: ...
+    def bootstrap_servers(self) -> str: ...
 
 
 class Cli:
     """`tidelog WORDS` with the cluster's address."""
 
     def __init__(self, cluster: HasBootstrap) -> None:
-        self.environment = {**os.environ, "TIDELOG_BOOTSTRAP_SERVER": cluster.bootstrap, "PYTHONPATH": str(ROOT)}
+        self.environment = {
+            **os.environ,
+            "TIDELOG_BOOTSTRAP_SERVER": cluster.bootstrap_servers,
+            "PYTHONPATH": str(ROOT),
+        }
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tidelog", *words]
@@ -129,7 +133,7 @@ def test_a_move_that_cannot_end_is_cancelled(new_cluster: NewCluster, tmp_path: 
         plan = tmp_path / "plan.json"
         moves = [{"topic": "stuck", "partition": 0, "replicas": [free, before[0]]}]
         plan.write_text(json.dumps({"version": 1, "partitions": moves}))
-        bootstrap = [cluster.nodes[node].bootstrap for node in before]
+        bootstrap = [cluster.nodes[node].bootstrap_servers for node in before]
         started = cli.run("reassign", "--json", str(plan), "--execute", "-b", ",".join(bootstrap))
         assert started.returncode == 0, started.stderr
         (move,) = json.loads(cli.run("reassign", "--list", "--output-json", "-b", ",".join(bootstrap)).stdout)

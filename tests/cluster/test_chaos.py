@@ -19,7 +19,7 @@ from tests.cluster.conftest import NewCluster
 from tests.cluster.sending import ConfluentSending, OwnSending, Sending, scan
 from tests.doses import dose
 from tidelog.bench.metadata import ask
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.hunt
 
@@ -30,11 +30,11 @@ CONFIGS = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"
 RECORDS_PER_SECOND = 400
 
 
-def check_everything(cluster: TidelogCluster, sending: Sending) -> int:
+def check_everything(cluster: EmbeddedCluster, sending: Sending) -> int:
     """Every record of every partition; the records there are."""
     records = 0
     for partition, expected in enumerate(sending.sent):
-        found = scan(cluster.bootstrap, sending.topic, partition, end_offset(cluster, sending.topic, partition))
+        found = scan(cluster.bootstrap_servers, sending.topic, partition, end_offset(cluster, sending.topic, partition))
         check_partition(expected, found)
         records += len(found)
     replicas = ask(cluster.nodes[1].port, [sending.topic]).topics[sending.topic]
@@ -48,8 +48,10 @@ def test_nothing_acknowledged_is_lost_doubled_or_out_of_order(new_cluster: NewCl
     for topic in ("confluent", "own"):
         create_topic(cluster, topic, rotated(cluster.broker_ids, PARTITIONS, REPLICAS), CONFIGS)
     sendings: list[Sending] = [
-        ConfluentSending(cluster.bootstrap, "confluent", PARTITIONS, choice, records_per_second=RECORDS_PER_SECOND),
-        OwnSending(cluster.bootstrap, "own", PARTITIONS, choice, records_per_second=RECORDS_PER_SECOND),
+        ConfluentSending(
+            cluster.bootstrap_servers, "confluent", PARTITIONS, choice, records_per_second=RECORDS_PER_SECOND
+        ),
+        OwnSending(cluster.bootstrap_servers, "own", PARTITIONS, choice, records_per_second=RECORDS_PER_SECOND),
     ]
     chaos = Chaos(cluster, choice)
     began = time.monotonic()

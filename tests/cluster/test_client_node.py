@@ -56,7 +56,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 async def make_topic(node: ServerProcess, partitions: int = 1, **configs: str) -> str:
     name = f"topic-{next(_topics)}"
-    async with Admin(bootstrap_servers=node.bootstrap) as admin:
+    async with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
         configs = {key.replace("_", "."): value for key, value in configs.items()}
         await admin.create_topics([NewTopic(name, partitions, 1, configs)])
     return name
@@ -65,7 +65,7 @@ async def make_topic(node: ServerProcess, partitions: int = 1, **configs: str) -
 async def read_all(node: ServerProcess, topic: str, count: int, **options: Any) -> list[Any]:
     found: list[Any] = []
     options = {"auto_offset_reset": "earliest", **options}
-    async with Consumer(topic, bootstrap_servers=node.bootstrap, **options) as consumer, asyncio.timeout(120):
+    async with Consumer(topic, bootstrap_servers=node.bootstrap_servers, **options) as consumer, asyncio.timeout(120):
         while len(found) < count:
             for records in (await consumer.poll(1000)).values():
                 found.extend(records)
@@ -75,7 +75,7 @@ async def read_all(node: ServerProcess, topic: str, count: int, **options: Any) 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 async def test_records_come_back_as_they_went(node, codec):
     topic = await make_topic(node, 3)
-    async with Producer(bootstrap_servers=node.bootstrap, compression_type=codec) as producer:
+    async with Producer(bootstrap_servers=node.bootstrap_servers, compression_type=codec) as producer:
         for number in range(3_000):
             key = None if number % 7 == 0 else b"k%d" % (number % 50)
             value = None if number % 11 == 0 else b"%d" % number * 20
@@ -99,7 +99,7 @@ async def test_records_come_back_as_they_went(node, codec):
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 async def test_every_level_of_acknowledgement(node, acks):
     topic = await make_topic(node)
-    async with Producer(bootstrap_servers=node.bootstrap, acks=acks, linger_ms=0) as producer:
+    async with Producer(bootstrap_servers=node.bootstrap_servers, acks=acks, linger_ms=0) as producer:
         sent = [await producer.send_and_wait(topic, b"%d" % number) for number in range(20)]
     assert [each.offset for each in sent] == ([-1] * 20 if acks == "0" else list(range(20)))
     assert [record.value for record in await read_all(node, topic, 20)] == [b"%d" % number for number in range(20)]
@@ -111,7 +111,7 @@ async def test_nothing_is_lost_or_doubled_over_hard_kills(node):
     begun: asyncio.Future[Any]
     options = {"batch_size": 2_000, "linger_ms": 1, "request_timeout_ms": 3_000, "delivery_timeout_ms": 60_000}
 
-    async with Producer(bootstrap_servers=node.bootstrap, **options) as producer:
+    async with Producer(bootstrap_servers=node.bootstrap_servers, **options) as producer:
 
         async def send(first: int) -> None:
             pending = []
@@ -144,12 +144,12 @@ async def test_nothing_is_lost_or_doubled_over_hard_kills(node):
 async def test_a_group_shares_the_work_and_commits_it(node, strategy):
     topic = await make_topic(node, 4)
     group = f"group-{topic}"
-    async with Producer(bootstrap_servers=node.bootstrap) as producer:
+    async with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
         for number in range(4_000):
             await producer.send(topic, b"%d" % number, partition=number % 4)
     seen: Counter[bytes] = Counter()
     options = {
-        "bootstrap_servers": node.bootstrap,
+        "bootstrap_servers": node.bootstrap_servers,
         "group_id": group,
         "auto_offset_reset": "earliest",
         "partition_assignment_strategy": strategy,
@@ -172,7 +172,7 @@ async def test_a_group_shares_the_work_and_commits_it(node, strategy):
         while len(first.assignment()) != 4 or len(seen) < 4_000:
             await work(first)
     assert set(seen.values()) == {1}, "clean hand-overs read nothing twice"
-    async with Admin(bootstrap_servers=node.bootstrap) as admin:
+    async with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
         committed = await admin.list_consumer_group_offsets(group)
     assert committed == {TopicPartition(topic, number): OffsetAndMetadata(1_000, "", 0) for number in range(4)}
 
@@ -180,13 +180,13 @@ async def test_a_group_shares_the_work_and_commits_it(node, strategy):
 async def test_a_group_goes_on_after_a_hard_kill_of_its_node(node):
     topic = await make_topic(node, 2)
     options = {
-        "bootstrap_servers": node.bootstrap,
+        "bootstrap_servers": node.bootstrap_servers,
         "group_id": f"survivor-{topic}",
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,
         "heartbeat_interval_ms": 100,
     }
-    async with Producer(bootstrap_servers=node.bootstrap) as producer, Consumer(topic, **options) as consumer:
+    async with Producer(bootstrap_servers=node.bootstrap_servers) as producer, Consumer(topic, **options) as consumer:
         seen: Counter[bytes] = Counter()
 
         async def exchange(first: int) -> None:
@@ -209,14 +209,14 @@ async def test_a_group_goes_on_after_a_hard_kill_of_its_node(node):
 async def test_seeks_times_and_limits(node):
     topic = await make_topic(node, 1, max_message_bytes="2000")
     partition = TopicPartition(topic, 0)
-    async with Producer(bootstrap_servers=node.bootstrap, linger_ms=0) as producer:
+    async with Producer(bootstrap_servers=node.bootstrap_servers, linger_ms=0) as producer:
         for number in range(100):
             await producer.send_and_wait(topic, b"%d" % number, timestamp_ms=50_000 + 10 * number)
         with pytest.raises(KafkaError) as caught:
             await producer.send_and_wait(topic, b"x" * 3_000)
         assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
         assert (await producer.send_and_wait(topic, b"100", timestamp_ms=60_000)).offset == 100
-    async with Consumer(bootstrap_servers=node.bootstrap, group_id=f"g-{topic}") as consumer:
+    async with Consumer(bootstrap_servers=node.bootstrap_servers, group_id=f"g-{topic}") as consumer:
         consumer.assign([partition])
         found = await consumer.offsets_for_times({partition: 50_123})
         assert found == {partition: OffsetAndTimestamp(13, 50_130, 0)}
@@ -230,10 +230,10 @@ async def test_seeks_times_and_limits(node):
 
 async def test_raw_batches_are_what_was_sent(node):
     topic = await make_topic(node)
-    async with Producer(bootstrap_servers=node.bootstrap, compression_type="lz4") as producer:
+    async with Producer(bootstrap_servers=node.bootstrap_servers, compression_type="lz4") as producer:
         for number in range(20_000):
             await producer.send(topic, b"%d" % number)
-    cluster = Cluster(ClientConfig.from_options({"bootstrap_servers": node.bootstrap}))
+    cluster = Cluster(ClientConfig.from_options({"bootstrap_servers": node.bootstrap_servers}))
     await cluster.start()
     try:
         values = []
@@ -245,7 +245,7 @@ async def test_raw_batches_are_what_was_sent(node):
 
 
 def test_the_blocking_clients(node):
-    options = {"bootstrap_servers": node.bootstrap}
+    options = {"bootstrap_servers": node.bootstrap_servers}
     with sync.Admin(**options) as admin:
         topic = f"blocking-{next(_topics)}"
         admin.create_topics([NewTopic(topic, 2, 1)])
@@ -270,7 +270,7 @@ async def test_one_group_with_librdkafka(node, strategy):
     topic = await make_topic(node, 4)
     theirs = confluent.Consumer(
         {
-            "bootstrap.servers": node.bootstrap,
+            "bootstrap.servers": node.bootstrap_servers,
             "group.id": f"mixed-{topic}",
             "auto.offset.reset": "earliest",
             "partition.assignment.strategy": strategy,
@@ -287,7 +287,7 @@ async def test_one_group_with_librdkafka(node, strategy):
 
     ours = Consumer(
         topic,
-        bootstrap_servers=node.bootstrap,
+        bootstrap_servers=node.bootstrap_servers,
         group_id=f"mixed-{topic}",
         auto_offset_reset="earliest",
         partition_assignment_strategy=strategy,
@@ -300,7 +300,7 @@ async def test_one_group_with_librdkafka(node, strategy):
             assert {part.partition for part in theirs.assignment()} | {
                 part.partition for part in ours.assignment()
             } == {0, 1, 2, 3}
-            async with Producer(bootstrap_servers=node.bootstrap) as producer:
+            async with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
                 for number in range(400):
                     await producer.send(topic, b"%d" % number, partition=number % 4)
             while len(seen) < 400:

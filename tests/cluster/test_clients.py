@@ -14,7 +14,7 @@ from tests.cluster.asking import await_healthy, confluent, create_topic, rotated
 from tests.cluster.conftest import NewCluster
 from tidelog import Consumer, Producer
 from tidelog.bench.metadata import ask
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ class Reader(threading.Thread):
         self.join()
 
 
-def coordinator(cluster: TidelogCluster, group: str) -> int:
+def coordinator(cluster: EmbeddedCluster, group: str) -> int:
     """Which broker coordinates a group."""
     from tests.compatibility.wire import Wire
 
@@ -81,8 +81,10 @@ def test_librdkafka_goes_on_when_a_broker_dies(new_cluster: NewCluster, victim: 
     cluster = new_cluster(3)
     create_topic(cluster, TOPIC, rotated([1, 2, 3], PARTITIONS, 3), {"min.insync.replicas": "2"})
     failures: list[Any] = []
-    producer = confluent.Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0})
-    readers = [Reader(cluster.bootstrap, "group") for _ in range(2)]
+    producer = confluent.Producer(
+        {"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True, "log_level": 0}
+    )
+    readers = [Reader(cluster.bootstrap_servers, "group") for _ in range(2)]
     for reader in readers:
         reader.start()
     try:
@@ -147,7 +149,7 @@ async def test_our_clients_go_on_when_a_broker_dies(new_cluster: NewCluster, vic
     seen: Counter[bytes] = Counter()
     stop = asyncio.Event()
     options: dict[str, Any] = {
-        "bootstrap_servers": cluster.bootstrap,
+        "bootstrap_servers": cluster.bootstrap_servers,
         "group_id": "own-group",
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,
@@ -166,7 +168,7 @@ async def test_our_clients_go_on_when_a_broker_dies(new_cluster: NewCluster, vic
         readers = [asyncio.create_task(read(each)) for each in (one, two)]
         coordinating = await asyncio.to_thread(coordinator, cluster, "own-group")
         doomed = coordinating if victim == "coordinator" else 1 + coordinating % 3
-        async with Producer(bootstrap_servers=cluster.bootstrap, linger_ms=1) as producer:
+        async with Producer(bootstrap_servers=cluster.bootstrap_servers, linger_ms=1) as producer:
             futures = []
             for number in range(RECORDS):
                 futures.append(await producer.send(TOPIC, b"%d" % number, b"%d" % (number % 50)))

@@ -10,7 +10,7 @@ from tests.cluster.asking import await_in_sync, await_leader, create_topic, send
 from tests.cluster.conftest import NewCluster
 from tests.patience import PATIENCE_S
 from tidelog.client import Consumer, LogTruncation, TopicPartition
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ async def read(consuming: Consumer, count: int) -> list[tuple[int, bytes | None]
     return found
 
 
-def lose_the_last_five(cluster: TidelogCluster) -> None:
+def lose_the_last_five(cluster: EmbeddedCluster) -> None:
     """2 has five records when it leads, 1 had ten; then ten others are written."""
     cluster.kill(1)
     await_leader(cluster.nodes[3].port, TOPIC, -1)
@@ -40,7 +40,7 @@ def lose_the_last_five(cluster: TidelogCluster) -> None:
     assert send(cluster, TOPIC, numbers(100, 110)) == list(range(5, 15))
 
 
-def begin(cluster: TidelogCluster) -> None:
+def begin(cluster: EmbeddedCluster) -> None:
     create_topic(cluster, TOPIC, [[1, 2]], {"unclean.leader.election.enable": "true"})
     send(cluster, TOPIC, numbers(0, 5))
     cluster.kill(2)
@@ -52,7 +52,7 @@ def begin(cluster: TidelogCluster) -> None:
 async def test_no_record_is_passed_over_after_an_unclean_election(new_cluster: NewCluster, reset: str):
     cluster = await asyncio.to_thread(new_cluster, 3, controllers=1)
     await asyncio.to_thread(begin, cluster)
-    async with Consumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset=reset) as consuming:
+    async with Consumer(bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset=reset) as consuming:
         consuming.assign([T0])
         consuming.seek(T0, 0)
         assert await read(consuming, 10) == list(enumerate(numbers(0, 10)))
@@ -69,7 +69,7 @@ async def test_no_record_is_passed_over_after_an_unclean_election(new_cluster: N
 async def test_an_offset_that_was_committed_before_an_unclean_election_is_checked(new_cluster: NewCluster):
     cluster = await asyncio.to_thread(new_cluster, 3, controllers=1)
     await asyncio.to_thread(begin, cluster)
-    options = {"bootstrap_servers": cluster.bootstrap, "group_id": "g", "auto_offset_reset": "earliest"}
+    options = {"bootstrap_servers": cluster.bootstrap_servers, "group_id": "g", "auto_offset_reset": "earliest"}
     async with Consumer(**options) as consuming:
         consuming.assign([T0])
         assert await read(consuming, 10) == list(enumerate(numbers(0, 10)))
@@ -83,7 +83,7 @@ async def test_a_clean_election_moves_no_position(new_cluster: NewCluster):
     cluster = await asyncio.to_thread(new_cluster, 3, controllers=1)
     await asyncio.to_thread(create_topic, cluster, TOPIC, [[1, 2]])
     await asyncio.to_thread(send, cluster, TOPIC, numbers(0, 5))
-    async with Consumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="none") as consuming:
+    async with Consumer(bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="none") as consuming:
         consuming.assign([T0])
         consuming.seek(T0, 0)
         assert await read(consuming, 5) == list(enumerate(numbers(0, 5)))
@@ -100,7 +100,7 @@ async def test_a_clean_election_moves_no_position(new_cluster: NewCluster):
 async def test_a_consumer_reads_from_the_replica_of_its_rack_and_from_the_leader_when_that_dies(
     new_cluster: NewCluster,
 ):
-    def make() -> TidelogCluster:
+    def make() -> EmbeddedCluster:
         cluster = new_cluster(
             3,
             controllers=1,
@@ -114,7 +114,7 @@ async def test_a_consumer_reads_from_the_replica_of_its_rack_and_from_the_leader
 
     cluster = await asyncio.to_thread(make)
     async with Consumer(
-        bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest", client_rack="rack-2"
+        bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest", client_rack="rack-2"
     ) as consuming:
         consuming.assign([T0])
         assert await read(consuming, 5) == list(enumerate(numbers(0, 5)))

@@ -22,19 +22,19 @@ from tests.cluster.asking import (
 from tests.cluster.conftest import NewCluster
 from tests.compatibility.wire import Wire
 from tidelog.bench.metadata import ask
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.slow
 
 TOPIC, PARTITIONS = "elected", 6
 
 
-def table(cluster: TidelogCluster, node: int = 2) -> dict[int, int]:
+def table(cluster: EmbeddedCluster, node: int = 2) -> dict[int, int]:
     """Partition -> leader, as a broker sees it."""
     return {index: state.leader for index, state in ask(cluster.nodes[node].port, [TOPIC]).topics[TOPIC].items()}
 
 
-def displaced(new_cluster: NewCluster, **options: str) -> tuple[TidelogCluster, dict[int, int]]:
+def displaced(new_cluster: NewCluster, **options: str) -> tuple[EmbeddedCluster, dict[int, int]]:
     """A cluster whose broker 1 was away and leads nothing any more; and the table from before."""
     cluster = new_cluster(3, controllers=1, options=options)
     create_topic(cluster, TOPIC, rotated([1, 2, 3], PARTITIONS, 3))
@@ -49,7 +49,7 @@ def displaced(new_cluster: NewCluster, **options: str) -> tuple[TidelogCluster, 
     return cluster, before
 
 
-def await_table(cluster: TidelogCluster, wanted: dict[int, int], timeout_s: float = 60) -> None:
+def await_table(cluster: EmbeddedCluster, wanted: dict[int, int], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while table(cluster) != wanted:
         assert time.monotonic() < deadline, table(cluster)
@@ -74,7 +74,7 @@ def test_preferred_leaders_by_itself(new_cluster: NewCluster):
     await_table(cluster, before, timeout_s=60)
 
 
-def reassign(cluster: TidelogCluster, replicas: list[int] | None) -> None:
+def reassign(cluster: EmbeddedCluster, replicas: list[int] | None) -> None:
     with Wire(cluster.nodes[2].port) as wire:
         partitions = [{"partition_index": 0, "replicas": replicas}]
         answer = wire.ask("alter_partition_reassignments", 0, topics=[{"name": TOPIC, "partitions": partitions}])

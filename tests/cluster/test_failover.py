@@ -31,7 +31,7 @@ from tests.cluster.asking import (
 from tests.cluster.conftest import PEER, NewCluster
 from tests.compatibility.wire import Closed, Wire
 from tests.doses import DOSES, dose
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.hunt
 
@@ -117,7 +117,7 @@ class Pulse:
         self.end()
 
 
-def check(cluster: TidelogCluster, pulses: list[Pulse], served: int = 0) -> None:
+def check(cluster: EmbeddedCluster, pulses: list[Pulse], served: int = 0) -> None:
     """Everything was acknowledged, everything is there once and in order; and as many records of others."""
     expected = []
     for pulse in pulses:
@@ -147,7 +147,7 @@ def test_a_leader_is_killed(new_cluster: NewCluster, layout: str) -> None:
     create_topic(cluster, TOPIC, [[1, 2, 3]], {"min.insync.replicas": "2"})
     pauses_s, pulses = [], []
     for number in range(FAILOVERS):
-        with Pulse(cluster.bootstrap, TOPIC, number) as pulse:
+        with Pulse(cluster.bootstrap_servers, TOPIC, number) as pulse:
             time.sleep(0.3)
             leader = current_leader(cluster)
             moment = time.monotonic()
@@ -170,7 +170,7 @@ def test_a_leader_is_frozen_and_does_no_harm_when_it_wakes(new_cluster: NewClust
     create_topic(cluster, TOPIC, [[1, 2, 3]], {"min.insync.replicas": "2"})
     elected_s, served_s, pauses_s, pulses = [], [], [], []
     for number in range(max(1, FAILOVERS // 5)):
-        with Pulse(cluster.bootstrap, TOPIC, number) as pulse:
+        with Pulse(cluster.bootstrap_servers, TOPIC, number) as pulse:
             time.sleep(0.3)
             leader = current_leader(cluster)
             others = set(cluster.broker_ids) - {leader}
@@ -180,7 +180,7 @@ def test_a_leader_is_frozen_and_does_no_harm_when_it_wakes(new_cluster: NewClust
                 await_led_by(cluster.nodes[other].port, others)
             elected_s.append(time.monotonic() - moment)
             # The client still waits for an answer of the frozen one, for as long as its own socket.timeout.ms.
-            bootstrap = ",".join(cluster.nodes[other].bootstrap for other in others)
+            bootstrap = ",".join(cluster.nodes[other].bootstrap_servers for other in others)
             Sender(bootstrap).send(TOPIC, [SERVED])
             served_s.append(time.monotonic() - moment)
             cluster.nodes[leader].resume()
@@ -222,7 +222,7 @@ def test_the_controller_and_the_leader_die_at_one_moment(new_cluster: NewCluster
     for number in range(max(2, FAILOVERS // 10)):
         active = active_controller(cluster)
         move_leader(cluster, active)
-        with Pulse(cluster.bootstrap, TOPIC, number) as pulse:
+        with Pulse(cluster.bootstrap_servers, TOPIC, number) as pulse:
             time.sleep(0.3)
             moment = time.monotonic()
             cluster.kill(active)
@@ -236,7 +236,7 @@ def test_the_controller_and_the_leader_die_at_one_moment(new_cluster: NewCluster
         assert max(pauses_s) < 4.0 * ROOM
 
 
-def current_leader(cluster: TidelogCluster) -> int:
+def current_leader(cluster: EmbeddedCluster) -> int:
     state = partition_state(cluster.nodes[cluster.broker_ids[0]].port, TOPIC)
     assert state.leader in cluster.broker_ids
     return state.leader
@@ -246,7 +246,7 @@ def await_led_by(port: int, brokers: set[int]) -> None:
     await_partition(port, TOPIC, lambda state: state.leader in brokers, f"led by one of {brokers}")
 
 
-def move_leader(cluster: TidelogCluster, wanted: int) -> None:
+def move_leader(cluster: EmbeddedCluster, wanted: int) -> None:
     """Make a broker the leader: its replica is put first by a reassignment, and preferred by an election."""
     if current_leader(cluster) == wanted:
         return
@@ -260,7 +260,7 @@ def move_leader(cluster: TidelogCluster, wanted: int) -> None:
     await_leader(cluster.nodes[wanted].port, TOPIC, wanted)
 
 
-def create(cluster: TidelogCluster, name: str) -> None:
+def create(cluster: EmbeddedCluster, name: str) -> None:
     """Create a topic, asking the first broker that runs again and again until it is there.
 
     With raw requests: told of a controller that is dead, librdkafka waits longer than any controller does.
@@ -280,7 +280,7 @@ def create(cluster: TidelogCluster, name: str) -> None:
         time.sleep(0.01)
 
 
-def active_controller(cluster: TidelogCluster) -> int:
+def active_controller(cluster: EmbeddedCluster) -> int:
     """Node id of the leader of the metadata quorum, as DescribeQuorum says."""
     port = next(cluster.nodes[node].port for node in cluster.broker_ids if cluster.nodes[node].alive)
     deadline = time.monotonic() + 90

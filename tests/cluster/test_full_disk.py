@@ -106,32 +106,32 @@ def test_one_of_two_volumes_is_full(tmp_path: Path, volumes: list[Volume], flush
         "offsets.topic.num.partitions": "1",
     }
     with TidelogProcess(tmp_path / "node", options=options) as node:
-        asyncio.run(create(node.bootstrap, NewTopic("big", 1), NewTopic("small", 1)))
+        asyncio.run(create(node.bootstrap_servers, NewTopic("big", 1), NewTopic("small", 1)))
         assert holder(volumes, "big") is not holder(volumes, "small")
-        taken, why = asyncio.run(send_until_refused(node.bootstrap, "big"))
+        taken, why = asyncio.run(send_until_refused(node.bootstrap_servers, "big"))
         assert why == ErrorCode.KAFKA_STORAGE_ERROR
         assert len(taken) > 100
 
         async def go_on() -> None:
-            async with Producer(bootstrap_servers=node.bootstrap) as producer:
+            async with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
                 for number in range(20):
                     await producer.send_and_wait("small", b"%d:" % number, partition=0)
 
         asyncio.run(go_on())
-        assert asyncio.run(read(node.bootstrap, "small")) == list(range(20))
+        assert asyncio.run(read(node.bootstrap_servers, "small")) == list(range(20))
         node.kill()
         holder(volumes, "big").grow()
         node.start()
-        found = asyncio.run(read(node.bootstrap, "big"))
+        found = asyncio.run(read(node.bootstrap_servers, "big"))
         assert found[: len(taken)] == taken
-        assert asyncio.run(read(node.bootstrap, "small")) == list(range(20))
+        assert asyncio.run(read(node.bootstrap_servers, "small")) == list(range(20))
     assert node.exit_code == 0, node.output_tail()
 
 
 def test_a_node_whose_only_volume_is_full_ends_and_says_why(tmp_path: Path, volumes: list[Volume]) -> None:
     with TidelogProcess(tmp_path / "node", options={"log.dirs": str(volumes[0].path)}) as node:
-        asyncio.run(create(node.bootstrap, NewTopic("big", 1)))
-        taken, _ = asyncio.run(send_until_refused(node.bootstrap, "big"))
+        asyncio.run(create(node.bootstrap_servers, NewTopic("big", 1)))
+        taken, _ = asyncio.run(send_until_refused(node.bootstrap_servers, "big"))
         deadline = time.monotonic() + 60
         while node.alive:
             assert time.monotonic() < deadline, "it is still there"
@@ -141,7 +141,7 @@ def test_a_node_whose_only_volume_is_full_ends_and_says_why(tmp_path: Path, volu
         assert "No space left on device" in node.output_tail()
         volumes[0].grow()
         node.start()
-        assert asyncio.run(read(node.bootstrap, "big"))[: len(taken)] == taken
+        assert asyncio.run(read(node.bootstrap_servers, "big"))[: len(taken)] == taken
 
 
 def test_others_lead_what_was_on_a_full_volume(new_cluster: NewCluster, tmp_path: Path, volumes: list[Volume]) -> None:
@@ -153,15 +153,15 @@ def test_others_lead_what_was_on_a_full_volume(new_cluster: NewCluster, tmp_path
     node.start()
     names = [f"t{number}" for number in range(4)]
     topics = [NewTopic(name, replica_assignments={0: [1, 2, 3]}) for name in names]
-    asyncio.run(create(cluster.bootstrap, *topics))
+    asyncio.run(create(cluster.bootstrap_servers, *topics))
     deadline = time.monotonic() + 60
     while not (there := [name for name in names if (volumes[0].path / f"{name}-0").exists()]):
         assert time.monotonic() < deadline, "no replica is on the volume"
         time.sleep(0.05)
     name = there[0]
-    values = asyncio.run(_send_all(cluster.bootstrap, name, 400))
-    assert asyncio.run(read(cluster.bootstrap, name)) == values
-    leaders = asyncio.run(_leaders(cluster.bootstrap, names))
+    values = asyncio.run(_send_all(cluster.bootstrap_servers, name, 400))
+    assert asyncio.run(read(cluster.bootstrap_servers, name)) == values
+    leaders = asyncio.run(_leaders(cluster.bootstrap_servers, names))
     assert leaders[name] in (2, 3)
     assert any(leader == 1 for leader in leaders.values()), "the other directory serves on"
 

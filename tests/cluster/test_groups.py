@@ -19,10 +19,10 @@ FIRST = TopicPartition("flights", 0)
 
 async def test_groups_are_administered_wherever_they_are(new_cluster: NewCluster) -> None:
     cluster = new_cluster(options={"offsets.topic.replication.factor": "3", "num.partitions": "3"})
-    async with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+    async with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
         await admin.create_topics([NewTopic("flights", 3, 3)])
         now_ms = time.time_ns() // 1_000_000
-        async with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        async with Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
             for age_ms in (9000, 5000, 1000):
                 await producer.send_and_wait("flights", b"x", partition=0, timestamp_ms=now_ms - age_ms)
         for number, group in enumerate(GROUPS):

@@ -58,7 +58,7 @@ def check_everything(node: TidelogProcess, sent: list[Sent], choice: random.Rand
         for partition, expected in enumerate(sent):
             end = list_offset(wire, partition, -1)
             assert end is not None
-            found = scan(node.bootstrap, TOPIC, partition, end[1])
+            found = scan(node.bootstrap_servers, TOPIC, partition, end[1])
             check_partition(expected, found)
             times = [record.timestamp_ms for record in found]
             targets = [choice.randrange(min(times) - 5, max(times) + 6) for _ in range(lookups)]
@@ -86,7 +86,7 @@ def check_what_was_acknowledged(
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[TidelogProcess]:
     with TidelogProcess(tmp_path, options=OPTIONS) as running:
-        client = admin.AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
+        client = admin.AdminClient({"bootstrap.servers": running.bootstrap_servers, "log_level": 0})
         client.create_topics([admin.NewTopic(TOPIC, PARTITIONS, 1, config=TOPIC_CONFIG)])[TOPIC].result(60)
         yield running
 
@@ -99,7 +99,7 @@ def choice() -> random.Random:
 
 @pytest.fixture
 def sending(node: TidelogProcess, choice: random.Random) -> Iterator[Sending]:
-    running = ConfluentSending(node.bootstrap, TOPIC, PARTITIONS, choice).start()
+    running = ConfluentSending(node.bootstrap_servers, TOPIC, PARTITIONS, choice).start()
     yield running
     running.end()
 

@@ -13,8 +13,8 @@ from tests.cluster.asking import confluent, create_topic
 from tests.cluster.conftest import SWIFT
 from tests.unit.broker.scraping import Scrape
 from tidelog.bench.metadata import await_brokers
+from tidelog.testing.cluster import EmbeddedCluster
 from tidelog.testing.ports import free_port
-from tidelog.testing.processes import TidelogCluster
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +28,9 @@ def ports() -> dict[int, int]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, ports: dict[int, int]) -> Iterator[TidelogCluster]:
+def cluster(tmp_path: Path, ports: dict[int, int]) -> Iterator[EmbeddedCluster]:
     own = {node: {"metrics.port": str(port)} for node, port in ports.items()}
-    cluster = TidelogCluster(tmp_path, 3, 0, {**SWIFT, "default.replication.factor": "3"}, node_options=own)
+    cluster = EmbeddedCluster(3, tmp_path, config={**SWIFT, "default.replication.factor": "3"}, node_config=own)
     with cluster:
         await_brokers((server.port for server in cluster.nodes.values()), 3)
         yield cluster
@@ -60,14 +60,14 @@ def await_all(ask: Callable[[], dict[int, Scrape]], holds: Callable[[dict[int, S
         time.sleep(0.1)
 
 
-def send(cluster: TidelogCluster, count: int) -> None:
-    producer = confluent.Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+def send(cluster: EmbeddedCluster, count: int) -> None:
+    producer = confluent.Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "log_level": 0})
     for _ in range(count):
         producer.produce(TOPIC, b"x" * 100)
     assert producer.flush(30) == 0
 
 
-def test_a_death_and_a_return_show(cluster: TidelogCluster, ports: dict[int, int]):
+def test_a_death_and_a_return_show(cluster: EmbeddedCluster, ports: dict[int, int]):
     assert cluster.broker_ids == list(NODES)
     create_topic(cluster, TOPIC, [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     send(cluster, RECORDS)

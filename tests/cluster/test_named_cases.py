@@ -27,7 +27,7 @@ from tests.cluster.asking import (
     set_feature,
 )
 from tests.cluster.conftest import SWIFT, NewCluster
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def with_two_in_sync(new_cluster: NewCluster, *, eligible: int = 0):
     return cluster
 
 
-def await_known_as_committed(cluster: TidelogCluster, offset: int, members: Iterable[int]) -> None:
+def await_known_as_committed(cluster: EmbeddedCluster, offset: int, members: Iterable[int]) -> None:
     """Whichever of them leads next, and alone: it shows no more than it had written down."""
     deadline = time.monotonic() + 60
     for node in members:
@@ -254,14 +254,14 @@ def test_a_leader_cut_off_from_everybody_acknowledges_nothing_more(new_cluster: 
     create_topic(cluster, TOPIC, [[1, 2, 3]], CAREFUL)
     send(cluster, TOPIC, numbers(0, 5))
     cluster.links.cut([1], [2, 3, 4])
-    alone = cluster.nodes[1].bootstrap
+    alone = cluster.nodes[1].bootstrap_servers
     # Its own view is all that this producer has.
     refused = refusal_of(alone)
     assert refused in ("_MSG_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "REQUEST_TIMED_OUT")
     for node in (2, 3):
         port = cluster.nodes[node].port
         await_partition(port, TOPIC, lambda state: state.leader in (2, 3), "a leader that is reached")
-    following = [cluster.nodes[2].bootstrap, cluster.nodes[3].bootstrap]
+    following = [cluster.nodes[2].bootstrap_servers, cluster.nodes[3].bootstrap_servers]
     assert Sender(",".join(following)).send(TOPIC, numbers(5, 10)) == [5, 6, 7, 8, 9]
     cluster.links.heal()
     await_in_sync(cluster.nodes[2].port, TOPIC, [1, 2, 3])

@@ -23,8 +23,9 @@ from tests.cluster.sending import Committing, ConfluentSending, Sending, conflue
 from tests.cluster.slow_paths import SlowPaths
 from tidelog.bench import peers
 from tidelog.bench.metadata import ClusterState, await_brokers, await_state
+from tidelog.testing.cluster import EmbeddedCluster
 from tidelog.testing.ports import free_port
-from tidelog.testing.processes import ServerProcess, TidelogCluster
+from tidelog.testing.processes import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ class Faults:
 
     rests_s: tuple[float, ...] = (0.0, 0.2, 1.0, 3.0)
 
-    def __init__(self, cluster: TidelogCluster, choice: random.Random) -> None:
+    def __init__(self, cluster: EmbeddedCluster, choice: random.Random) -> None:
         self._cluster, self._choice = cluster, choice
         self._began = time.monotonic()
         self.history: list[str] = []
@@ -75,10 +76,10 @@ class Faults:
             time.sleep(self._choice.choice([0.0, 0.0, 0.5]))
 
 
-def read_numbers(cluster: TidelogCluster, topic: str) -> dict[int, list[tuple[int, int]]]:
+def read_numbers(cluster: EmbeddedCluster, topic: str) -> dict[int, list[tuple[int, int]]]:
     """Partition -> (offset, number) of what a VerifiableProducer has written."""
     found: dict[int, list[tuple[int, int]]] = {}
-    consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "scan", "log_level": 0})
+    consumer = confluent.Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "scan", "log_level": 0})
     try:
         for partition in range(PARTITIONS):
             rows: list[tuple[int, int]] = []
@@ -96,13 +97,13 @@ def read_numbers(cluster: TidelogCluster, topic: str) -> dict[int, list[tuple[in
     return found
 
 
-def check_epochs(cluster: TidelogCluster, topics: list[str]) -> int:
+def check_epochs(cluster: EmbeddedCluster, topics: list[str]) -> int:
     """How many batches there are on all nodes, none of a later epoch than 0."""
     directories = [cluster.nodes[node].data_directory for node in cluster.broker_ids]
     return sum(check_producer_epochs(directory, topics) for directory in directories)
 
 
-def check_everything(cluster: TidelogCluster, sendings: list[Sending], javas: list[JavaSending]) -> tuple[int, int]:
+def check_everything(cluster: EmbeddedCluster, sendings: list[Sending], javas: list[JavaSending]) -> tuple[int, int]:
     topics = [one.topic for one in sendings] + [one.topic for one in javas]
     for topic in topics:
         for partition in range(PARTITIONS):
@@ -111,7 +112,9 @@ def check_everything(cluster: TidelogCluster, sendings: list[Sending], javas: li
     records = 0
     for sending in sendings:
         for partition, expected in enumerate(sending.sent):
-            found = scan(cluster.bootstrap, sending.topic, partition, end_offset(cluster, sending.topic, partition))
+            found = scan(
+                cluster.bootstrap_servers, sending.topic, partition, end_offset(cluster, sending.topic, partition)
+            )
             check_partition(expected, found)
             records += len(found)
     for java in javas:
@@ -122,20 +125,20 @@ def check_everything(cluster: TidelogCluster, sendings: list[Sending], javas: li
 
 
 def hunt(
-    cluster: TidelogCluster, faults: Faults, choice: random.Random, directory: Path, duration_s: float,
+    cluster: EmbeddedCluster, faults: Faults, choice: random.Random, directory: Path, duration_s: float,
     *, javas: int = 0, bootstrap: str | None = None, rate: int = 300,
 ) -> None:  # fmt: skip
     topics = [f"confluent-{number}" for number in range(3)]
     java_topics = [f"java-{number}" for number in range(javas)]
     for topic in topics + java_topics:
         create_topic(cluster, topic, rotated(cluster.broker_ids, PARTITIONS, 3), CONFIGS)
-    to = bootstrap or cluster.bootstrap
+    to = bootstrap or cluster.bootstrap_servers
     sendings: list[Sending] = [
         ConfluentSending(to, topic, PARTITIONS, choice, records_per_second=rate, settings=PIPELINED) for topic in topics
     ]
     faults.sendings = sendings
-    java_sendings = [JavaSending(directory, cluster.bootstrap, topic) for topic in java_topics]
-    committing = Committing(cluster.bootstrap, "committing", topics)
+    java_sendings = [JavaSending(directory, cluster.bootstrap_servers, topic) for topic in java_topics]
+    committing = Committing(cluster.bootstrap_servers, "committing", topics)
     with ExitStack() as stack:
         for sending in sendings:
             sending.start()
@@ -203,7 +206,7 @@ class Toggling(Faults):
 def test_the_isr_grows_and_shrinks_under_pipelines(tmp_path: Path, choice: random.Random) -> None:
     """Every produce arrives a while after the one before it, so that the ISR grows in the middle of a pipeline."""
     # The quorum does not change meanwhile: its controller is a node of its own.
-    cluster = TidelogCluster(tmp_path, 3, 1, SWIFT)
+    cluster = EmbeddedCluster(3, tmp_path, controllers=1, config=SWIFT)
     with SlowPaths(0.02) as paths:
         slow = ",".join(f"127.0.0.1:{add_slow_listener(cluster.nodes[node], paths)}" for node in cluster.broker_ids)
         with cluster:

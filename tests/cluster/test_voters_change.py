@@ -35,7 +35,7 @@ class ChangingQuorum:
                 "controller.quorum.bootstrap.servers": controllers,
             }
             self.nodes[node] = TidelogProcess(directory / str(node), port, options)
-        self.bootstrap = f"127.0.0.1:{ports[BROKER]}"
+        self.bootstrap_servers = f"127.0.0.1:{ports[BROKER]}"
         self.cli = Cli(self)
 
     def format(self) -> None:

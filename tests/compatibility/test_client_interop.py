@@ -35,7 +35,11 @@ RECORDS: list[Plain] = [
 
 
 def settings(server: ServerProcess, **more: Any) -> dict[str, Any]:
-    return {"bootstrap.servers": server.bootstrap, "log_level": 0, **{k.replace("_", "."): v for k, v in more.items()}}
+    return {
+        "bootstrap.servers": server.bootstrap_servers,
+        "log_level": 0,
+        **{k.replace("_", "."): v for k, v in more.items()},
+    }
 
 
 def write_with_theirs(server: ServerProcess, topic: str, codec: str) -> None:
@@ -73,7 +77,7 @@ def read_with_theirs(server: ServerProcess, topic: str) -> list[Plain]:
 
 
 def write_with_ours(server: ServerProcess, topic: str, codec: str) -> None:
-    with sync.Producer(bootstrap_servers=server.bootstrap, compression_type=codec) as producer:
+    with sync.Producer(bootstrap_servers=server.bootstrap_servers, compression_type=codec) as producer:
         sent = [
             producer.send(topic, value, key, headers=headers, partition=0, timestamp_ms=timestamp_ms)
             for key, value, headers, timestamp_ms in RECORDS
@@ -84,7 +88,7 @@ def write_with_ours(server: ServerProcess, topic: str, codec: str) -> None:
 
 def read_with_ours(server: ServerProcess, topic: str) -> list[Plain]:
     found: list[Plain] = []
-    with sync.Consumer(bootstrap_servers=server.bootstrap, auto_offset_reset="earliest") as consumer:
+    with sync.Consumer(bootstrap_servers=server.bootstrap_servers, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         deadline = time.monotonic() + 90
         while len(found) < len(RECORDS):
@@ -106,7 +110,7 @@ def test_each_reads_what_either_wrote(server: ServerProcess, new_topic: NewTopic
 
 def test_committed_offsets_are_shared(server: ServerProcess, new_topic: NewTopic) -> None:
     topic, group = new_topic(partitions=2), f"shared-{time.time_ns()}"
-    with sync.Consumer(bootstrap_servers=server.bootstrap, group_id=group) as ours:
+    with sync.Consumer(bootstrap_servers=server.bootstrap_servers, group_id=group) as ours:
         ours.commit({TopicPartition(topic, 0): OffsetAndMetadata(5, "ours")})
         theirs = confluent.Consumer(settings(server, group_id=group, enable_auto_commit=False))
         try:
@@ -144,7 +148,7 @@ def test_members_of_both_kinds_share_a_group(server: ServerProcess, new_topic: N
     try:
         with sync.Consumer(
             topic,
-            bootstrap_servers=server.bootstrap,
+            bootstrap_servers=server.bootstrap_servers,
             group_id=group,
             partition_assignment_strategy="range",
             heartbeat_interval_ms=200,

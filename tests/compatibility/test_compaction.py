@@ -44,12 +44,12 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def make_topic(node: ServerProcess, name: str, **settings: str) -> None:
-    admin = AdminClient({"bootstrap.servers": node.bootstrap})
+    admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     admin.create_topics([NewTopic(name, 1, 1, config={**SETTINGS, **settings})])[name].result(60)
 
 
 def set_policy(node: ServerProcess, name: str, policy: str) -> None:
-    admin = AdminClient({"bootstrap.servers": node.bootstrap})
+    admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
     for done in admin.incremental_alter_configs([resource]).values():
@@ -61,7 +61,13 @@ def write(node: ServerProcess, name: str, size_bytes: int, **options: Any) -> di
     rng, newest, sent = random.Random(7), dict[bytes, bytes | None](), 0
     for codec in CODECS:
         producer = Producer(
-            {"bootstrap.servers": node.bootstrap, "compression.type": codec, "linger.ms": 5, "log_level": 2, **options}
+            {
+                "bootstrap.servers": node.bootstrap_servers,
+                "compression.type": codec,
+                "linger.ms": 5,
+                "log_level": 2,
+                **options,
+            }
         )
         while sent < size_bytes * (CODECS.index(codec) + 1) / len(CODECS):
             key = b"k%d" % rng.randrange(500)
@@ -76,7 +82,7 @@ def write(node: ServerProcess, name: str, size_bytes: int, **options: Any) -> di
 
 
 def read(node: ServerProcess, name: str) -> list[tuple[int, bytes, bytes | None]]:
-    options = {"bootstrap.servers": node.bootstrap, "group.id": "none", "enable.partition.eof": True}
+    options = {"bootstrap.servers": node.bootstrap_servers, "group.id": "none", "enable.partition.eof": True}
     consumer = Consumer({**options, "isolation.level": "read_committed", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(name, 0, 0)])
     found = []
@@ -182,7 +188,7 @@ def test_kafkas_cleaner_leaves_the_same(need_java: None, tmp_path: Path) -> None
         write(kafka, "t", 2 * SEGMENT_BYTES, **{"enable.idempotence": True})
         rng = random.Random(3)
         producer = Producer(
-            {"bootstrap.servers": kafka.bootstrap, "transactional.id": "x", "linger.ms": 5, "log_level": 2}
+            {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "x", "linger.ms": 5, "log_level": 2}
         )
         producer.init_transactions(20)
         for number in range(60):

@@ -24,7 +24,11 @@ Received = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | No
 
 
 def settings(server: ServerProcess, **more: Any) -> dict[str, Any]:
-    return {"bootstrap.servers": server.bootstrap, "log_level": 0, **{k.replace("_", "."): v for k, v in more.items()}}
+    return {
+        "bootstrap.servers": server.bootstrap_servers,
+        "log_level": 0,
+        **{k.replace("_", "."): v for k, v in more.items()},
+    }
 
 
 def produce_all(server: ServerProcess, topic: str, records: list[dict[str, Any]], **more: Any) -> None:
@@ -184,7 +188,9 @@ def test_a_member_that_dies_loses_its_partitions(
     server: ServerProcess, new_topic: NewTopic, members: list[Member]
 ) -> None:
     topic, group = new_topic(partitions=4), f"group-dies-{time.time_ns()}"
-    child = subprocess.Popen([sys.executable, "-c", _MEMBER, server.bootstrap, group, topic], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _MEMBER, server.bootstrap_servers, group, topic], stdout=subprocess.PIPE
+    )
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == b"assigned\n"

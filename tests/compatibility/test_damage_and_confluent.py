@@ -37,7 +37,7 @@ def node(tmp_path: Path) -> Iterator[TidelogProcess]:
 
 def first_message(node: TidelogProcess, offset: int) -> str:
     """What a consumer at `offset` is given first."""
-    command = [sys.executable, "-c", CONSUMER, node.bootstrap, str(offset)]
+    command = [sys.executable, "-c", CONSUMER, node.bootstrap_servers, str(offset)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)
     return done.stdout.strip()

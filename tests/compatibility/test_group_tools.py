@@ -25,14 +25,14 @@ _numbers = itertools.count(1)
 
 
 def ours(server: ServerProcess, *words: str, status: int = 0) -> str:
-    command = [sys.executable, "-m", "tidelog", "groups", *words, "-b", server.bootstrap]
+    command = [sys.executable, "-m", "tidelog", "groups", *words, "-b", server.bootstrap_servers]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 
 def theirs(server: ServerProcess, *words: str) -> str:
-    return run(JAVA, "--bootstrap-server", server.bootstrap, *words)
+    return run(JAVA, "--bootstrap-server", server.bootstrap_servers, *words)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def topic(server: ServerProcess, new_topic: NewTopic) -> str:
     """Ten records in the first of three partitions, a second apart; the second has none, the third two."""
     name = new_topic(3)
     start_ms = time.time_ns() // 1_000_000 - 60_000
-    with sync.Producer(bootstrap_servers=server.bootstrap) as producer:
+    with sync.Producer(bootstrap_servers=server.bootstrap_servers) as producer:
         for number in range(10):
             producer.send_and_wait(name, b"x", partition=0, timestamp_ms=start_ms + number * 1000)
         for number in range(2):
@@ -50,7 +50,7 @@ def topic(server: ServerProcess, new_topic: NewTopic) -> str:
 
 @pytest.fixture
 def admin(server: ServerProcess) -> Iterator[sync.Admin]:
-    with sync.Admin(bootstrap_servers=server.bootstrap) as client:
+    with sync.Admin(bootstrap_servers=server.bootstrap_servers) as client:
         yield client
 
 
@@ -99,7 +99,7 @@ def test_both_tools_describe_the_same(server: ServerProcess, topic: str, group: 
         return row[:6] + row[7:]
 
     options: dict[str, Any] = {"group_id": group, "client_id": "reader", "enable_auto_commit": False}
-    with sync.Consumer(topic, bootstrap_servers=server.bootstrap, **options) as consumer:
+    with sync.Consumer(topic, bootstrap_servers=server.bootstrap_servers, **options) as consumer:
         deadline = time.monotonic() + 90
         while not consumer.assignment() and time.monotonic() < deadline:
             consumer.poll(100)

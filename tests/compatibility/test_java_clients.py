@@ -34,13 +34,13 @@ def test_the_java_producer_and_consumer_round_trip(server: ServerProcess, new_to
     lines = [f"key-{number % 7}:value {number} {'x' * (number % 90)}" for number in range(count)]
     run(
         "org.apache.kafka.tools.ConsoleProducer",
-        *("--bootstrap-server", server.bootstrap, "--topic", topic, "--compression-codec", codec),
+        *("--bootstrap-server", server.bootstrap_servers, "--topic", topic, "--compression-codec", codec),
         *("--reader-property", "parse.key=true", "--reader-property", "key.separator=:"),
         feed="\n".join(lines) + "\n",
     )
     output = run(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        *("--bootstrap-server", server.bootstrap, "--topic", topic, "--from-beginning"),
+        *("--bootstrap-server", server.bootstrap_servers, "--topic", topic, "--from-beginning"),
         *("--max-messages", str(count), "--timeout-ms", "20000", "--group", f"java-{topic}"),
         *("--formatter-property", "print.key=true", "--formatter-property", "key.separator=:"),
     )
@@ -53,13 +53,13 @@ def test_the_java_producer_and_consumer_round_trip(server: ServerProcess, new_to
 
 def test_topics_are_created_described_listed_and_deleted(server: ServerProcess) -> None:
     command, name = "org.apache.kafka.tools.TopicCommand", f"by-java-{time.time_ns()}"
-    to = ("--bootstrap-server", server.bootstrap, "--topic", name)
+    to = ("--bootstrap-server", server.bootstrap_servers, "--topic", name)
     run(command, "--create", *to, "--partitions", "3", "--config", "retention.ms=123456")
     described = run(command, "--describe", *to)
     assert re.search(rf"Topic: {name}\s.*PartitionCount: 3\s+ReplicationFactor: 1\s.*retention\.ms=123456", described)
     assert len(re.findall(r"Partition: \d\s+Leader: \d+\s+Replicas: \d+\s+Isr: \d+", described)) == 3
     run(command, "--delete", *to)
-    assert name not in run(command, "--list", "--bootstrap-server", server.bootstrap).split()
+    assert name not in run(command, "--list", "--bootstrap-server", server.bootstrap_servers).split()
 
 
 def test_offsets_and_configs_are_shown(server: ServerProcess, new_topic: NewTopic) -> None:
@@ -67,9 +67,9 @@ def test_offsets_and_configs_are_shown(server: ServerProcess, new_topic: NewTopi
     run(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", "500", "--record-size", "100", "--throughput", "-1"),
-        *("--producer-props", f"bootstrap.servers={server.bootstrap}"),
+        *("--producer-props", f"bootstrap.servers={server.bootstrap_servers}"),
     )
-    to = ("--bootstrap-server", server.bootstrap)
+    to = ("--bootstrap-server", server.bootstrap_servers)
     assert run("org.apache.kafka.tools.GetOffsetShell", *to, "--topic", topic).strip() == f"{topic}:0:500"
     configs = run(
         "kafka.admin.ConfigCommand", *to, "--describe", "--all", "--entity-type", "topics", "--entity-name", topic
@@ -79,11 +79,11 @@ def test_offsets_and_configs_are_shown(server: ServerProcess, new_topic: NewTopi
 
 
 def test_the_java_client_reads_the_versions(server: ServerProcess) -> None:
-    output = run("org.apache.kafka.tools.BrokerApiVersionsCommand", "--bootstrap-server", server.bootstrap)
+    output = run("org.apache.kafka.tools.BrokerApiVersionsCommand", "--bootstrap-server", server.bootstrap_servers)
     assert re.search(r"Produce\(0\): 0 to 13 \[usable: 13\]", output)
     assert re.search(r"Fetch\(1\): 4 to 18 \[usable: 18\]", output)
 
 
 def test_records_travel_end_to_end(server: ServerProcess, new_topic: NewTopic, tmp_path: Path) -> None:
-    output = run("org.apache.kafka.tools.EndToEndLatency", server.bootstrap, new_topic(), "200", "all", "100")
+    output = run("org.apache.kafka.tools.EndToEndLatency", server.bootstrap_servers, new_topic(), "200", "all", "100")
     assert "Percentiles" in output

@@ -79,7 +79,7 @@ def test_connect_carries_a_file_over_and_goes_on_where_it_ended(
     text = "org.apache.kafka.connect.storage.StringConverter"
     worker = properties(
         tmp_path / "worker.properties",
-        bootstrap_servers=server.bootstrap,
+        bootstrap_servers=server.bootstrap_servers,
         key_converter=text,
         value_converter=text,
         offset_storage_file_filename=tmp_path / "offsets",
@@ -115,13 +115,13 @@ def test_streams_counts_words(server: ServerProcess, java: Java, tmp_path: Path)
     asked, answered, log = "streams-plaintext-input", "streams-wordcount-output", tmp_path / "log"
     create_topic(server.port, asked, 3)
     create_topic(server.port, answered, 1, cleanup_policy="compact")
-    producer = confluent_kafka.Producer({"bootstrap.servers": server.bootstrap})
+    producer = confluent_kafka.Producer({"bootstrap.servers": server.bootstrap_servers})
     for number in range(600):
         producer.produce(asked, f"All streams lead to Kafka {number % 6}")
     assert producer.flush(60) == 0
     settings = properties(
         tmp_path / "streams.properties",
-        bootstrap_servers=server.bootstrap,
+        bootstrap_servers=server.bootstrap_servers,
         state_dir=tmp_path / "state",
         commit_interval_ms=500,
         replication_factor=1,
@@ -130,7 +130,11 @@ def test_streams_counts_words(server: ServerProcess, java: Java, tmp_path: Path)
     wanted |= {str(number).encode(): 100 for number in range(6)}
     counts: dict[bytes, int] = {}
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": server.bootstrap, "group.id": f"words-{time.time_ns()}", "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": server.bootstrap_servers,
+            "group.id": f"words-{time.time_ns()}",
+            "auto.offset.reset": "earliest",
+        }
     )
     consumer.assign([confluent_kafka.TopicPartition(answered, 0, 0)])
 
@@ -143,7 +147,7 @@ def test_streams_counts_words(server: ServerProcess, java: Java, tmp_path: Path)
     with running(java("org.apache.kafka.streams.examples.wordcount.WordCountDemo", settings), log):
         until(counted, lambda: (counts, log.read_text()))
     consumer.close()
-    to = ("--bootstrap-server", server.bootstrap, "--application-id", "streams-wordcount", "--force")
+    to = ("--bootstrap-server", server.bootstrap_servers, "--application-id", "streams-wordcount", "--force")
     reset = subprocess.run(
         java("org.apache.kafka.tools.StreamsResetter", *to, "--input-topics", asked),
         check=False,
@@ -152,5 +156,5 @@ def test_streams_counts_words(server: ServerProcess, java: Java, tmp_path: Path)
         timeout=PATIENCE_S,
     )
     assert reset.returncode == 0, reset.stdout + reset.stderr
-    left = admin.AdminClient({"bootstrap.servers": server.bootstrap}).list_topics(timeout=30).topics
+    left = admin.AdminClient({"bootstrap.servers": server.bootstrap_servers}).list_topics(timeout=30).topics
     assert not [name for name in left if name.startswith("streams-wordcount-KSTREAM")]

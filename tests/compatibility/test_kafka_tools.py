@@ -47,10 +47,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fi
     """The data directory of a node that was filled, killed, started again, and stopped."""
     node = TidelogProcess(tmp_path_factory.mktemp("dumped"), options=OPTIONS)
     with node:
-        filling = fill(node.bootstrap)
+        filling = fill(node.bootstrap_servers)
         node.kill()
         node.start()
-        assert read_back(node.bootstrap, filling) == filling.records
+        assert read_back(node.bootstrap_servers, filling) == filling.records
     assert node.exit_code == 0, node.output_tail()
     yield node.data_directory, filling
     shutil.rmtree(node.directory)

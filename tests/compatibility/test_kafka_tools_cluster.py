@@ -21,7 +21,8 @@ from tests.compatibility.test_kafka_tools import COMPLAINTS
 from tidelog.bench import peers
 from tidelog.bench.metadata import await_brokers
 from tidelog.bench.peers import KafkaCluster
-from tidelog.testing.processes import ServerProcess, TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
+from tidelog.testing.processes import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("need_java")
 
@@ -44,7 +45,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 PRODUCE = "org.apache.kafka.tools.ProducerPerformance"
 DUMP = "org.apache.kafka.tools.DumpLogSegments"
 
-Cluster = TidelogCluster | KafkaCluster
+Cluster = EmbeddedCluster | KafkaCluster
 Tool = Callable[..., str]
 
 
@@ -54,7 +55,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     directory = tmp_path_factory.mktemp(request.param)
     made: Cluster = KafkaCluster(directory, options=OPTIONS)
     if request.param == "tidelog":
-        made = TidelogCluster(directory, options=OPTIONS)
+        made = EmbeddedCluster(3, directory, config=OPTIONS)
     with made:
         await_brokers((node.port for node in made.nodes.values()), 3)
         yield made
@@ -65,7 +66,7 @@ def tool(cluster: Cluster) -> Tool:
     """Standard output of a tool of Kafka's, told where the cluster is, that must succeed."""
 
     def run(name: str, *arguments: str, failing: bool = False) -> str:
-        where = ("--bootstrap-server", cluster.bootstrap)
+        where = ("--bootstrap-server", cluster.bootstrap_servers)
         done = peers.java(name, *where, *arguments)
         assert (done.returncode != 0) == failing, done.stdout + done.stderr
         return done.stdout + (done.stderr if failing else "")
@@ -186,7 +187,7 @@ def test_partitions_move_under_a_throttle_that_goes_again(tool: Tool, cluster: C
     performance = peers.java(
         PRODUCE,
         *("--topic", name, "--num-records", "2000", "--record-size", "1000", "--throughput", "-1"),
-        *("--producer-props", f"bootstrap.servers={cluster.bootstrap}", "acks=all"),
+        *("--producer-props", f"bootstrap.servers={cluster.bootstrap_servers}", "acks=all"),
     )
     assert performance.returncode == 0, performance.stderr
     moves = [
@@ -212,7 +213,7 @@ def test_partitions_move_under_a_throttle_that_goes_again(tool: Tool, cluster: C
         shown = tool(CONFIGS, "--describe", "--entity-type", kind, "--entity-name", entity)
         assert "throttled" not in shown
     offsets = peers.java(
-        "org.apache.kafka.tools.GetOffsetShell", "--bootstrap-server", cluster.bootstrap, "--topic", name
+        "org.apache.kafka.tools.GetOffsetShell", "--bootstrap-server", cluster.bootstrap_servers, "--topic", name
     )
     assert sum(int(line.rsplit(":", 1)[1]) for line in offsets.stdout.split()) == 2000
     assert "No partition reassignments found." in tool(REASSIGN, "--list")
@@ -224,7 +225,7 @@ def test_a_plan_is_proposed_as_by_our_own_command(tool: Tool, cluster: Cluster, 
     brokers = ",".join(map(str, cluster.nodes))
     theirs = tool(REASSIGN, "--generate", "--topics-to-move-json-file", str(file), "--broker-list", brokers)
     words = ("reassign", "--generate", "--topics-to-move-json", str(file), "--broker-list", brokers)
-    where = ("--bootstrap-server", cluster.bootstrap)
+    where = ("--bootstrap-server", cluster.bootstrap_servers)
     done = subprocess.run([sys.executable, "-m", "tidelog", *words, *where], capture_output=True, text=True, check=True)
     proposed = []
     for lines in (theirs.splitlines(), done.stdout.splitlines()):

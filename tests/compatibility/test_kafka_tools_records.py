@@ -20,7 +20,7 @@ NewTopic = Callable[..., str]
 
 
 def run(server: ServerProcess, tool: str, *arguments: str) -> str:
-    done = peers.java(f"org.apache.kafka.tools.{tool}", "--bootstrap-server", server.bootstrap, *arguments)
+    done = peers.java(f"org.apache.kafka.tools.{tool}", "--bootstrap-server", server.bootstrap_servers, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return str(done.stdout)
 

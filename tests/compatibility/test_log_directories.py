@@ -30,13 +30,13 @@ def of_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
     """Kafka's data directory as it is after a kill, the same after a clean stop, and what was written into it."""
     home = tmp_path_factory.mktemp("written-by-kafka")
     with KafkaProcess(home, options=OPTIONS) as node:
-        filling = fill(node.bootstrap)
+        filling = fill(node.bootstrap_servers)
         node.kill()
         killed = Path(shutil.copytree(node.data_directory, home / "killed"))
         # The second life also leaves snapshots of the metadata, and a log that no longer begins at 0.
         node.options["metadata.log.max.record.bytes.between.snapshots"] = "1000"
         node.start()
-        assert read_committed_offsets(node.bootstrap, filling) == filling.committed
+        assert read_committed_offsets(node.bootstrap_servers, filling) == filling.committed
     assert any(node.data_directory.glob("__cluster_metadata-0/*.checkpoint"))
     yield killed, node.data_directory, filling
     shutil.rmtree(home)
@@ -48,16 +48,16 @@ def test_what_kafka_wrote_opens_here(of_kafka: tuple[Path, Path, Filling], tmp_p
     data = shutil.copytree(killed if state == "killed" else stopped, tmp_path / "data")
     ids = _topic_ids(data)
     with TidelogProcess(tmp_path, options={**OPTIONS, "log.dirs": str(data)}) as node:
-        assert read_back(node.bootstrap, filling) == filling.records
-        assert read_committed_offsets(node.bootstrap, filling) == filling.committed
+        assert read_back(node.bootstrap_servers, filling) == filling.records
+        assert read_committed_offsets(node.bootstrap_servers, filling) == filling.committed
         with Wire(node.port) as wire:
             answer = wire.ask("metadata", 12, topics=[{"name": topic} for topic, _ in filling.records])
             assert {one.name: one.topic_id for one in answer.topics}.keys() == {topic for topic, _ in filling.records}
         _goes_on(node.port, filling)
         node.kill()
         node.start()
-        assert read_back(node.bootstrap, filling) == filling.records
-        assert read_committed_offsets(node.bootstrap, filling) == filling.committed
+        assert read_back(node.bootstrap_servers, filling) == filling.records
+        assert read_committed_offsets(node.bootstrap_servers, filling) == filling.committed
     assert node.exit_code == 0, node.output_tail()
     assert _topic_ids(data) == ids, "topics keep the ids Kafka gave them"
 
@@ -65,15 +65,15 @@ def test_what_kafka_wrote_opens_here(of_kafka: tuple[Path, Path, Filling], tmp_p
 def test_what_tidelog_wrote_opens_in_kafka(tmp_path: Path) -> None:
     ours = TidelogProcess(tmp_path / "ours", options=OPTIONS)
     with ours:
-        filling = fill(ours.bootstrap)
+        filling = fill(ours.bootstrap_servers)
     theirs = KafkaProcess(tmp_path / "theirs", options={**OPTIONS, "log.dirs": str(ours.data_directory)})
     with theirs:
-        assert read_back(theirs.bootstrap, filling) == filling.records
-        assert read_committed_offsets(theirs.bootstrap, filling) == filling.committed
+        assert read_back(theirs.bootstrap_servers, filling) == filling.records
+        assert read_committed_offsets(theirs.bootstrap_servers, filling) == filling.committed
         _goes_on(theirs.port, filling)
     with ours:
-        assert read_back(ours.bootstrap, filling) == filling.records
-        assert read_committed_offsets(ours.bootstrap, filling) == filling.committed
+        assert read_back(ours.bootstrap_servers, filling) == filling.records
+        assert read_committed_offsets(ours.bootstrap_servers, filling) == filling.committed
 
 
 def _goes_on(port: int, filling: Filling) -> None:

@@ -79,7 +79,7 @@ class Disks:
             time.sleep(0.1)
 
     def tool(self, *arguments: str) -> str:
-        done = peers.java(arguments[0], "--bootstrap-server", self.node.bootstrap, *arguments[1:])
+        done = peers.java(arguments[0], "--bootstrap-server", self.node.bootstrap_servers, *arguments[1:])
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

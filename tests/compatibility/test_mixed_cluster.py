@@ -69,8 +69,8 @@ class MixedCluster:
         return options
 
     @property
-    def bootstrap(self) -> str:
-        return ",".join(self.nodes[node].bootstrap for node in (4, 5, 7))
+    def bootstrap_servers(self) -> str:
+        return ",".join(self.nodes[node].bootstrap_servers for node in (4, 5, 7))
 
     def start(self) -> None:
         for node_id, node in self.nodes.items():
@@ -119,7 +119,7 @@ def cluster(need_java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def admin(cluster: MixedCluster) -> Iterator[Admin]:
-    client = Admin(bootstrap_servers=cluster.bootstrap)
+    client = Admin(bootstrap_servers=cluster.bootstrap_servers)
     yield client
     client.close()
 
@@ -144,14 +144,14 @@ def in_sync(admin: Admin, topic: str) -> bool:
 
 
 def send(cluster: MixedCluster, topic: str, partition: int, label: str) -> None:
-    with Producer(bootstrap_servers=cluster.bootstrap, acks="all") as producer:
+    with Producer(bootstrap_servers=cluster.bootstrap_servers, acks="all") as producer:
         futures = [producer.send(topic, f"{label}-{number}".encode(), partition=partition) for number in range(COUNT)]
         for future in futures:
             future.result(120)
 
 
 def read(cluster: MixedCluster, topic: str, partition: int, count: int) -> list[str]:
-    with Consumer(bootstrap_servers=cluster.bootstrap) as consumer:
+    with Consumer(bootstrap_servers=cluster.bootstrap_servers) as consumer:
         where = TopicPartition(topic, partition)
         consumer.assign([where])
         consumer.seek_to_beginning(where)

@@ -37,7 +37,7 @@ class Proxy:
         self._server = StreamServer(self._pass_on)
 
     @property
-    def bootstrap(self) -> str:
+    def bootstrap_servers(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     async def start(self, broker_port: int) -> None:
@@ -79,7 +79,9 @@ def proxy() -> Proxy:
 @pytest.fixture(params=SERVERS)
 def node(request: pytest.FixtureRequest, tmp_path: Path, proxy: Proxy) -> Iterator[ServerProcess]:
     """A node of its own: others must not see it die."""
-    with start(request.param, tmp_path, **{"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap}"}) as started:
+    with start(
+        request.param, tmp_path, **{"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap_servers}"}
+    ) as started:
         yield started
 
 
@@ -118,11 +120,11 @@ async def read_all(bootstrap: str) -> dict[TopicPartition, list[int]]:
 
 async def test_no_record_is_doubled_when_the_broker_is_killed_under_an_idempotent_producer(node, proxy):
     await proxy.start(node.port)
-    async with Admin(bootstrap_servers=proxy.bootstrap) as admin:
+    async with Admin(bootstrap_servers=proxy.bootstrap_servers) as admin:
         await admin.create_topics([NewTopic("t", len(PARTITIONS), 1)])
     sent: Sent = {}
     options = {"linger_ms": 0, "batch_size": 500, "buffer_memory": 300_000, "delivery_timeout_ms": 600_000}
-    async with Producer(bootstrap_servers=proxy.bootstrap, max_block_ms=600_000, **options) as producer:
+    async with Producer(bootstrap_servers=proxy.bootstrap_servers, max_block_ms=600_000, **options) as producer:
         stop = asyncio.Event()
         sending = asyncio.create_task(send_until(producer, stop, sent))
         await kill_and_restart(node, proxy, sent)
@@ -131,7 +133,7 @@ async def test_no_record_is_doubled_when_the_broker_is_killed_under_an_idempoten
         await producer.flush()
     outcomes = {number: future.exception() for number, future in sent.items()}
     assert {str(error) for error in outcomes.values() if error is not None} == set()
-    found = await read_all(proxy.bootstrap)
+    found = await read_all(proxy.bootstrap_servers)
     await proxy.stop()
     for partition, numbers in found.items():
         assert numbers == sorted(set(numbers)), f"{partition}: {len(numbers) - len(set(numbers))} records twice"

@@ -27,7 +27,7 @@ class Member:
         self.problems: list[int] = []
         self.consumer = Consumer(
             {
-                "bootstrap.servers": server.bootstrap,
+                "bootstrap.servers": server.bootstrap_servers,
                 "group.id": group,
                 "group.instance.id": instance,
                 "session.timeout.ms": 6000,
@@ -62,7 +62,7 @@ def poll_until(condition: Callable[[], bool], *members: Member, wait_s: float = 
 
 
 def described(server: ServerProcess, group: str) -> GroupDescription:
-    with sync.Admin(bootstrap_servers=server.bootstrap) as admin:
+    with sync.Admin(bootstrap_servers=server.bootstrap_servers) as admin:
         return admin.describe_groups([group])[group]
 
 
@@ -91,7 +91,7 @@ def test_a_restart_within_the_session_moves_nothing(server: ServerProcess, new_t
     assert after["two"].assignment == before["two"].assignment
     assert after["two"].member_id != before["two"].member_id
 
-    with sync.Admin(bootstrap_servers=server.bootstrap) as admin:
+    with sync.Admin(bootstrap_servers=server.bootstrap_servers) as admin:
         second.consumer.close()
         assert admin.remove_group_members(group, ["two"]) == {"two": None}
     poll_until(lambda: len(first.owned()) == 4, first)

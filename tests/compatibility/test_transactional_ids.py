@@ -21,7 +21,12 @@ def tidelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 def test_confluent_kafka(tidelog: ServerProcess) -> None:
     confluent = pytest.importorskip("confluent_kafka")
     producer = confluent.Producer(
-        {"bootstrap.servers": tidelog.bootstrap, "transactional.id": "t", "log_level": 0, "logger": logging.getLogger()}
+        {
+            "bootstrap.servers": tidelog.bootstrap_servers,
+            "transactional.id": "t",
+            "log_level": 0,
+            "logger": logging.getLogger(),
+        }
     )
     with pytest.raises(confluent.KafkaException) as caught:
         producer.init_transactions(PATIENCE_S)
@@ -32,7 +37,7 @@ def test_confluent_kafka(tidelog: ServerProcess) -> None:
 
 async def test_aiokafka(tidelog: ServerProcess) -> None:
     aiokafka = pytest.importorskip("aiokafka")
-    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=tidelog.bootstrap, transactional_id="t")
+    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=tidelog.bootstrap_servers, transactional_id="t")
     try:
         with pytest.raises(aiokafka.errors.TransactionalIdAuthorizationFailed):
             await producer.start()
@@ -43,7 +48,7 @@ async def test_aiokafka(tidelog: ServerProcess) -> None:
 def test_kafka_python(tidelog: ServerProcess) -> None:
     kafka = pytest.importorskip("kafka")
     producer = kafka.KafkaProducer(
-        bootstrap_servers=tidelog.bootstrap, transactional_id="t", max_block_ms=1000 * PATIENCE_S
+        bootstrap_servers=tidelog.bootstrap_servers, transactional_id="t", max_block_ms=1000 * PATIENCE_S
     )
     try:
         with pytest.raises(kafka.errors.TransactionalIdAuthorizationFailedError):

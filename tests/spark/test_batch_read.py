@@ -19,14 +19,14 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 @pytest.fixture(scope="module")
 def topics(node):
     """`every`: 3 partitions, every codec, nulls and headers. `many`: 4 partitions of 25,000. `empty`: nothing."""
-    with Admin(bootstrap_servers=node.bootstrap) as admin:
+    with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
         # Its records are years old: on a slow machine retention would come before the reads.
         admin.create_topics(
             [NewTopic("every", 3, configs={"retention.ms": "-1"}), NewTopic("many", 4), NewTopic("empty", 2)]
         )
     expected = []
     for number, codec in enumerate(CODECS):
-        with Producer(bootstrap_servers=node.bootstrap, compression_type=codec) as producer:
+        with Producer(bootstrap_servers=node.bootstrap_servers, compression_type=codec) as producer:
             for index in range(60):
                 row = (
                     None if index % 5 == 0 else b"key %d" % index,
@@ -40,7 +40,7 @@ def topics(node):
                 producer.send("every", value, key, partition=partition, timestamp_ms=timestamp, headers=headers or ())
                 expected.append(row)
             producer.flush()
-    with Producer(bootstrap_servers=node.bootstrap, linger_ms=20, batch_size=100_000) as producer:
+    with Producer(bootstrap_servers=node.bootstrap_servers, linger_ms=20, batch_size=100_000) as producer:
         for index in range(100_000):
             producer.send("many", b"%d" % index, partition=index % 4)
         producer.flush()
@@ -50,7 +50,9 @@ def topics(node):
 @pytest.fixture
 def load(spark, node, topics):
     def load(schema=None, **options):
-        reader = spark.read.format("tidelog").option("kafka.bootstrap.servers", node.bootstrap).options(**options)
+        reader = (
+            spark.read.format("tidelog").option("kafka.bootstrap.servers", node.bootstrap_servers).options(**options)
+        )
         return (reader.schema(schema) if schema else reader).load()
 
     return load
@@ -144,13 +146,13 @@ def test_patterns_assignments_and_timestamps(load):
 
 def test_a_second_read_sees_what_came_in_between(load, node):
     before = load(subscribe="empty").count()
-    with Producer(bootstrap_servers=node.bootstrap) as producer:
+    with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
         producer.send("empty", b"late", partition=0)
         producer.flush()
     try:
         assert load(subscribe="empty").count() == before + 1
     finally:
-        with Admin(bootstrap_servers=node.bootstrap) as admin:
+        with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
             admin.delete_topics(["empty"])
             admin.create_topics([NewTopic("empty", 2)])
 

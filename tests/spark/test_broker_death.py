@@ -11,7 +11,7 @@ import pytest
 
 from tidelog.bench.clusters import Running
 from tidelog.client import NewTopic, sync
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -21,11 +21,11 @@ TOPIC, PARTITIONS, RECORDS = "spark-through", 12, 120_000
 def test_a_batch_read_survives_the_death_of_a_broker(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F
 
-    cluster = TidelogCluster(tmp_path, 3)
+    cluster = EmbeddedCluster(3, tmp_path)
     with Running(cluster):
-        with sync.Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        with sync.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])
-        with sync.Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        with sync.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
             for number in range(RECORDS):
                 producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS)
             producer.flush()
@@ -45,7 +45,7 @@ def test_a_batch_read_survives_the_death_of_a_broker(spark: Any, tmp_path: Path)
 
         records = (
             spark.read.format("tidelog")
-            .option("kafka.bootstrap.servers", cluster.bootstrap)
+            .option("kafka.bootstrap.servers", cluster.bootstrap_servers)
             .option("subscribe", TOPIC)
             .load()
         )

@@ -68,7 +68,7 @@ class Topic:
 
 @pytest.fixture
 def topic(spark, node, tmp_path, request):
-    return Topic(spark, node.bootstrap, f"stream-{abs(hash(request.node.name)) % 10**9}", tmp_path)
+    return Topic(spark, node.bootstrap_servers, f"stream-{abs(hash(request.node.name)) % 10**9}", tmp_path)
 
 
 def run(query_of: Any) -> list[dict]:

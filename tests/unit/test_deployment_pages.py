@@ -36,9 +36,20 @@ def test_an_example_of_a_test_passes(number: int, tmp_path: Path):
     file = tmp_path / "test_example.py"
     file.write_text(blocks(TESTING, "python")[number])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "tidelog.testing.pytest_plugin",
+            "-p",
+            "no:cacheprovider",
+            str(file),
+        ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # The plugin of this checkout, whichever is installed.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -1,6 +1,6 @@
 """What a scenario or a test needs from several nodes, whoever made them, and a single node seen that way.
 
-`peers.KafkaCluster` and `processes.TidelogCluster` are such clusters. Everything here is on loopback.
+`peers.KafkaCluster` and `testing.cluster.EmbeddedCluster` are such clusters. Everything here is on loopback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Cluster(Protocol):
     def nodes(self) -> Mapping[int, ServerProcess]: ...
 
     @property
-    def bootstrap(self) -> str: ...
+    def bootstrap_servers(self) -> str: ...
 
     def start(self, timeout_s: float = ...) -> float:
         """Launch all, wait for all; the seconds that took."""
@@ -36,8 +36,8 @@ class Alone:
         self.nodes = {1: server}
 
     @property
-    def bootstrap(self) -> str:
-        return self.nodes[1].bootstrap
+    def bootstrap_servers(self) -> str:
+        return self.nodes[1].bootstrap_servers
 
     def start(self, timeout_s: float = 60.0) -> float:
         return self.nodes[1].start(timeout_s)

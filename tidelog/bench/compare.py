@@ -34,7 +34,8 @@ from tidelog.bench.scenarios import (
     replica_fetch,
 )
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario, client_errors
-from tidelog.testing.processes import ServerFailed, TidelogCluster, TidelogProcess
+from tidelog.testing.cluster import EmbeddedCluster, tidelog_node
+from tidelog.testing.processes import ServerFailed, TidelogProcess
 from tidelog.testing.usage import free_bytes, warm_pages
 
 OURS, THEIRS = "tidelog", "kafka"
@@ -46,7 +47,7 @@ def tidelog(directory: Path, brokers: int, options: Mapping[str, str] = OPTIONS)
     """So many nodes of ours, not started."""
     if brokers == 1:
         return Alone(TidelogProcess(directory, options=options))
-    return TidelogCluster(directory, brokers, options=options)
+    return EmbeddedCluster(brokers, directory, config=options, make_node=tidelog_node)
 
 
 def kafka(directory: Path, brokers: int, options: Mapping[str, str] = OPTIONS) -> Cluster:

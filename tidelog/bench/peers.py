@@ -222,8 +222,8 @@ class KafkaCluster:
         }
 
     @property
-    def bootstrap(self) -> str:
-        return ",".join(node.bootstrap for node in self.nodes.values())
+    def bootstrap_servers(self) -> str:
+        return ",".join(node.bootstrap_servers for node in self.nodes.values())
 
     def start(self, timeout_s: float = 90.0) -> float:
         """Launch every node, then wait for all of them: none is ready before a majority of the voters runs."""

@@ -24,7 +24,8 @@ from pathlib import Path
 from tidelog.bench.clusters import Alone, Cluster, Running
 from tidelog.bench.compare import OPTIONS
 from tidelog.bench.scenarios.base import Contestant, Scenario
-from tidelog.testing.processes import TidelogCluster, TidelogProcess
+from tidelog.testing.cluster import EmbeddedCluster
+from tidelog.testing.processes import TidelogProcess
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -92,10 +93,10 @@ def _contestant(scenario: Scenario, kind: type[TidelogProcess]) -> Iterator[Cont
     def make(directory: Path) -> Cluster:
         if scenario.brokers == 1:
             return Alone(kind(directory, options=OPTIONS))
-        return TidelogCluster(
-            directory,
+        return EmbeddedCluster(
             scenario.brokers,
-            options=OPTIONS,
+            directory,
+            config=OPTIONS,
             make_node=lambda layout, home, options: kind(home, layout.port, options),
         )
 

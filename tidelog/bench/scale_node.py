@@ -59,7 +59,7 @@ class _NodeSteps(Steps):
         with self._timed("list once more"):
             ask(node.port, None, TIMEOUT_S)
         with self._timed(f"{RECORDS_EACH} records to each"):
-            self._produce(node.bootstrap)
+            self._produce(node.bootstrap_servers)
         self._idle("full")
         grown_mib = figures["full: memory of a node, MiB"] - figures["empty: memory of a node, MiB"]
         figures["memory per partition, KiB"] = grown_mib * 1024 / self._partitions

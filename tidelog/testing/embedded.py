@@ -1,10 +1,10 @@
-"""A broker inside the calling process, for tests: a real node on a thread of its own, on a free
-port.
+"""A broker for tests, on a free port: a real node on a thread of the calling process, or in a process
+of its own.
 
-The records are in a temporary directory, unless the caller passes one. The broker is not for
-production, because it shares the caller's interpreter lock. Invariant: a broker is stopped or
-running, and `start` and `stop` switch between the two any number of times. The state of one run is
-in a `_Run`, so that the next run does not see it.
+The records are in a temporary directory, unless the caller passes one. On a thread the broker shares
+the caller's interpreter lock, so it is not for production. Invariant: a broker is stopped or running,
+and `start` and `stop` switch between the two any number of times. The state of one run is in a
+`_ThreadRun` or a `_ProcessRun`, so that the next run does not see it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from types import TracebackType
 from tidelog.broker.config.node_config import NodeConfig, as_text
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
+from tidelog.protocol.errors import ConfigError
+from tidelog.testing.ports import free_port, release_ports
+from tidelog.testing.processes import ForkedNode
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +36,27 @@ Scalar = str | int | float | bool
 class EmbeddedBroker:
     """`with EmbeddedBroker() as broker:`; clients connect to `broker.bootstrap_servers`.
 
-    `config`: Kafka's configuration keys, with values of their type or as text. `start` raises the
-    error that prevents the start: ConfigError, ForeignDirectory, OSError, TimeoutError. Without a
-    `directory` each run has a new one.
+    `config`: Kafka's configuration keys, with values of their type or as text. Without a `directory`
+    each run has a new one. `start` raises the error that prevents the start: ConfigError,
+    ForeignDirectory, OSError, TimeoutError. With `process` the broker is a process of its own, which
+    `kill`, `pause` and `resume` treat as such, and the error of its start is ServerFailed.
     """
 
-    def __init__(self, directory: str | Path | None = None, config: Mapping[str, Scalar] | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        config: Mapping[str, Scalar] | None = None,
+        *,
+        process: bool = False,
+    ) -> None:
         self.bootstrap_servers = ""
         """host:port of the running broker, else empty."""
         self.directory = Path(directory) if directory is not None else Path()
         self._is_temporary = directory is None
         self._config = {name: as_text(value) for name, value in (config or {}).items()}
+        self._in_process = process
         self._lock = threading.Lock()
-        self._run: _Run | None = None
+        self._run: _ThreadRun | _ProcessRun | None = None
 
     def start(self) -> EmbeddedBroker:
         """Start the broker if it is stopped; returns the broker when it serves."""
@@ -60,13 +71,16 @@ class EmbeddedBroker:
                     raise
         return self
 
-    def _start(self) -> None:
+    def _start(self, port: int = 0) -> None:
+        if self._in_process and port == 0:
+            port = free_port()
         defaults = {
-            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "log.dirs": str(self.directory),
             "group.initial.rebalance.delay.ms": "0",
         }
-        run = _Run(NodeConfig(defaults | self._config))
+        config = NodeConfig(defaults | self._config)
+        run = _ProcessRun(defaults | self._config) if self._in_process else _ThreadRun(config)
         try:
             self.bootstrap_servers = run.await_ready()
         except BaseException:
@@ -85,6 +99,43 @@ class EmbeddedBroker:
                 run.stop()
                 self._clean_up()
 
+    def restart(self) -> None:
+        """Start the broker again on its data and its port, and stop it first when it still runs; a killed
+        one begins with what the kill left.
+        """
+        with self._lock:
+            run = self._running()
+            if isinstance(run, _ProcessRun):
+                run.node.restart(START_TIMEOUT_S)
+                return
+            port = int(self.bootstrap_servers.rpartition(":")[2])
+            self._run = None
+            run.stop()
+            self._start(port)
+
+    def kill(self) -> None:
+        """SIGKILL to the process of the broker; `restart` starts it again. Needs `process`."""
+        self._process().kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: the broker hangs, its connections stay open and are not answered. Needs `process`."""
+        self._process().pause()
+
+    def resume(self) -> None:
+        """SIGCONT after `pause`. Needs `process`."""
+        self._process().resume()
+
+    def _running(self) -> _ThreadRun | _ProcessRun:
+        if self._run is None:
+            raise RuntimeError("the broker is stopped")
+        return self._run
+
+    def _process(self) -> ForkedNode:
+        run = self._running()
+        if not isinstance(run, _ProcessRun):
+            raise RuntimeError("this broker is a thread of the test; use EmbeddedBroker(process=True)")
+        return run.node
+
     def _clean_up(self) -> None:
         if self._is_temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -98,7 +149,30 @@ class EmbeddedBroker:
         self.stop()
 
 
-class _Run:
+class _ProcessRun:
+    """One run of the node as a process."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        self._listener = config["listeners"].partition(",")[0].rpartition("//")[2]
+        configured_port = int(self._listener.rpartition(":")[2])
+        if configured_port == 0:
+            raise ConfigError("listeners: a broker in a process of its own needs the number of its port, not 0")
+        # Not in the log directory, where a node accepts no other files.
+        self._output_directory = Path(tempfile.mkdtemp(prefix="tidelog-output-"))
+        self.node = ForkedNode(self._output_directory, configured_port, config)
+
+    def await_ready(self) -> str:
+        """Wait until the node serves; returns host:port. Raises ServerFailed."""
+        self.node.start(START_TIMEOUT_S)
+        return self._listener
+
+    def stop(self) -> None:
+        self.node.stop(STOP_TIMEOUT_S)
+        release_ports([self.node.port])
+        shutil.rmtree(self._output_directory, ignore_errors=True)
+
+
+class _ThreadRun:
     """One run of the node, from the start of its thread to its end."""
 
     def __init__(self, config: NodeConfig) -> None:

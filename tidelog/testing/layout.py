@@ -3,7 +3,8 @@
 Brokers have the ids from 1 on, dedicated controllers the ids after them. Without dedicated
 controllers, the first three brokers (of fewer than three only the first) are controllers too. With
 `links` every node has addresses of its own for all other nodes: the others advertise a listener for
-this node alone, which is its inter-broker listener, and its list of voters is its own.
+this node alone, which is its inter-broker listener, and its list of voters is its own. Clients have
+addresses of their own too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 CONTROLLER = "CONTROLLER"
+CLIENTS = 0
+"""The clients of the cluster, as a source of links; node ids begin at 1."""
 
 
 class LinkPorts(Protocol):
@@ -23,11 +26,14 @@ class LinkPorts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """`port`: the client listener's for a broker, else the controller's. `options`: Kafka's keys."""
+    """`port`: the client listener's for a broker, else the controller's; `client_port`: the port to which
+    clients connect, which differs with links. `options`: Kafka's keys.
+    """
 
     node_id: int
     roles: tuple[str, ...]
     port: int
+    client_port: int
     options: Mapping[str, str]
 
 
@@ -56,6 +62,7 @@ def cluster_layout(
             voter: links.port(node, voter, port) if links is not None and voter != node else port
             for voter, port in controller_ports.items()
         }
+        port = client_port = controller_ports.get(node, 0)
         options = _common(brokers) | {
             "node.id": str(node),
             "process.roles": ",".join(roles),
@@ -64,7 +71,10 @@ def cluster_layout(
         }
         listeners: dict[str, tuple[int, int]] = {}
         if "broker" in roles:
-            listeners["PLAINTEXT"] = (client_ports[node], client_ports[node])
+            port = client_port = client_ports[node]
+            if links is not None:
+                client_port = links.port(CLIENTS, node, port)
+            listeners["PLAINTEXT"] = (port, client_port)
             for source in ids if links is not None else ():
                 bound_port = inner_ports[source, node]
                 advertised_port = (
@@ -74,8 +84,7 @@ def cluster_layout(
         options |= _listeners(listeners, controller_ports.get(node), ids if links is not None else [])
         if links is not None:
             options["inter.broker.listener.name"] = _listener_for(node)
-        port = client_ports[node] if "broker" in roles else controller_ports[node]
-        layouts[node] = NodeLayout(node, roles, port, options)
+        layouts[node] = NodeLayout(node, roles, port, client_port, options)
     return layouts
 
 

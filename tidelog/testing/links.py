@@ -14,11 +14,12 @@ import asyncio
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidelog.testing.ports import free_port
+from tidelog.testing.ports import free_port, release_ports
 
 Direction = tuple[int, int]
 _CHUNK_BYTES = 1 << 16
@@ -45,13 +46,16 @@ class Links:
         self._silent: set[Direction] = set()
         self._up: set[int] = set()
         self._state_changed: asyncio.Event
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
-        self._thread.start()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        """The thread that carries bytes: from the first change of a state until `close`."""
+        self._ports: list[int] = []
+        weakref.finalize(self, release_ports, self._ports)
 
     def port(self, source: int, destination: int, target_port: int) -> int:
         """The port on which `source` reaches `target_port` of `destination`."""
         proxy = _Proxy(source, destination, free_port(), target_port)
+        self._ports.append(proxy.port)
         self._proxies.setdefault((source, destination), []).append(proxy)
         return proxy.port
 
@@ -101,8 +105,8 @@ class Links:
         return frozenset(self._silent)
 
     def close(self) -> None:
-        """End all connections and close all proxies."""
-        if self._loop.is_closed():
+        """End all connections and close all proxies; a later change of a state opens them again."""
+        if self._thread is None:
             return
 
         async def work() -> None:
@@ -118,16 +122,17 @@ class Links:
         self._call(work())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._thread = None
         self._loop.close()
 
     # The thread
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._state_changed = asyncio.Event()
-        self._loop.run_forever()
-
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._thread is None:
+            self._loop = asyncio.new_event_loop()
+            self._state_changed = asyncio.Event()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="tidelog-links", daemon=True)
+            self._thread.start()
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def _do(self, change: Callable[[], Any]) -> None:

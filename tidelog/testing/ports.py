@@ -1,6 +1,6 @@
 """Free TCP ports on loopback, for servers that need their port before they listen.
 
-Invariant: a port belongs to this process as long as it runs. A server that is killed and restarted
+Invariant: a port belongs to this process until it releases the port or ends. A server that is killed and restarted
 keeps its port, and no other process of the same user, such as a second test run, gets it meanwhile.
 A claim is a lock on one byte of a file that all these processes share. The kernel releases the lock
 at any end of the process.
@@ -36,6 +36,14 @@ def free_port(also: Sequence[int] = ()) -> int:
         if _claim([port, *(port + distance for distance in also)]):
             return port
     raise NoFreePort(f"no free port between {FIRST_PORT} and {LAST_PORT}")
+
+
+def release_ports(ports: Sequence[int]) -> None:
+    """Give up claims of this process."""
+    for port in ports:
+        if port in _claimed:
+            fcntl.lockf(_claims_file(os.getpid()), fcntl.LOCK_UN, 1, port)
+            _claimed.discard(port)
 
 
 def _claim(ports: Sequence[int]) -> bool:

@@ -28,8 +28,9 @@ from tidelog.bench.metadata import ClusterState, ask, await_brokers, await_leade
 from tidelog.bench.peers import KafkaProcess, java
 from tidelog.bench.raw import BenchError
 from tidelog.broker.config import definitions as config_definitions
+from tidelog.testing.cluster import EmbeddedCluster, tidelog_node
 from tidelog.testing.layout import NodeLayout
-from tidelog.testing.processes import ServerFailed, ServerProcess, TidelogCluster, tidelog_node
+from tidelog.testing.processes import ServerFailed, ServerProcess
 
 TOPIC, GROUP = "damaged", "readers"
 CLASSES = (
@@ -85,7 +86,9 @@ class Trial:
         self.outcome = Outcome(case)
         options = {**OPTIONS, **({} if kafka else OWN_OPTIONS)}
         controllers, make_node = (1 if case.separate else 0), _kafka_node if kafka else tidelog_node
-        self.cluster = TidelogCluster(directory, len(NODES), controllers, options, make_node=make_node)
+        self.cluster = EmbeddedCluster(
+            len(NODES), directory, controllers=controllers, config=options, make_node=make_node
+        )
         # A crowded machine is slow at everything; only what never comes takes the whole time.
         crowd = os.getloadavg()[0] / (os.cpu_count() or 1) / 2
         self.patience = min(max(3.0 if kafka else 1.0, crowd), 6.0)
@@ -204,7 +207,7 @@ class Trial:
         self.expected_down.update(others)
         cluster.kill(*others)
         hasty = confluent_kafka.Producer(
-            {"bootstrap.servers": cluster.nodes[victim].bootstrap, "acks": 1, "log_level": 0}
+            {"bootstrap.servers": cluster.nodes[victim].bootstrap_servers, "acks": 1, "log_level": 0}
         )
         for _ in range(5):
             # As old as the others: a record of now would begin a segment.
@@ -364,7 +367,7 @@ class Trial:
 
     def _check_committed(self, expected: dict[int, int]) -> None:
         consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": self.cluster.bootstrap, "group.id": GROUP, "log_level": 0}
+            {"bootstrap.servers": self.cluster.bootstrap_servers, "group.id": GROUP, "log_level": 0}
         )
         try:
             asked = [confluent_kafka.TopicPartition(TOPIC, one) for one in expected]
@@ -517,13 +520,19 @@ class Trial:
 
     def _client(self, role: str, **plan: Any) -> ClientProcess:
         name = f"{role} of everything" if "ends" in plan else role
-        plan = {"role": role, "topic": TOPIC, "seed": self.case.seed, "bootstrap": self.cluster.bootstrap, **plan}
+        plan = {
+            "role": role,
+            "topic": TOPIC,
+            "seed": self.case.seed,
+            "bootstrap": self.cluster.bootstrap_servers,
+            **plan,
+        }
         client = ClientProcess(self.directory, name, plan)
         self._clients.append(client)
         return client
 
     def _admin(self) -> Any:
-        return confluent_kafka.admin.AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
+        return confluent_kafka.admin.AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers, "log_level": 0})
 
     def _create(self, name: str, assignment: list[list[int]], config: Mapping[str, str]) -> None:
         new_topic: Any = confluent_kafka.admin.__dict__["NewTopic"]

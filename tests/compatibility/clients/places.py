@@ -18,7 +18,8 @@ from tests.compatibility.clients.known import KINDS, Missing, environment
 from tests.compatibility.clients.recorder import Recorder, Seen
 from tests.compatibility.wire import Wire
 from tidelog.bench.metadata import await_brokers
-from tidelog.testing.processes import ServerProcess, TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster
+from tidelog.testing.processes import ServerProcess
 
 PATIENCE_S = 120.0
 _numbers = itertools.count(1)
@@ -32,7 +33,7 @@ class Place:
         self.name = name
         self.nodes = nodes
         self.recorders = recorders
-        self.bootstrap = ",".join(f"127.0.0.1:{recorder.port}" for recorder in recorders)
+        self.bootstrap_servers = ",".join(f"127.0.0.1:{recorder.port}" for recorder in recorders)
         self._directory = directory
         self._clients: dict[str, Client] = {}
 
@@ -49,7 +50,7 @@ class Place:
             except Missing as reason:
                 pytest.skip(f"{name}: {reason}")
             log = self._directory / f"{name}.log"
-            self._clients[name] = Client(name, command, self.bootstrap, log, environment(kind))
+            self._clients[name] = Client(name, command, self.bootstrap_servers, log, environment(kind))
         return self._clients[name]
 
     def versions(self) -> dict[str, str]:
@@ -113,7 +114,7 @@ def open_place(name: str, directory: Path, options: Mapping[str, str], start: St
         if name == "cluster":
             together = {**options, "offsets.topic.replication.factor": "3", "default.replication.factor": "3"}
             own = dict(enumerate(advertised, 1))
-            cluster = TidelogCluster(directory, options=together, node_options=own)
+            cluster = EmbeddedCluster(3, directory, config=together, node_config=own)
             nodes = cluster.nodes
             for recorder, node in zip(recorders, nodes.values()):
                 recorder.target_port = node.port

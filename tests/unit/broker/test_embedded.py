@@ -133,7 +133,7 @@ def test_a_start_that_is_interrupted_at_once_ends_at_once(monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(asyncio, "run", late_run)
-    monkeypatch.setattr(embedded._Run, "await_ready", interrupt)
+    monkeypatch.setattr(embedded._ThreadRun, "await_ready", interrupt)
     broker = EmbeddedBroker()
     with pytest.raises(KeyboardInterrupt):
         broker.start()

@@ -27,7 +27,8 @@ from tidelog.bench.demo.display import Display
 from tidelog.bench.demo.events import Child, Stalled
 from tidelog.bench.demo.tally import Tallies, from_json
 from tidelog.client import RecordMetadata
-from tidelog.testing.processes import TidelogCluster, TidelogProcess
+from tidelog.testing.cluster import EmbeddedCluster, tidelog_node
+from tidelog.testing.processes import TidelogProcess
 
 TOPIC = "flights"
 PARTITIONS = 6
@@ -93,28 +94,30 @@ class Demo:
     async def run(self) -> report.Outcome:
         self._stack.enter_context(self._display)
         node = self._nodes()
-        spark = await self._start_process("Spark job", "spark", [node.bootstrap, TOPIC, str(self._directory / "spark")])
+        spark = await self._start_process(
+            "Spark job", "spark", [node.bootstrap_servers, TOPIC, str(self._directory / "spark")]
+        )
         self._stack.callback(node.stop)
         ready_s = await asyncio.to_thread(node.start)
         replicas = min(3, self._brokers)
-        self._display.ready(node.bootstrap, ready_s, f"topic {TOPIC} with {PARTITIONS} partitions", replicas)
-        async with Admin(bootstrap_servers=node.bootstrap) as admin:
+        self._display.ready(node.bootstrap_servers, ready_s, f"topic {TOPIC} with {PARTITIONS} partitions", replicas)
+        async with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
             await admin.create_topics([NewTopic(TOPIC, PARTITIONS, replicas)])
         members = [
-            await self._start_process(f"consumer {number}", "consume", [node.bootstrap, TOPIC, GROUP])
+            await self._start_process(f"consumer {number}", "consume", [node.bootstrap_servers, TOPIC, GROUP])
             for number in range(1, MEMBERS + 1)
         ]
         await self._until(lambda: self._shared_out(members), "the group to share out the partitions")
 
         start_s = time.monotonic()
-        await self._produce(node.bootstrap)
+        await self._produce(node.bootstrap_servers)
         produced_s = time.monotonic() - start_s
         await self._until(lambda: self._consumed(members) >= self._rows, "the group to read everything")
         consumed_s = time.monotonic() - start_s
         for member in members:
             member.child.tell("stop")
         await self._until(lambda: all("done" in member.latest_events for member in members), "the consumers to leave")
-        ends, committed = await self._offsets(node.bootstrap)
+        ends, committed = await self._offsets(node.bootstrap_servers)
 
         await self._until(lambda: "session" in spark.latest_events, "Spark to start")
         spark.child.tell("read")
@@ -135,11 +138,11 @@ class Demo:
             },
         )
 
-    def _nodes(self) -> TidelogProcess | TidelogCluster:
+    def _nodes(self) -> TidelogProcess | EmbeddedCluster:
         """What is to run: one node, or a cluster."""
         if self._brokers == 1:
             return TidelogProcess(self._directory / "node")
-        return TidelogCluster(self._directory, self._brokers)
+        return EmbeddedCluster(self._brokers, self._directory, make_node=tidelog_node)
 
     @staticmethod
     async def _offsets(bootstrap: str) -> tuple[dict[int, int], dict[int, int]]:

@@ -69,7 +69,7 @@ class Compaction(Scenario):
 
         producer = Producer(
             {
-                "bootstrap.servers": contestant.cluster.bootstrap,
+                "bootstrap.servers": contestant.cluster.bootstrap_servers,
                 "acks": "all",
                 "linger.ms": 20,
                 "log_level": 0,
@@ -109,7 +109,7 @@ def _alter(contestant: Contestant, kind: str, name: str, key: str, value: str | 
     operation = found.AlterConfigOpType.SET if value is not None else found.AlterConfigOpType.DELETE
     entry = found.ConfigEntry(key, value or "", incremental_operation=operation)
     resource = found.ConfigResource(found.ResourceType[kind], name, incremental_configs=[entry])
-    admin = found.AdminClient({"bootstrap.servers": contestant.cluster.bootstrap, "log_level": 0})
+    admin = found.AdminClient({"bootstrap.servers": contestant.cluster.bootstrap_servers, "log_level": 0})
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(20)
 

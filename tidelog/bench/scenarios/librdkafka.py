@@ -68,7 +68,7 @@ class Librdkafka(Scenario):
 
         producer = Producer(
             {
-                "bootstrap.servers": contestant.cluster.bootstrap,
+                "bootstrap.servers": contestant.cluster.bootstrap_servers,
                 "acks": "all",
                 "log_level": 0,
                 "queue.buffering.max.messages": 1_000_000,
@@ -94,7 +94,7 @@ class Librdkafka(Scenario):
 
         consumer = Consumer(
             {
-                "bootstrap.servers": contestant.cluster.bootstrap,
+                "bootstrap.servers": contestant.cluster.bootstrap_servers,
                 "group.id": "bench",
                 "enable.auto.commit": False,
                 # Its default of a second after a full queue would measure sleep.

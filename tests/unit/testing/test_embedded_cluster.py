@@ -1,0 +1,176 @@
+"""Clusters for tests: ready, faults of each kind, their end, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tidelog.client.model import NewTopic
+from tidelog.client.sync import Admin, Producer
+from tidelog.testing.cluster import EmbeddedCluster
+from tidelog.testing.embedded import EmbeddedBroker
+from tidelog.testing.expectations import produced, wait_for_topic
+from tidelog.testing.processes import ServerFailed, listed_brokers
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def running_cluster() -> Iterator[EmbeddedCluster]:
+    swift = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 200, "replica.lag.time.max.ms": 1500}
+    with EmbeddedCluster(3, config={"default.replication.factor": 3, **swift}, cuttable=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running_cluster: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
+    yield running_cluster
+    running_cluster.restore()
+
+
+def create(cluster: EmbeddedCluster, topic: str) -> int:
+    """Create a topic with three replicas; returns its leader."""
+    with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(topic, 1, 3, {"min.insync.replicas": "2"})])
+        wait_for_topic(cluster, topic)
+        leader = admin.describe_topics([topic])[topic].partitions[0].leader
+    assert leader is not None
+    return leader
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause", "cut"])
+def test_a_producer_goes_on_without_the_leader_and_a_restored_cluster_is_whole(
+    cluster: EmbeddedCluster, fault: str
+) -> None:
+    topic = f"orders-{fault}"
+    leader = create(cluster, topic)
+    impatient = {"acks": "all", "request_timeout_ms": 2000, "socket_connection_setup_timeout_ms": 1000}
+    with Producer(bootstrap_servers=cluster.bootstrap_servers, **impatient) as producer:
+        producer.send_and_wait(topic, b"before")
+        getattr(cluster, fault)(leader)
+        producer.send_and_wait(topic, b"after")
+    cluster.restore()
+    assert all(server.alive for server in cluster.nodes.values())
+    assert [listed_brokers(cluster.nodes[node].port) for node in cluster.broker_ids] == [3, 3, 3]
+    assert [record.value for record in produced(cluster, topic, 2)] == [b"before", b"after"]
+
+
+def test_a_cut_node_is_out_of_the_clients_reach_until_it_heals(cluster: EmbeddedCluster) -> None:
+    address = cluster.bootstrap_servers.split(",")[2]
+    port = int(address.rpartition(":")[2])
+    assert listed_brokers(port) == 3
+    cluster.cut(3)
+    assert listed_brokers(port) == 0
+    cluster.heal()
+    assert listed_brokers(port) == 3
+
+
+def test_a_cut_may_leave_the_clients_their_way(cluster: EmbeddedCluster) -> None:
+    port = int(cluster.bootstrap_servers.split(",")[2].rpartition(":")[2])
+    cluster.cut(3, clients=False)
+    assert listed_brokers(port) >= 1
+
+
+def test_a_restart_keeps_data_and_port(cluster: EmbeddedCluster) -> None:
+    create(cluster, "kept")
+    before = cluster.bootstrap_servers
+    with Producer(bootstrap_servers=before) as producer:
+        producer.send_and_wait("kept", b"x")
+    for node in cluster.broker_ids:
+        cluster.restart(node)
+        cluster.await_ready()
+    assert cluster.bootstrap_servers == before
+    assert [record.value for record in produced(cluster, "kept")] == [b"x"]
+
+
+def test_what_cannot_be_cut_says_so(tmp_path: Path) -> None:
+    cluster = EmbeddedCluster(1, tmp_path)
+    with pytest.raises(RuntimeError, match="cuttable=True"):
+        cluster.cut(1)
+
+
+def test_a_wrong_key_is_in_the_error_and_nothing_is_left(tmp_path: Path) -> None:
+    cluster = EmbeddedCluster(1, config={"num.partitons": 3})
+    with pytest.raises(ServerFailed, match=r"num\.partitons"), cluster:
+        pass
+    assert not cluster.directory.exists()
+
+
+def test_a_cluster_starts_again_after_its_end() -> None:
+    threads = threading.active_count()
+    cluster = EmbeddedCluster(1, cuttable=True, config={"num.partitions": 3, "auto.create.topics.enable": True})
+    for _ in range(2):
+        with cluster:
+            assert cluster.directory.is_dir()
+            with Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+                assert producer.send_and_wait("t", b"x").offset == 0
+                assert len(producer.partitions_for("t")) == 3
+        assert not cluster.directory.exists()
+    assert threading.active_count() == threads
+
+
+def test_a_broker_in_a_process_is_killed_paused_and_restarted() -> None:
+    with EmbeddedBroker(process=True) as broker:
+        address = broker.bootstrap_servers
+        port = int(address.rpartition(":")[2])
+        with Producer(bootstrap_servers=address) as producer:
+            producer.send_and_wait("t", b"0")
+            broker.kill()
+            with pytest.raises(OSError):
+                socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+            broker.restart()
+            assert producer.send_and_wait("t", b"1").offset == 1
+            broker.pause()
+            assert listed_brokers(port) == 0
+            broker.resume()
+            assert producer.send_and_wait("t", b"2").offset == 2
+        directory = broker.directory
+    assert not directory.exists()
+
+
+def test_a_broker_on_a_thread_restarts_on_its_port_and_has_no_process() -> None:
+    with EmbeddedBroker() as broker:
+        address = broker.bootstrap_servers
+        with Producer(bootstrap_servers=address) as producer:
+            producer.send_and_wait("t", b"0")
+            broker.restart()
+            assert broker.bootstrap_servers == address
+            assert producer.send_and_wait("t", b"1").offset == 1
+        for method in (broker.kill, broker.pause, broker.resume):
+            with pytest.raises(RuntimeError, match="process=True"):
+                method()
+    with pytest.raises(RuntimeError, match="stopped"):
+        broker.restart()
+
+
+OWNER = """
+import time
+from tidelog.testing.cluster import EmbeddedCluster
+with EmbeddedCluster(1) as cluster:
+    print(cluster.bootstrap_servers, cluster.nodes[1].pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nodes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment)
+    assert owner.stdout is not None
+    address, pid = owner.stdout.readline().decode().split()
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline_s, f"{address} still runs"
+        time.sleep(0.01)

@@ -1,0 +1,101 @@
+"""The assertion helpers of `tidelog.testing`, and the adapter for suites that use testcontainers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import tidelog.testing
+from tidelog.client.model import NewTopic, TopicPartition
+from tidelog.client.sync import Admin, Consumer, Producer
+from tidelog.testing import EmbeddedBroker, TidelogContainer, produced, wait_for_lag, wait_for_topic
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture
+def producer(broker: EmbeddedBroker) -> Iterator[Producer]:
+    with Producer(bootstrap_servers=broker.bootstrap_servers) as client:
+        yield client
+
+
+def test_records_are_returned_when_there_are_enough(broker: EmbeddedBroker, producer: Producer) -> None:
+    producer.send_and_wait("enough", b"0")
+    sending = threading.Timer(0.1, lambda: producer.send_and_wait("enough", b"1"))
+    sending.start()
+    assert [record.value for record in produced(broker, "enough", 2)] == [b"0", b"1"]
+    sending.join()
+    assert [record.value for record in produced(broker, "enough", matching=lambda record: record.offset == 1)] == [b"1"]
+
+
+def test_too_few_records_are_an_assertion_that_counts_them(broker: EmbeddedBroker, producer: Producer) -> None:
+    producer.send_and_wait("few", b"0")
+    with pytest.raises(AssertionError, match=r"'few' has 1 records of 2 after 0\.2 s"):
+        produced(broker.bootstrap_servers, "few", 2, timeout_s=0.2)
+    with pytest.raises(AssertionError, match="'few' has 0 matching records of 1"):
+        produced(broker, "few", matching=lambda record: record.offset == 7, timeout_s=0.2)
+
+
+def test_no_records_are_what_is_there_now(broker: EmbeddedBroker, producer: Producer) -> None:
+    producer.send_and_wait("none", b"0")
+    assert len(produced(broker, "none", 0)) == 1
+
+
+def test_a_topic_that_does_not_exist_is_not_created(broker: EmbeddedBroker) -> None:
+    with pytest.raises(AssertionError, match="'missing' does not exist"):
+        produced(broker, "missing", 0, timeout_s=0.2)
+    with pytest.raises(AssertionError, match="does not know the topic 'missing'"):
+        wait_for_topic(broker, "missing", timeout_s=0.2)
+    with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        assert "missing" not in admin.list_topics()
+
+
+def test_a_group_is_awaited_until_it_has_read_all(broker: EmbeddedBroker, producer: Producer) -> None:
+    with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic("read", 2)])
+    for partition in (0, 0, 1):
+        producer.send_and_wait("read", b"x", partition=partition)
+    with pytest.raises(AssertionError, match="no offsets"):
+        wait_for_lag(broker, "readers", timeout_s=0.2)
+    with Consumer(bootstrap_servers=broker.bootstrap_servers, group_id="readers") as consumer:
+        consumer.commit({TopicPartition("read", 0): 1})
+        with pytest.raises(AssertionError, match="read-0: 1"):
+            wait_for_lag(broker, "readers", timeout_s=0.2)
+        wait_for_lag(broker, "readers", 1)
+        with pytest.raises(AssertionError, match="read-0: 1, read-1: 1"):
+            wait_for_lag(broker, "readers", topics=["read"], timeout_s=0.2)
+        reading = threading.Timer(0.1, consumer.commit, [{TopicPartition("read", 0): 2}])
+        reading.start()
+        wait_for_lag(broker, "readers")
+        reading.join()
+        consumer.commit({TopicPartition("read", 1): 1})
+    wait_for_lag(broker, "readers", topics=["read"])
+
+
+def test_a_suite_with_testcontainers_moves_by_one_import() -> None:
+    container = TidelogContainer("confluentinc/cp-kafka:7.6.0", port=9093).with_kraft().with_name("kafka")
+    container.with_env("KAFKA_NUM_PARTITIONS", "3").with_env("KAFKA_LISTENERS", "PLAINTEXT://:9092").with_env(
+        "TZ", "UTC"
+    )
+    with pytest.raises(RuntimeError, match="stopped"):
+        container.get_bootstrap_server()
+    with container as kafka:
+        assert kafka.get_bootstrap_server() == f"{kafka.get_container_host_ip()}:{kafka.get_exposed_port(9093)}"
+        with Producer(bootstrap_servers=kafka.get_bootstrap_server()) as producer:
+            assert producer.send_and_wait("t", b"x").offset == 0
+            assert len(producer.partitions_for("t")) == 3
+
+
+def test_names_of_the_package_are_loaded_on_use() -> None:
+    assert sorted(tidelog.testing._HOMES) == sorted(tidelog.testing.__all__)
+    for name in tidelog.testing.__all__:
+        assert getattr(tidelog.testing, name).__name__ == name
+        assert name in dir(tidelog.testing)
+    with pytest.raises(AttributeError, match="NoSuchName"):
+        _ = tidelog.testing.NoSuchName

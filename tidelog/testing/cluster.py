@@ -1,0 +1,236 @@
+"""A cluster for tests: several nodes on loopback, each a process of its own, and a network that can be cut.
+
+`kill`, `pause`, `restart` and `cut` are faults, and `restore` ends all of them. Invariant: the
+processes, the proxies and the temporary directory end with the `with` block, and at the latest with
+this interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tidelog.testing.layout import CLIENTS, NodeLayout, cluster_layout
+from tidelog.testing.links import Links
+from tidelog.testing.ports import free_port, release_ports
+from tidelog.testing.processes import (
+    ForkedNode,
+    ServerFailed,
+    ServerProcess,
+    TidelogProcess,
+    listed_brokers,
+    random_uuid,
+)
+
+Scalar = str | int | float | bool
+MakeNode = Callable[[NodeLayout, Path, Mapping[str, str]], ServerProcess]
+
+_POLL_S = 0.005
+_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
+
+
+def forked_node(layout: NodeLayout, directory: Path, options: Mapping[str, str]) -> ServerProcess:
+    """A Tidelog node that is ready at once (`processes.py:ForkedNode`)."""
+    return ForkedNode(directory, layout.port, options)
+
+
+def tidelog_node(layout: NodeLayout, directory: Path, options: Mapping[str, str]) -> ServerProcess:
+    """A Tidelog node as the command line starts it."""
+    return TidelogProcess(directory, layout.port, options)
+
+
+class EmbeddedCluster:
+    """`with EmbeddedCluster(brokers=3) as cluster:`; clients connect to `cluster.bootstrap_servers`.
+
+    Brokers have the ids from 1 on, `controllers` that many dedicated controllers the ids after them.
+    `config`: Kafka's configuration keys for every node, `node_config` for one node by its id. Without
+    a `directory` each start has a new, temporary one. `cuttable` puts a proxy into every connection,
+    so that `cut` can hold it; then nodes are to be killed and started through the cluster.
+    `make_node` makes another kind of node. Everything that waits raises ServerFailed after its
+    `timeout_s`, with the end of the node's output.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        directory: str | Path | None = None,
+        *,
+        controllers: int = 0,
+        config: Mapping[str, Scalar] | None = None,
+        node_config: Mapping[int, Mapping[str, Scalar]] | None = None,
+        cuttable: bool = False,
+        make_node: MakeNode = forked_node,
+    ) -> None:
+        self.links = Links() if cuttable else None
+        """The network between the nodes and the clients (`links.py`), where it can be cut."""
+        self.directory = Path(directory if directory is not None else tempfile.mkdtemp(prefix="tidelog-")).resolve()
+        self._is_temporary = directory is None
+        if self._is_temporary:
+            weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
+        self._ports: list[int] = []
+        weakref.finalize(self, release_ports, self._ports)
+        self.layouts = cluster_layout(brokers, controllers, self._new_port, self.links)
+        self.cluster_id = random_uuid()
+        self.ready_s = 0.0
+        """The seconds from the launch of the first node until every broker knew every other."""
+        self.nodes: dict[int, ServerProcess] = {}
+        """The nodes by id, the brokers first."""
+        for node, layout in self.layouts.items():
+            own = {
+                key: _as_text(value) for key, value in {**(config or {}), **(node_config or {}).get(node, {})}.items()
+            }
+            server = make_node(layout, Path(self.directory, f"node-{node}"), {**_DEFAULTS, **layout.options, **own})
+            if isinstance(server, TidelogProcess):
+                server.cluster_id = self.cluster_id
+            self.nodes[node] = server
+
+    def _new_port(self) -> int:
+        port = free_port()
+        self._ports.append(port)
+        return port
+
+    @property
+    def broker_ids(self) -> list[int]:
+        return [node for node, layout in self.layouts.items() if "broker" in layout.roles]
+
+    @property
+    def controller_ids(self) -> list[int]:
+        return [node for node, layout in self.layouts.items() if "controller" in layout.roles]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """host:port of every broker, separated by commas."""
+        return ",".join(f"127.0.0.1:{self.layouts[node].client_port}" for node in self.broker_ids)
+
+    # Life
+
+    def launch(self, node: int) -> None:
+        """Start one node without waiting for it."""
+        if self.links is not None:
+            self.links.up(node)
+        self.nodes[node].launch()
+
+    def start(self, timeout_s: float = 60.0) -> float:
+        """Start every node that does not run; returns the seconds until every broker knows every other."""
+        for server in self.nodes.values():
+            server.prepare()
+        start_s = time.monotonic()
+        for node, server in self.nodes.items():
+            if not server.alive:
+                self.launch(node)
+        self.await_ready(timeout_s)
+        self.ready_s = time.monotonic() - start_s
+        return self.ready_s
+
+    def await_ready(self, timeout_s: float = 60.0) -> None:
+        """Wait until every node is ready and every broker lists all brokers."""
+        deadline_s = time.monotonic() + timeout_s
+        for server in self.nodes.values():
+            server.await_ready(max(deadline_s - time.monotonic(), 0.0))
+        brokers = self.broker_ids
+        for node in brokers:
+            while (listed := listed_brokers(self.nodes[node].port)) < len(brokers):
+                if time.monotonic() > deadline_s:
+                    raise ServerFailed(f"broker {node} lists {listed} of {len(brokers)} brokers after {timeout_s} s")
+                time.sleep(_POLL_S)
+
+    def stop(self, timeout_s: float = 60.0) -> None:
+        """SIGTERM to all nodes at once, because the last ones find no node to hand over to; SIGKILL after
+        `timeout_s`. A temporary directory is deleted.
+        """
+        for server in self.nodes.values():
+            if server.alive:
+                os.kill(server.pid, signal.SIGCONT)
+                os.kill(server.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + timeout_s
+        for server in self.nodes.values():
+            server.stop(max(deadline_s - time.monotonic(), 0.0))
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self.links is not None:
+            self.links.close()
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    # Faults
+
+    def kill(self, *nodes: int) -> None:
+        """SIGKILL to all these nodes at one moment."""
+        for node in nodes:
+            os.kill(self.nodes[node].pid, signal.SIGKILL)
+        for node in nodes:
+            self.nodes[node].kill()
+            if self.links is not None:
+                self.links.down(node)
+
+    def pause(self, *nodes: int) -> None:
+        """SIGSTOP: these nodes hang. Their connections stay open and are not answered."""
+        for node in nodes:
+            self.nodes[node].pause()
+
+    def resume(self, *nodes: int) -> None:
+        """SIGCONT to nodes that `pause` stopped."""
+        for node in nodes:
+            self.nodes[node].resume()
+
+    def restart(self, node: int, timeout_s: float = 60.0) -> float:
+        """Start a node again on its data and its port, and stop it first when it runs; returns the
+        seconds until it is ready.
+        """
+        self.nodes[node].stop()
+        start_s = time.monotonic()
+        self.launch(node)
+        self.nodes[node].await_ready(timeout_s)
+        return time.monotonic() - start_s
+
+    def cut(self, *nodes: int, clients: bool = True) -> None:
+        """Let nothing pass between these nodes and all others, and the clients unless `clients` is False.
+        Connections stay open, as when a cable is pulled. Needs `cuttable`.
+        """
+        others = [node for node in self.nodes if node not in nodes]
+        self._network().cut(nodes, [*others, CLIENTS] if clients else others)
+
+    def heal(self) -> None:
+        """Let everything pass again, held bytes first."""
+        self._network().heal()
+
+    def _network(self) -> Links:
+        if self.links is None:
+            raise RuntimeError("this network cannot be cut; use EmbeddedCluster(..., cuttable=True)")
+        return self.links
+
+    def restore(self, timeout_s: float = 60.0) -> None:
+        """End every fault: heal the network, resume and restart nodes, wait until every broker knows every other."""
+        if self.links is not None:
+            self.links.heal()
+        for node, server in self.nodes.items():
+            if server.alive:
+                server.resume()
+            else:
+                self.launch(node)
+        self.await_ready(timeout_s)
+
+    def __enter__(self) -> EmbeddedCluster:
+        try:
+            self.start()
+        except BaseException:
+            for server in self.nodes.values():
+                server.kill()
+            self._clean_up()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _as_text(value: Scalar) -> str:
+    """A value as a configuration file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
