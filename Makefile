@@ -30,7 +30,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check check-code check-tests format bench clients \
-        hunt sim kill-test cluster-test compat compat-table fuzz properties other-hunts build clean
+        bench-report hunt sim kill-test cluster-test compat compat-table fuzz properties other-hunts build clean
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
@@ -38,6 +38,7 @@ help:
 	@echo "make test       every test but the hunts (ten minutes on two processors)"
 	@echo "make format     rewrite the code in the house format"
 	@echo "make bench      measure Tidelog beside Apache Kafka"
+	@echo "make bench-report  all benchmark scenarios as one HTML page (ARGS=--quick shows that all runs)"
 	@echo "make hunt       all hunts below, for hours; DOSE=small takes minutes of them"
 	@echo "make clients    install the stock clients of make compat that are not Python's: npm, go, javac, apt"
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
@@ -93,6 +94,9 @@ format: $(VENV)/.dev-installed
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m tidelog.bench compare $(ARGS)
+
+bench-report: $(VENV)/.dev-installed
+	$(BIN)/python -m tidelog.bench report $(ARGS)
 
 # Hunts try the same again and again, or need programs that are not Python's. Those that measure time run by themselves.
 hunt: sim kill-test cluster-test compat fuzz other-hunts

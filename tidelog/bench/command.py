@@ -15,6 +15,8 @@ from tidelog.bench import compare as comparison
 from tidelog.bench import peers, profiling, report, scale, scale_node
 from tidelog.bench.acks.command import acks
 from tidelog.bench.micro import hot_path
+from tidelog.bench.studies.command import plan as plan_command
+from tidelog.bench.studies.command import report as report_command
 
 _NOTES = """CPU is the broker's own, all threads, from its process clock. Latency is taken at the client's socket.
 Every round deletes its topic; before each that writes, as much memory as it writes is touched and freed, for both."""
@@ -201,3 +203,5 @@ def _kafka_or_none(errors: Console) -> list[str]:
 
 
 command.add_command(acks)
+command.add_command(report_command)
+command.add_command(plan_command)

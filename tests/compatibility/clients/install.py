@@ -69,13 +69,15 @@ def java() -> None:
         )
 
 
-def kcat() -> None:
-    if shutil.which("kcat") is not None:
+def debian() -> None:
+    """kcat, and the browser that opens the benchmark report."""
+    missing = [name for name in ("kcat", "chromium") if shutil.which(name) is None]
+    if not missing:
         return
     if os.geteuid() != 0:
-        raise Failed("not installed, and only root may (apt install kcat)")
+        raise Failed(f"not installed, and only root may (apt install {' '.join(missing)})")
     run(HERE, 120, "apt-get", "-q", "update")
-    run(HERE, 180, "apt-get", "-q", "-y", "--no-install-recommends", "install", "kcat")
+    run(HERE, 300, "apt-get", "-q", "-y", "--no-install-recommends", "install", *missing)
 
 
 def install(work: Callable[[], None]) -> bool:
@@ -92,7 +94,7 @@ def install(work: Callable[[], None]) -> bool:
 
 def main() -> None:
     with ThreadPoolExecutor() as pool:
-        ready = list(pool.map(install, (kafkajs, franz_go, java, kcat)))
+        ready = list(pool.map(install, (kafkajs, franz_go, java, debian)))
     print(f"clients ready: {sum(ready)} of {len(ready)}, beside those in Python")
 
 

@@ -44,9 +44,14 @@ def run(
     rounds: int,
     seconds: float,
     progress: Callable[[str], None] = lambda _: None,
+    measured: Measured | None = None,
 ) -> Measured:
-    """Warm every broker with every setting once, then go `rounds` times through them all, brokers in turn."""
-    measured = Measured({name: {setting: [] for setting in settings} for name in brokers})
+    """Warm every broker with every setting once, then go `rounds` times through them all, brokers in turn.
+
+    The figures go into `measured` as they come, so that its owner has them after an interrupt.
+    """
+    measured = Measured() if measured is None else measured
+    measured.rounds.update({name: {setting: [] for setting in settings} for name in brokers})
     broken: set[str] = set()
 
     def refused(name: str, error: Exception) -> None:

@@ -1,0 +1,200 @@
+"""The studies of the report: their verdicts, their figures made from samples, and what an interrupt keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tidelog.bench.acks.settings import ALL, Setting
+from tidelog.bench.compare import OURS
+from tidelog.bench.raw import BenchError
+from tidelog.bench.studies import assignors, kills, latency, plan_model, planning, runner
+from tidelog.bench.studies.acks_replicas import PARTITIONS, partition_verdicts
+from tidelog.bench.studies.base import Context
+from tidelog.bench.studies.command import report as report_command
+from tidelog.bench.studies.results import Report, StudyResult, Table, Verdict
+
+
+def holding(verdicts: list[Verdict]) -> list[bool | None]:
+    return [verdict.holds for verdict in verdicts]
+
+
+def rates(*values: float) -> dict[Setting, float]:
+    return {Setting(count, ALL, 2, 2): rate for count, rate in zip(PARTITIONS, values)}
+
+
+def test_a_rate_that_grows_and_flattens_obeys_the_partition_curve() -> None:
+    assert holding(partition_verdicts(OURS, rates(100, 180, 240, 260, 250))) == [True, True]
+    assert holding(partition_verdicts(OURS, rates(100, 100, 100, 100, 100))) == [False, True]
+    assert holding(partition_verdicts(OURS, rates(100, 110, 130, 200, 400))) == [True, False]
+    assert partition_verdicts(OURS, rates(100, 110)) == []
+
+
+def test_kills_are_judged_by_what_was_read_back() -> None:
+    chosen = kills.FULL
+    case = kills.Case(2, True, True)
+    sent = kills.Sent(count=10)
+    assert holding(kills.verdicts(case, OURS, sent, 0, 0, chosen.records_per_s, chosen)) == [True] * 4
+    sent.failed_s[3] = 1.0
+    assert holding(kills.verdicts(case, OURS, sent, 1, 1, 0.0, chosen)) == [False] * 4
+    # Without retries failures are expected, without idempotence doubles are.
+    assert holding(kills.verdicts(kills.Case(2, False, False), OURS, sent, 0, 5, chosen.records_per_s, chosen)) == [
+        True,
+        True,
+    ]
+
+
+def test_the_longest_pause_counts_the_start_and_the_end() -> None:
+    assert kills._longest_pause_s([1.0, 2.0, 2.5, 11.0], 10.0) == 7.5
+    assert kills._longest_pause_s([], 10.0) == 10.0
+
+
+def test_percentiles_are_compared_one_by_one() -> None:
+    ours, theirs = [1.0] * 99 + [50.0], [2.0] * 100
+    assert holding(latency.ahead_verdicts("send", ours, theirs)) == [True, True, False, False]
+    assert latency.ahead_verdicts("send", ours, []) == []
+
+
+def samples(*values: tuple[float, int, float, list[str]]) -> list[dict[str, Any]]:
+    return [{"time_s": at, "records": records, "cpu_s": cpu, "assigned": owned} for at, records, cpu, owned in values]
+
+
+def test_a_timeline_is_made_of_windows_of_all_members() -> None:
+    chosen = assignors.Parameters(100, 1, 2, 2, 1)
+    one = samples((100.0, 0, 1.0, ["a", "b"]), (101.0, 50, 1.5, ["a"]), (102.0, 50, 1.5, ["a"]))
+    two = samples(
+        (99.0, 10, 0.0, ["c"]), (100.0, 10, 0.0, ["c"]), (101.0, 20, 0.0, ["b", "c"]), (103.0, 40, 1.0, ["b", "c"])
+    )
+    found = assignors.timeline_of([one, two], 100.0, chosen)
+    assert found.rates == [(0.5, 60.0), (1.5, 10.0)]
+    assert found.cpu_shares == [(0.5, 50.0), (1.5, 50.0)]
+    assert found.moved == 1
+    assert found.gains == [-50.0]
+    assert found.largest_change == 50.0
+
+
+def test_sticky_is_judged_against_the_smoother_of_the_others() -> None:
+    calm = {"range": 100.0, "roundrobin": 200.0, "sticky": 90.0, "cooperative-sticky": 10.0}
+    assert holding(assignors.smoothness(OURS, calm)) == [True, True]
+    assert holding(assignors.smoothness(OURS, calm | {"sticky": 150.0})) == [False, True]
+    assert assignors.smoothness(OURS, {"sticky": 1.0}) == []
+
+
+class Failing:
+    """A study that measures something and then fails."""
+
+    number, title, question = 1, "failing", "?"
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def measure(self, context: Context, result: StudyResult) -> None:
+        context.progress("half way")
+        result.tables.append(Table("t", ["x"], [[1]]))
+        if self.error is not None:
+            raise self.error
+
+
+def empty_report() -> Report:
+    return Report("now", "command", {}, {})
+
+
+def test_a_study_that_fails_keeps_its_figures_and_the_others_go_on() -> None:
+    found, saved, lines = empty_report(), list[int](), list[str]()
+    context = Context([OURS], True, lines.append)
+    runner.run(
+        [Failing(BenchError("broken")), Failing(None)], context, found, lambda each: saved.append(len(each.studies))
+    )
+    assert saved == [1, 2]
+    assert [study.failures for study in found.studies] == [["broken"], []]
+    assert [study.is_complete for study in found.studies] == [False, True]
+    assert [len(study.tables) for study in found.studies] == [1, 1]
+    assert lines == ["study 1 of 2: half way", "study 2 of 2: half way"]
+
+
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    found, saved = empty_report(), list[Report]()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run([Failing(KeyboardInterrupt())], Context([OURS], True, lambda _: None), found, saved.append)
+    assert saved == [found]
+    assert found.is_interrupted
+    assert not found.studies[0].is_complete
+    assert found.studies[0].tables
+
+
+def test_studies_are_numbered_in_order() -> None:
+    assert [study.number for study in runner.catalogue()] == list(range(1, 10))
+
+
+def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    done = CliRunner().invoke(report_command, ["--from-json", str(tmp_path / "x.json"), "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "not a benchmark report" in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+COSTS = plan_model.Costs(20.0, 0.001, 15.0, 0.0005, 0.0003)
+
+
+def points(costs: plan_model.Costs, sizes: tuple[int, ...] = (200, 64_000)) -> list[plan_model.Point]:
+    return [
+        plan_model.Point(size, replicas, costs.request_cpu_us(size, replicas)) for replicas in (1, 2) for size in sizes
+    ]
+
+
+def test_the_model_is_solved_from_its_own_points() -> None:
+    found = plan_model.solve(points(COSTS), COSTS.out_byte_us)
+    assert found.request_cpu_us(16_000, 3) == pytest.approx(COSTS.request_cpu_us(16_000, 3))
+    assert found.byte_us == pytest.approx(COSTS.byte_us)
+    assert found.replica_request_us == pytest.approx(COSTS.replica_request_us)
+
+
+def test_noise_makes_no_cost_negative() -> None:
+    noisy = [plan_model.Point(200, 1, 30), plan_model.Point(64_000, 1, 20), plan_model.Point(200, 2, 29)]
+    found = plan_model.solve([*noisy, plan_model.Point(64_000, 2, 10)], 0.0)
+    assert min(found.request_us, found.byte_us, found.replica_request_us, found.replica_byte_us) >= 0
+
+
+def test_the_model_needs_its_four_points() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        plan_model.solve(points(COSTS)[:3], 0.0)
+    with pytest.raises(ValueError, match="two sizes"):
+        plan_model.solve(points(COSTS, (1, 2, 3)), 0.0)
+
+
+def test_a_plan_adds_up() -> None:
+    load = plan_model.Load(mb_in=100, fan_out=2, replicas=3, batch_bytes=10_000, retention_hours=10)
+    found = plan_model.plan(COSTS, load)
+    # 10,000 requests a second of 20 + 10 + 2 x (15 + 5) us, and 200 MB a second out at 0.3 ns a byte.
+    assert found.cores == pytest.approx(0.7 + 0.06)
+    assert found.nodes == 3
+    assert found.in_mb_per_node == 100.0
+    assert found.disk_gb_per_node == pytest.approx(3600.0)
+    assert found.out_mb_per_node == pytest.approx(400 / 3)
+    ten_times = plan_model.plan(COSTS, plan_model.Load(1000, 2, 3, 10_000, 10))
+    assert ten_times.nodes == 11
+
+
+def test_costs_are_found_in_a_report() -> None:
+    result = StudyResult(9, "planning", "?")
+    assert planning.costs_of(result, OURS) is None
+    result.tables.append(Table("Costs", ["broker"], [["kafka", 9, 9, 9, 9, 9], [OURS, 20, 0.001, 15, 0.0005, 0.0003]]))
+    assert planning.costs_of(result, OURS) == COSTS
+
+
+@pytest.mark.slow
+def test_a_quick_report_of_one_scenario_is_whole(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')")
+    arguments = ["--quick", "--only", OURS, "--scenario", "5", "--output", str(tmp_path)]
+    done = CliRunner().invoke(report_command, arguments)
+    assert done.exit_code == 0, done.output
+    (study,) = Report.from_json((tmp_path / "report.json").read_text()).studies
+    assert study.is_complete
+    laws = {verdict.statement: (verdict.holds, verdict.evidence) for verdict in study.verdicts}
+    kept = [statement for statement in laws if "acknowledged record" in statement or "doubled" in statement]
+    assert len(kept) == 4
+    assert [laws[statement] for statement in kept if not laws[statement][0]] == []

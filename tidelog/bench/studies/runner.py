@@ -1,0 +1,59 @@
+"""Runs studies one after another and keeps what was measured, also when it is interrupted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from tidelog.bench.compare import FAILURES
+from tidelog.bench.studies.acks_replicas import all_studies
+from tidelog.bench.studies.assignors import Assignors
+from tidelog.bench.studies.base import Context, Study
+from tidelog.bench.studies.curves import Curves
+from tidelog.bench.studies.kills import Kills
+from tidelog.bench.studies.latency import Latency
+from tidelog.bench.studies.planning import Planning
+from tidelog.bench.studies.results import Report, StudyResult
+
+
+def catalogue() -> list[Study]:
+    """Every study by its number."""
+    return [*all_studies(), Kills(), Latency(), Assignors(), Curves(), Planning()]
+
+
+def run(studies: Sequence[Study], context: Context, report: Report, save: Callable[[Report], None]) -> None:
+    """Fill `report`, and save it after each study. An interrupt is saved too, and raised again."""
+    try:
+        for place, study in enumerate(studies):
+            result = StudyResult(study.number, study.title, study.question)
+            report.studies.append(result)
+            start_s = time.monotonic()
+            its_context = Context(
+                context.brokers,
+                context.is_quick,
+                lambda text, place=place: context.progress(f"study {place + 1} of {len(studies)}: {text}"),  # type: ignore[misc]
+            )
+            try:
+                study.measure(its_context, result)
+                result.is_complete = not result.failures
+            except FAILURES as error:
+                result.failures.append(" ".join(str(error).split())[:300])
+            finally:
+                result.elapsed_s = round(time.monotonic() - start_s, 1)
+            save(report)
+    except KeyboardInterrupt:
+        report.is_interrupted = True
+        save(report)
+        raise
+
+
+def versions(kafka: str | None) -> dict[str, str]:
+    """Of what is measured and of the client that measures; `kafka` is None where it does not take part."""
+    found = {}
+    for package in ("tidelog", "confluent-kafka"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found if kafka is None else {**found, "Apache Kafka": kafka}
