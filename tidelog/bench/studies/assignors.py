@@ -197,7 +197,14 @@ def _measure(contestant: Contestant, assignor: str, chosen: Parameters) -> Timel
 
 
 def _member(contestant: Contestant, group: str, assignor: str, topics: Sequence[str]) -> Member:
-    command = [sys.executable, "-m", "tidelog.bench.studies.member", contestant.cluster.bootstrap, group, assignor]
+    command = [
+        sys.executable,
+        "-m",
+        "tidelog.bench.studies.member",
+        contestant.cluster.bootstrap_servers,
+        group,
+        assignor,
+    ]
     member = Member(subprocess.Popen([*command, ",".join(topics)], stdout=subprocess.PIPE))
 
     def read() -> None:
@@ -227,7 +234,7 @@ def _produce(contestant: Contestant, names: Mapping[str, str], records_per_s: in
     """The same number of records into each partition, in steps of 10 ms."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": contestant.cluster.bootstrap, "log_level": 0, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": contestant.cluster.bootstrap_servers, "log_level": 0, "linger.ms": 5})
     targets = [(names[topic], index) for topic, count in PARTITIONS.items() for index in range(count)]
     value, sent, start_s = bytes(RECORD_BYTES), 0, time.monotonic()
     while not stop.is_set():

@@ -183,7 +183,7 @@ def _produce(contestant: Contestant, name: str, partitions: int, records: int, s
     failures: list[Any] = []
     producer = Producer(
         {
-            "bootstrap.servers": contestant.cluster.bootstrap,
+            "bootstrap.servers": contestant.cluster.bootstrap_servers,
             "acks": "all",
             "log_level": 0,
             "queue.buffering.max.messages": 1_000_000,
@@ -209,7 +209,7 @@ def _consume(contestant: Contestant, name: str, consumers: int, records: int) ->
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     settings = {
-        "bootstrap.servers": contestant.cluster.bootstrap, "group.id": "bench", "enable.auto.commit": False,
+        "bootstrap.servers": contestant.cluster.bootstrap_servers, "group.id": "bench", "enable.auto.commit": False,
         "fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 4096, "log_level": 0,
     }  # fmt: skip
     left = {}

@@ -25,7 +25,7 @@ from tidelog.bench.raw import BenchError
 from tidelog.bench.studies.base import Context
 from tidelog.bench.studies.results import Chart, Mark, Series, StudyResult, Table, Verdict, rate_over_time
 from tidelog.bench.topics import NewTopic, create
-from tidelog.testing.processes import TidelogCluster
+from tidelog.testing.cluster import EmbeddedCluster, tidelog_node
 
 BROKERS, PARTITIONS, REPLICAS, MIN_INSYNC = 4, 12, 4, 2
 RECORD_BYTES = 1000
@@ -124,7 +124,7 @@ class Kills:
         await_leaders(port, topic, PARTITIONS, REPLICAS, _READY_TIMEOUT_S)
         sent = _send_under_kills(cluster, topic, case, chosen)
         await_leaders(port, topic, PARTITIONS, REPLICAS, _READY_TIMEOUT_S)
-        copies = _read_back(cluster.bootstrap, topic)
+        copies = _read_back(cluster.bootstrap_servers, topic)
         lost = sum(number not in copies for number in sent.acknowledged_s)
         doubled = sum(count - 1 for count in copies.values())
         times = sorted(sent.acknowledged_s.values())
@@ -161,10 +161,10 @@ def verdicts(
     return found
 
 
-def _cluster(name: str, directory: Path) -> TidelogCluster | KafkaCluster:
+def _cluster(name: str, directory: Path) -> EmbeddedCluster | KafkaCluster:
     """Not started. It has one voter that is no victim: the last brokers are killed."""
     if name == OURS:
-        return TidelogCluster(directory, BROKERS, 1, OPTIONS)
+        return EmbeddedCluster(BROKERS, directory, controllers=1, config=OPTIONS, make_node=tidelog_node)
     return KafkaCluster(directory, BROKERS, 1, OPTIONS)
 
 
@@ -174,7 +174,7 @@ def _send_under_kills(cluster: Cluster, topic: str, case: Case, chosen: Paramete
 
     victims = [cluster.nodes[BROKERS - place] for place in range(case.killed)]
     sent = Sent()
-    producer = Producer(_settings(cluster.bootstrap, case))
+    producer = Producer(_settings(cluster.bootstrap_servers, case))
     value = bytes(RECORD_BYTES - _NUMBER.size)
     clock = time.monotonic
     start_s = clock()

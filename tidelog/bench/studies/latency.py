@@ -118,7 +118,13 @@ def _measure(contestant: Contestant, chosen: Parameters) -> tuple[array[int], ar
     with topic(contestant, PARTITIONS, REPLICAS, {"min.insync.replicas": str(MIN_INSYNC)}) as its:
         warming = int(chosen.records_per_s * chosen.warm_s)
         records = warming + int(chosen.records_per_s * chosen.seconds)
-        command = [sys.executable, "-m", "tidelog.bench.studies.arrivals", contestant.cluster.bootstrap, its.name]
+        command = [
+            sys.executable,
+            "-m",
+            "tidelog.bench.studies.arrivals",
+            contestant.cluster.bootstrap_servers,
+            its.name,
+        ]
         consumer = subprocess.Popen([*command, str(PARTITIONS), str(records)], stdout=subprocess.PIPE)
         try:
             assert consumer.stdout is not None
@@ -144,7 +150,7 @@ def _send(contestant: Contestant, its: Topic, records: int, records_per_s: int) 
     failures: list[str] = []
     clock, pad = time.monotonic_ns, bytes(RECORD_BYTES - DUE.size)
     producer = Producer(
-        {"bootstrap.servers": contestant.cluster.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0}
+        {"bootstrap.servers": contestant.cluster.bootstrap_servers, "acks": "all", "linger.ms": 0, "log_level": 0}
     )
     interval_ns, start_ns = int(1e9 / records_per_s), clock()
     for number in range(records):
