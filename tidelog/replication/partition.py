@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import BrokerImage, PartitionImage
     from tidelog.replication.isr import FollowerReplica, Proposal
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog, ReadResult
+    from tidelog.storage.producers.verification import TransactionAppend
 
 logger = logging.getLogger("tidelog.replication")
 
@@ -179,7 +180,12 @@ class Partition:
     # ------------------------------------------------------------------------------------------------- leader: append
 
     def append_as_leader(
-        self, batches: memoryview, now_ms: int, required_acks: int = ACKS_ALL, from_client: bool = True
+        self,
+        batches: memoryview,
+        now_ms: int,
+        required_acks: int = ACKS_ALL,
+        from_client: bool = True,
+        transaction: TransactionAppend | None = None,
     ) -> AppendInfo:
         """Append client batches; `batches` must be writable, offsets and epoch are written into it.
 
@@ -198,7 +204,9 @@ class Partition:
                 f"requirement of {self.min_insync_replicas} for partition {self.topic}-{self.index}",
             )
         log = self.log
-        info = log.append_as_leader(batches, self.leader_epoch, now_ms, from_client=from_client)
+        info = log.append_as_leader(
+            batches, self.leader_epoch, now_ms, from_client=from_client, transaction=transaction
+        )
         if not self.awaits_followers:
             if book.followers or log.durability.blocked_from >= 0 or not self.leads:
                 self._move_high_watermark()

@@ -206,9 +206,11 @@ class NodeConfig(TypedValues):
         from tidelog.storage.segments.log_config import LogConfig
 
         # A broker's in Kafka; our logs know only what their own settings say.
-        name = "producer.id.expiration.ms"
-        expiration_ms = next((layer[name] for layer in layers if name in layer), str(self[name]))
-        return LogConfig.from_topic_config({**self.topic_defaults(layers), name: expiration_ms, **overrides})
+        passed_along = {
+            name: next((layer[name] for layer in layers if name in layer), str(self[name]))
+            for name in ("producer.id.expiration.ms", "transaction.partition.verification.enable")
+        }
+        return LogConfig.from_topic_config({**self.topic_defaults(layers), **passed_along, **overrides})
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

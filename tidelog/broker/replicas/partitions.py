@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog
+    from tidelog.storage.producers.verification import TransactionAppend
     from tidelog.storage.segments.reader import ColdRead
 
 logger = logging.getLogger("tidelog.partitions")
@@ -151,7 +152,13 @@ class Partitions:
     # ------------------------------------------------------------------------------------------------ append, read
 
     def append(
-        self, partition: Partition, batches: memoryview, now_ms: int, required_acks: int, from_client: bool = True
+        self,
+        partition: Partition,
+        batches: memoryview,
+        now_ms: int,
+        required_acks: int,
+        from_client: bool = True,
+        transaction: TransactionAppend | None = None,
     ) -> AppendInfo:
         """Append as leader; raises KafkaError, or NeedsInspection for a batch to be looked at first.
 
@@ -161,7 +168,7 @@ class Partitions:
         log = partition.log
         high_watermark = log.high_watermark
         try:
-            info = partition.append_as_leader(batches, now_ms, required_acks, from_client)
+            info = partition.append_as_leader(batches, now_ms, required_acks, from_client, transaction)
         except KafkaError as error:
             partition.watch.traffic.refused(error.code, len(batches))
             raise

@@ -29,6 +29,7 @@ from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebuild_transaction_index, replay
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
+from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.append import (
     NO_APPEND_TIME,
@@ -194,8 +195,9 @@ class PartitionLog:
     # Appending
 
     def append_as_leader(
-        self, batches: memoryview, leader_epoch: int, now_ms: int, *, from_client: bool = True
-    ) -> AppendInfo:
+        self, batches: memoryview, leader_epoch: int, now_ms: int, *, from_client: bool = True,
+        transaction: TransactionAppend | None = None,
+    ) -> AppendInfo:  # fmt: skip
         """Check, stamp and append with one write. `batches` must be writable; it is stamped in place.
 
         Raises KafkaError for what is refused, OSError when the disk refuses (the log is as it was, but its directory
@@ -214,14 +216,16 @@ class PartitionLog:
                 if batch[5] & CONTROL_FLAG:
                     markers = markers_in(data, admitted)
                     for marker in markers.values():
-                        self.producers.check_marker(marker)
+                        self.producers.check_marker(marker, transaction[1] if transaction else 0)
                     continue
                 if self.lacks_producers and from_client and not self._know_producers():
                     raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} is being repaired")
-                repeated = self.producers.check(
-                    batch[6], batch[7], batch[8], batch[3] - batch[2], bool(batch[5] & TRANSACTIONAL_FLAG), from_client,
-                    now_ms,
-                )  # fmt: skip
+                sequences = (batch[6], batch[7], batch[8], batch[3] - batch[2])
+                if batch[5] & TRANSACTIONAL_FLAG:
+                    given, needed = transaction[0] if transaction else None, self.config.verifies_transactions
+                    repeated = self.producers.check_transactional(*sequences, from_client, now_ms, given, needed)
+                else:
+                    repeated = self.producers.check(*sequences, False, from_client, now_ms)
                 if repeated is not None:
                     return self.repeated(repeated)
         self._append(data, admitted, now_ms, markers)

@@ -13,11 +13,15 @@ from typing import Final, NamedTuple
 from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader, increment_sequence
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.producers.refused_batches import RefusedOfPartition
+from tidelog.storage.producers.verification import Verification, Verifications
 
 BATCHES_RETAINED: Final = 5
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
+STRICT_MARKERS_FROM: Final = 2
+"""From this transaction version on, each transaction of a producer has an epoch of its own."""
 _MAX_SEQUENCE: Final = 2**31 - 1
+_MAX_EPOCH: Final = 2**15 - 1
 
 SentBatch = tuple[int, int, int, int, int]
 """A batch that was appended: first sequence, last sequence, first offset, last offset, maximum timestamp."""
@@ -77,11 +81,13 @@ class ProducerEntry:
 class ProducerState:
     """All producers of one partition, and its transactions that are open or not yet replicated."""
 
-    __slots__ = ("_ongoing", "_unreplicated", "end_offset", "entries", "refused")
+    __slots__ = ("_ongoing", "_unreplicated", "end_offset", "entries", "refused", "verifications")
 
     def __init__(self) -> None:
         self.refused: RefusedOfPartition | None = None
         """What was refused and will come again; given by the replica that leads, not a part of the state."""
+        self.verifications = Verifications()
+        """Of transactions that are about to begin here; not a part of the state either."""
         self.entries: dict[int, ProducerEntry] = {}
         self._ongoing: dict[int, int] = {}  # first offset -> producer id, in rising order of offset
         self._unreplicated: dict[int, int] = {}  # first offset -> offset of the marker that is above the high watermark
@@ -129,9 +135,7 @@ class ProducerState:
                 self.refused.check_gap(producer_id, epoch, first_sequence, None, now_ms)
             return None
         if epoch < entry.epoch:
-            raise KafkaError(
-                ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} of producer {producer_id} is older than {entry.epoch}"
-            )
+            raise _older_epoch(producer_id, epoch, entry.epoch)
         if from_client:
             if epoch == entry.epoch:
                 batches = entry.batches
@@ -157,6 +161,71 @@ class ProducerState:
         if entry.transaction_first_offset >= 0 and not is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} has an open transaction")
         return None
+
+    def begin_verification(
+        self, producer_id: int, epoch: int, first_sequence: int, adds: bool, now_ms: int
+    ) -> Verification | None:
+        """For a transactional batch that has come: what it needs to enter, None where its transaction is open here.
+
+        Raises INVALID_PRODUCER_EPOCH.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is not None:
+            if epoch < entry.epoch:
+                raise _older_epoch(producer_id, epoch, entry.epoch)
+            if epoch == entry.epoch and entry.transaction_first_offset >= 0:
+                return None
+        return self.verifications.begin(producer_id, epoch, first_sequence, adds, now_ms)
+
+    def check_transactional(
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        record_delta: int,
+        from_client: bool,
+        now_ms: int,
+        verification: Verification | None,
+        needs_verification: bool,
+    ) -> SentBatch | None:
+        """As `check`, for a transactional batch: one that opens a transaction must hold its verification.
+
+        Raises INVALID_TXN_STATE where it does not, after INVALID_PRODUCER_EPOCH, from which producers recover.
+        """
+        if from_client:
+            repeated = self.find_repeated(producer_id, epoch, first_sequence, record_delta)
+            if repeated is not None:
+                return repeated
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.transaction_first_offset < 0 or entry.epoch != epoch:
+            if entry is not None and epoch < entry.epoch:
+                raise _older_epoch(producer_id, epoch, entry.epoch)
+            if needs_verification and not self.verifications.holds(producer_id, verification):
+                raise KafkaError(
+                    ErrorCode.INVALID_TXN_STATE, f"no transaction of producer {producer_id} is open in this partition"
+                )
+        if from_client:
+            self._check_first_sequence(producer_id, epoch, first_sequence, entry, now_ms)
+        return self.check(producer_id, epoch, first_sequence, record_delta, True, from_client, now_ms)
+
+    def _check_first_sequence(
+        self, producer_id: int, epoch: int, first_sequence: int, entry: ProducerEntry | None, now_ms: int
+    ) -> None:
+        """No batch overtakes another one that waits for the verification, or was refused after it."""
+        under_way = self.verifications.get(producer_id)
+        if under_way is None:
+            return
+        is_unknown = under_way.adds and (entry is None or not entry.batches)
+        lowest_sequence = 0 if is_unknown else under_way.lowest_sequence
+        if first_sequence > lowest_sequence:
+            if self.refused is not None:
+                expected = self.expected_sequence(producer_id, epoch)
+                self.refused.check_gap(producer_id, epoch, first_sequence, expected, now_ms)
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"sequence {first_sequence} of producer {producer_id} is not the first of its transaction, "
+                f"{lowest_sequence}",
+            )
 
     def find_repeated(self, producer_id: int, epoch: int, first_sequence: int, record_delta: int) -> SentBatch | None:
         """The batch of the log that this one repeats, if it is among the last five of its producer."""
@@ -205,18 +274,30 @@ class ProducerState:
         if is_transactional and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = first_offset
             self._ongoing[first_offset] = producer_id
+        if is_transactional and self.verifications:
+            self.verifications.end(producer_id)
 
     # Transaction markers
 
-    def check_marker(self, marker: EndMarker) -> None:
-        """Raises INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED."""
+    def check_marker(self, marker: EndMarker, transaction_version: int = 0) -> None:
+        """Raises INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
+
+        With transaction version 2 the coordinator raises the epoch for the marker, so that one of the present epoch is
+        late, unless no transaction is open: then the coordinator repeats what it has not heard of. At the last epoch
+        there is none above it.
+        """
         entry = self.entries.get(marker.producer_id)
         if entry is None:
             return
-        if marker.producer_epoch < entry.epoch:
+        epoch = marker.producer_epoch
+        is_late = epoch < entry.epoch
+        if epoch == entry.epoch and transaction_version >= STRICT_MARKERS_FROM:
+            is_late = entry.transaction_first_offset >= 0 and epoch != _MAX_EPOCH
+        if is_late:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"a marker of epoch {marker.producer_epoch}, the producer is at {entry.epoch}",
+                f"a marker of epoch {epoch} and transaction version {transaction_version}, the producer is at "
+                f"{entry.epoch}",
             )
         if marker.coordinator_epoch < entry.coordinator_epoch:
             raise KafkaError(
@@ -226,6 +307,8 @@ class ProducerState:
 
     def accept_marker(self, marker: EndMarker) -> CompletedTransaction | None:
         """Note a marker that is in the log; the transaction it ended, if one was open."""
+        if self.verifications:
+            self.verifications.end_by_marker(marker.producer_id, marker.producer_epoch)
         entry = self.entries.get(marker.producer_id)
         if entry is None:
             entry = self.entries[marker.producer_id] = ProducerEntry(marker.producer_id, marker.producer_epoch)
@@ -299,4 +382,12 @@ class ProducerState:
         ]
         for producer_id in expired:
             del self.entries[producer_id]
+        if self.verifications:
+            self.verifications.remove_expired(now_ms, expiration_ms)
         return len(expired)
+
+
+def _older_epoch(producer_id: int, epoch: int, known: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} of producer {producer_id} is older than {known}"
+    )

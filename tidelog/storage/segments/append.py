@@ -123,7 +123,8 @@ def admit(
 
     Returns the bytes to write (the given ones unless the topic recompresses) and one tuple per batch. `batches` must be
     writable. Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP, MESSAGE_TOO_LARGE,
-    UNSUPPORTED_COMPRESSION_TYPE; or NeedsInspection. Bytes of a refused buffer may have been stamped.
+    UNSUPPORTED_COMPRESSION_TYPE; or NeedsInspection. Bytes of a refused buffer may have been stamped. No control
+    batch is too large: a transaction must be able to end whatever the topic's limit is.
     """
     size = len(batches)
     position = 0
@@ -142,7 +143,7 @@ def admit(
         if magic != MAGIC or length < MIN_BATCH_LENGTH or end > size:
             batches = _without_fragment(batches, position)
             break
-        if length + LOG_OVERHEAD > rules.max_message_bytes:
+        if length + LOG_OVERHEAD > rules.max_message_bytes and (from_client or not attributes & CONTROL_FLAG):
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"a batch of {length + LOG_OVERHEAD} bytes is above max.message.bytes, {rules.max_message_bytes}",

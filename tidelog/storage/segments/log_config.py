@@ -16,6 +16,8 @@ INT64_MAX: Final = 2**63 - 1
 DAY_MS: Final = 24 * 60 * 60 * 1000
 # Who looks for an offset walks over the batches since the last row, while others wait; a row costs next to nothing.
 INDEX_INTERVAL_BYTES_MAX: Final = 256 * 1024
+# A broker setting in Kafka, passed along.
+VERIFICATION: Final = "transaction.partition.verification.enable"
 
 _INTEGERS: Final = {
     "segment.bytes": "segment_bytes",
@@ -70,6 +72,7 @@ class LogConfig:
     compression_lz4_level: int = 9
     compression_zstd_level: int = 3
     producer_id_expiration_ms: int = DAY_MS
+    verifies_transactions: bool = False
 
     @property
     def is_compacted(self) -> bool:
@@ -97,6 +100,8 @@ class LogConfig:
             found["cleanup_policy"] = frozenset(filter(None, split_list(values["cleanup.policy"])))
         if "preallocate" in values:
             found["preallocate"] = trim(values["preallocate"]).lower() == "true"
+        if VERIFICATION in values:
+            found["verifies_transactions"] = trim(values[VERIFICATION]).lower() == "true"
         if "min.cleanable.dirty.ratio" in values:
             found["min_cleanable_dirty_ratio"] = parse_double(values["min.cleanable.dirty.ratio"])
         config = cls(**found)  # type: ignore[arg-type]
