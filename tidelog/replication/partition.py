@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidelog.replication.controller.metadata.image import BrokerImage, PartitionImage
     from tidelog.replication.isr import FollowerReplica, Proposal
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog, ReadResult
-    from tidelog.storage.producers.verification import TransactionAppend
+    from tidelog.storage.producers.verification import TransactionAppend, Verification
 
 logger = logging.getLogger("tidelog.replication")
 
@@ -213,6 +213,18 @@ class Partition:
             elif log.high_watermark < log.log_end_offset:
                 log.set_high_watermark(log.log_end_offset)  # what the above comes to for the only replica
         return info
+
+    def begin_verification(
+        self, producer_id: int, producer_epoch: int, first_sequence: int, adds: bool, now_ms: int
+    ) -> Verification | None:
+        """What a transactional batch that has come needs to be appended; None where it needs nothing.
+
+        `adds`: the coordinator is to add this partition to the transaction, which it must hear of in any case. Raises
+        INVALID_PRODUCER_EPOCH.
+        """
+        if not adds and not self.log.config.verifies_transactions:
+            return None
+        return self.log.producers.begin_verification(producer_id, producer_epoch, first_sequence, adds, now_ms)
 
     def _find_repeated(self, batches: memoryview) -> AppendInfo | None:
         """Where the batch is in the log already. Its producer waits for the acknowledgement, not for a place."""

@@ -147,10 +147,9 @@ def test_a_batch_behind_one_that_was_refused_is_refused_alike(log: PartitionLog)
     """OUT_OF_ORDER_SEQUENCE_NUMBER would make the producer give up a transaction that only had to wait."""
     log.producers.refused = RefusedBatches().of(("t", 0))
     verification = begin(log, adds=True)
-    first = idempotent(0, transactional=True)
-    log.producers.refused.note(
-        sequenced_header(first), ErrorCode.NOT_ENOUGH_REPLICAS, None, NOW
-    )  # the coordinator was not to be had
+    header = sequenced_header(idempotent(0, transactional=True))
+    assert header is not None
+    log.producers.refused.note(header, ErrorCode.NOT_ENOUGH_REPLICAS, None, NOW)  # its coordinator did not answer
     assert refused(send, log, 1, verification) == ErrorCode.NOT_ENOUGH_REPLICAS
     assert send(log, 0, verification).first_offset == 0
 
@@ -161,6 +160,13 @@ def test_coordinators_batches_are_verified_too(log: PartitionLog):
     transaction = TransactionAppend(begin(log, sequence=-1))
     log.append_as_leader(idempotent(-1, transactional=True), 0, NOW, from_client=False, transaction=transaction)
     assert log.producers.entries[PID].transaction_first_offset == 0
+
+
+def test_a_coordinators_batch_has_no_last_sequence(logs: MakeLogs):
+    """As Kafka's snapshots and DescribeProducers have it."""
+    log = logs().log
+    log.append_as_leader(idempotent(-1, 3, transactional=True), 0, NOW, from_client=False)
+    assert log.producers.entries[PID].batches == [(-1, -1, 0, 2, NOW + 2)]
 
 
 def test_what_is_never_answered_is_forgotten_in_time(log: PartitionLog):

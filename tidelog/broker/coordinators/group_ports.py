@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from tidelog.protocol.batches.record_batch import NO_SEQUENCE
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.backoff import SHORTAGE_PAUSE_S
 from tidelog.replication.partition import ACKS_ALL
@@ -17,6 +18,7 @@ from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
+    from tidelog.storage.producers.verification import TransactionAppend, Verification
 
 _EMPTY_CHUNK = memoryview(b"")
 READ_BYTES = 1024 * 1024
@@ -33,10 +35,18 @@ class GroupPorts:
         self._loop = loop
         self._clock_ms = clock_ms
 
-    def append(self, partition: int, batch: bytearray) -> int:
+    def append(self, partition: int, batch: bytearray, transaction: TransactionAppend | None = None) -> int:
         leader = self._partitions.leader(self._topic, partition)
-        info = self._partitions.append(leader, memoryview(batch), self._clock_ms(), ACKS_ALL, from_client=False)
+        info = self._partitions.append(
+            leader, memoryview(batch), self._clock_ms(), ACKS_ALL, from_client=False, transaction=transaction
+        )
         return info.last_offset + 1
+
+    def begin_verification(
+        self, partition: int, producer_id: int, producer_epoch: int, adds: bool
+    ) -> Verification | None:
+        leader = self._partitions.leader(self._topic, partition)
+        return leader.begin_verification(producer_id, producer_epoch, NO_SEQUENCE, adds, self._clock_ms())
 
     def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
         try:

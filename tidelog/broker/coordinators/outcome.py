@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.producers.verification import TransactionAppend
 
 
 class Now(NamedTuple):
@@ -31,17 +32,35 @@ class Caller(NamedTuple):
     client_host: str = ""
 
 
+class WriteTransaction(NamedTuple):
+    """The transaction of a producer to which a write belongs."""
+
+    producer_id: int
+    producer_epoch: int
+    append: TransactionAppend = TransactionAppend()
+
+
+class TransactionEnd(NamedTuple):
+    """The end of a transaction, which a write may be in place of records: a marker in the log."""
+
+    is_commit: bool
+    coordinator_epoch: int
+
+
 @dataclass(slots=True)
 class Write:
     """Records that are appended as one batch and replayed after their commit.
 
     `replies` are sent after the replay; a failed append replaces them with its error. The runtime
-    hands `context` to the coordinator's `on_committed` or `on_failed`.
+    hands `context` to the coordinator's `on_committed` or `on_failed`. With `transaction` the
+    records are transactional; `end` ends the transaction, and there are no records.
     """
 
     records: list[Any]
     replies: list[tuple[int, Any]] = field(default_factory=list)
     context: Any = None
+    transaction: WriteTransaction | None = None
+    end: TransactionEnd | None = None
 
 
 class Outcome:

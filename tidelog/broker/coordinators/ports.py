@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from tidelog.protocol.errors import ErrorCode
+from tidelog.storage.producers.verification import TransactionAppend, Verification
 
 
 class TimerHandle(Protocol):
@@ -20,8 +21,19 @@ class TimerHandle(Protocol):
 class Ports(Protocol):
     """The node's services for the runtime."""
 
-    def append(self, partition: int, batch: bytearray) -> int:
-        """Append as leader; returns the offset after the batch's last record. Raises KafkaError."""
+    def append(self, partition: int, batch: bytearray, transaction: TransactionAppend | None = None) -> int:
+        """Append as leader; returns the offset after the batch's last record. Raises KafkaError.
+
+        `transaction`: for a batch of a producer's transaction, or the marker at its end.
+        """
+
+    def begin_verification(
+        self, partition: int, producer_id: int, producer_epoch: int, adds: bool
+    ) -> Verification | None:
+        """For a producer that is about to write: what its first batch needs, None if it needs nothing.
+
+        Raises KafkaError.
+        """
 
     def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
         """Call back with None when all records below `offset` are committed, or with the error that

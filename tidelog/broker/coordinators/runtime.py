@@ -18,12 +18,25 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 from tidelog.broker.coordinators.loading import CHUNK_NOT_READY, STEP_DONE, replay_log
-from tidelog.broker.coordinators.outcome import Coordinator, Now, Outcome, Write
+from tidelog.broker.coordinators.outcome import (
+    Coordinator,
+    Now,
+    Outcome,
+    TransactionEnd,
+    Write,
+    WriteTransaction,
+)
 from tidelog.broker.coordinators.ports import Ports, TimerHandle, error_for_members
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
 from tidelog.broker.network.request import Deferred
-from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.batches.records import (
+    ControlRecordType,
+    encode_batch,
+    encode_control_batch,
+    encode_end_txn_value,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.storage.producers.verification import Verification
 
 logger = logging.getLogger("tidelog.coordinator")
 
@@ -35,6 +48,10 @@ PENDING_BYTES_OF_NODE_MAX = 256 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
 # The pause of a load while a thread reads the next chunk.
 CHUNK_RETRY_MS = 2
+# Refusals of one producer's append, which say nothing about the partition.
+PRODUCER_ERRORS = frozenset(
+    (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+)
 
 
 class _ShardState(Enum):
@@ -170,6 +187,26 @@ class CoordinatorRuntime(Generic[C]):
             raise deferred.response
         return deferred if deferred.response is None else deferred.response
 
+    def begin_verification(
+        self, partition: int, producer_id: int, producer_epoch: int, adds: bool
+    ) -> Verification | None:
+        """For a transactional write that is to follow; see `Ports`. Raises as `submit` does."""
+        self._active(partition)
+        return self._ports.begin_verification(partition, producer_id, producer_epoch, adds)
+
+    def end_transaction(self, partition: int, transaction: WriteTransaction, end: TransactionEnd) -> Any:
+        """Append a marker behind all writes so far, and replay it; returns True, or a Deferred.
+
+        Raises as `submit` does.
+        """
+
+        def write_marker(coordinator: C, token: int, now: Now) -> Outcome:
+            outcome = Outcome(now)
+            outcome.writes.append(Write([], [(token, True)], transaction=transaction, end=end))
+            return outcome
+
+        return self.submit(partition, write_marker)
+
     def read(self, partition: int, operation: Callable[[C], Any]) -> Any:
         """Run a read of the committed state; raises as `submit` does."""
         return operation(self._active(partition).coordinator)
@@ -240,16 +277,17 @@ class CoordinatorRuntime(Generic[C]):
 
     def _write(self, shard: _Shard[C], write: Write, outcome: Outcome) -> None:
         try:
-            records = [(outcome.wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]
-            batch = encode_batch(records, compression=self._compression)
+            transaction = write.transaction
+            batch = self._encode(shard, write, outcome.wall_ms)
             size_bytes = len(batch)
             shard.writes_under_way += 1
             try:
-                next_offset = self._ports.append(shard.partition, batch)
+                append = transaction.append if transaction is not None else None
+                next_offset = self._ports.append(shard.partition, batch, append)
             finally:
                 shard.writes_under_way -= 1
         except KafkaError as error:
-            if shard.append_error is not error.code:
+            if shard.append_error is not error.code and error.code not in PRODUCER_ERRORS:
                 shard.append_error = error.code  # logged once, not once a request
                 logger.warning("%s: appends to partition %d are refused: %s", self._name, shard.partition, error)
             self._fail(shard, write, error_for_members(error.code))
@@ -272,6 +310,29 @@ class CoordinatorRuntime(Generic[C]):
             shard.partition, next_offset, lambda error: self._on_commit(shard, next_offset, error)
         )
         self._drain(shard)
+
+    def _encode(self, shard: _Shard[C], write: Write, wall_ms: int) -> bytearray:
+        """The batch of a write. Raises ValueError."""
+        transaction = write.transaction
+        if write.end is not None:
+            assert transaction is not None
+            return encode_control_batch(
+                ControlRecordType.COMMIT if write.end.is_commit else ControlRecordType.ABORT,
+                encode_end_txn_value(write.end.coordinator_epoch),
+                timestamp=wall_ms,
+                producer_id=transaction.producer_id,
+                producer_epoch=transaction.producer_epoch,
+            )
+        records = [(wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]
+        if transaction is None:
+            return encode_batch(records, compression=self._compression)
+        return encode_batch(
+            records,
+            compression=self._compression,
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            transactional=True,
+        )
 
     def _fail(self, shard: _Shard[C], write: Write, error: ErrorCode, in_log: bool = False) -> None:
         for token, _ in write.replies:
@@ -314,8 +375,11 @@ class CoordinatorRuntime(Generic[C]):
             return
         write = pending.write
         base_offset = pending.next_offset - len(write.records)
+        producer_id = -1 if write.transaction is None else write.transaction.producer_id
         for index, record in enumerate(write.records):
-            shard.coordinator.replay(base_offset + index, record, -1)
+            shard.coordinator.replay(base_offset + index, record, producer_id)
+        if write.end is not None:
+            shard.coordinator.replay_end_transaction(producer_id, write.end.is_commit)
         if pending.is_answered:
             return
         for token, response in write.replies:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader, increment_sequence
+from tidelog.protocol.batches.record_batch import (
+    CONTROL_FLAG,
+    NO_SEQUENCE,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    increment_sequence,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.producers.refused_batches import RefusedOfPartition
 from tidelog.storage.producers.verification import Verification, Verifications
@@ -274,8 +280,11 @@ class ProducerState:
         if is_transactional and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = first_offset
             self._ongoing[first_offset] = producer_id
-        if is_transactional and self.verifications:
-            self.verifications.end(producer_id)
+        if is_transactional:
+            if first_sequence < 0:  # of a coordinator, which does not number what it writes
+                batches[-1] = (NO_SEQUENCE, NO_SEQUENCE, first_offset, last_offset, timestamp)
+            if self.verifications:
+                self.verifications.end(producer_id)
 
     # Transaction markers
 

@@ -23,6 +23,8 @@ from tidelog.protocol.messages.offset_commit import (
     OffsetCommitResponse,
 )
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
+from tidelog.storage.producers.producer_state import ProducerState
+from tidelog.storage.producers.verification import TransactionAppend, Verification
 
 Committed = Callable[[Exception | None], None]
 
@@ -46,13 +48,17 @@ class FakePorts:
         self.high_watermarks: dict[int, int] = {}
         self.topic_ends: dict[tuple[str, int], int] = {}
         self.refuse_appends: KafkaError | None = None
+        self.transactions: list[TransactionAppend | None] = []  # of each append
+        self.verifies = False
+        self.producers = ProducerState()  # of all partitions
         self.time_ms = 1_000_000
         self.wall_ahead_ms = 1_700_000_000_000
         self._waiting: dict[int, list[tuple[int, Committed]]] = {}
         self._timers: list[tuple[int, int, Handle]] = []
         self._sequence = 0
 
-    def append(self, partition: int, batch: bytearray) -> int:
+    def append(self, partition: int, batch: bytearray, transaction: TransactionAppend | None = None) -> int:
+        self.transactions.append(transaction)
         if self.refuse_appends is not None:
             raise self.refuse_appends
         base_offset = self.end_offsets.get(partition, 0)
@@ -64,6 +70,13 @@ class FakePorts:
         if self.commits_at_once:
             self.high_watermarks[partition] = self.end_offsets[partition]
         return self.end_offsets[partition]
+
+    def begin_verification(
+        self, partition: int, producer_id: int, producer_epoch: int, adds: bool
+    ) -> Verification | None:
+        if not self.verifies:
+            return None
+        return self.producers.begin_verification(producer_id, producer_epoch, -1, adds, self.time_ms)
 
     def when_committed(self, partition: int, offset: int, callback: Committed) -> None:
         if self.high_watermarks.get(partition, 0) >= offset:

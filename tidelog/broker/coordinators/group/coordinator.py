@@ -22,11 +22,13 @@ from tidelog.broker.coordinators.group.offsets import (
     RequestedTopics,
     commit_records,
     commit_refusal,
+    txn_commit_records,
+    txn_commit_refusal,
 )
 from tidelog.broker.coordinators.group.rebalance import GroupWrite, Rebalancer, TimerKey, sync_response
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
 from tidelog.broker.coordinators.group.states import HEARTBEAT_ANSWER, GroupState
-from tidelog.broker.coordinators.outcome import Caller, Now, Outcome, RandomBits
+from tidelog.broker.coordinators.outcome import Caller, Now, Outcome, RandomBits, WriteTransaction
 from tidelog.broker.coordinators.timers import TimerQueue
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult
@@ -36,8 +38,9 @@ from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRespo
 from tidelog.protocol.messages.join_group import JoinGroupRequest
 from tidelog.protocol.messages.leave_group import LeaveGroupResponse, MemberIdentity, MemberResponse
 from tidelog.protocol.messages.list_groups import ListedGroup
-from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 EXPIRE = TimerKey("expire")
 # The bounds of one turn of the expiry; the rest follows a millisecond later.
@@ -205,18 +208,43 @@ class GroupCoordinator:
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._rebalancer.extend_session(group, group.members[request.member_id], now.steady_ms)
         commits, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
-        growth_bytes = self.offsets.growth_by(commits)
+        self._store_offsets(request.group_id, commits, caller, response, outcome)
+        return outcome
+
+    def commit_offsets_of_transaction(
+        self, request: TxnOffsetCommitRequest, transaction: WriteTransaction, caller: Caller, now: Now
+    ) -> Outcome:
+        """As `commit_offsets`; the offsets wait for the end of the transaction."""
+        outcome = Outcome(now)
+        error = txn_commit_refusal(self.groups.get(request.group_id), request)
+        if error is not ErrorCode.NONE:
+            outcome.refuse(caller.token, error)
+            return outcome
+        commits, response = txn_commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
+        self._store_offsets(request.group_id, commits, caller, response, outcome, transaction)
+        return outcome
+
+    def _store_offsets(
+        self,
+        group_id: str,
+        commits: list[OffsetCommit],
+        caller: Caller,
+        response: OffsetCommitResponse | TxnOffsetCommitResponse,
+        outcome: Outcome,
+        transaction: WriteTransaction | None = None,
+    ) -> None:
+        growth_bytes = self.offsets.growth_by(commits, -1 if transaction is None else transaction.producer_id)
         if growth_bytes > 0 and not self.offsets.memory.has_room_for(growth_bytes):
-            text = f"group {request.group_id} may not commit {len(commits)} offsets: those of this node hold too much"
+            text = f"group {group_id} may not commit {len(commits)} offsets: those of this node hold too much"
             outcome.warn("offsets hold too much", text)
             outcome.refuse(caller.token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         elif commits:
             write = OffsetWrite(commits, max(growth_bytes, 0))
             self.offsets.begin(write)
             outcome.reply_when_stored(commits, caller.token, response, write)
+            outcome.writes[-1].transaction = transaction
         else:
             outcome.reply(caller.token, response)
-        return outcome
 
     def fetch_offsets(
         self, group_id: str, topics: RequestedTopics | None, require_stable: bool, caller: Caller, now: Now

@@ -31,6 +31,12 @@ from tidelog.protocol.messages.offset_commit import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
+from tidelog.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 
 GROUP_ID_NOT_FOUND_VERSION_MIN = 9
 NO_TOPIC_ID = bytes(16)
@@ -128,14 +134,18 @@ class OffsetStore:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def growth_by(self, records: Iterable[OffsetCommit]) -> int:
-        """The memory, in bytes, that these commits need beyond the offsets that they replace."""
+    def growth_by(self, records: Iterable[OffsetCommit], producer_id: int = -1) -> int:
+        """The memory, in bytes, that these commits need beyond the offsets that they replace.
+
+        The offsets of a transaction are kept beside the others, by its producer id.
+        """
+        groups = self._groups if producer_id < 0 else self._pending.get(producer_id, {})
         size_bytes = 0
         new_entries: set[object] = set()
         for record in records:
             if record.value is None:
                 continue
-            topics = self._groups.get(record.group_id)
+            topics = groups.get(record.group_id)
             partitions = topics.get(record.topic) if topics is not None else None
             previous = partitions.get(record.partition) if partitions is not None else None
             size_bytes += offset_size_bytes(record.value.metadata)
@@ -340,6 +350,61 @@ def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_versio
     return COMMIT_ANSWER[group.state] if error is ErrorCode.NONE else error
 
 
+def txn_commit_refusal(group: Group | None, request: TxnOffsetCommitRequest) -> ErrorCode:
+    """As `commit_refusal`, for offsets of a transaction, whose sender need not be a member.
+
+    Unlike other commits they are accepted while the group rebalances, and from clients of versions
+    that do not name the member (Kafka's ClassicGroup.validateOffsetCommit).
+    """
+    generation, member_id = request.generation_id, request.member_id
+    if group is None:
+        return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+    if group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if generation < 0 and (group.state is GroupState.EMPTY or (not member_id and request.group_instance_id is None)):
+        return ErrorCode.NONE
+    error = group.check_member(member_id, request.group_instance_id)
+    if error is ErrorCode.NONE and generation != group.generation:
+        error = ErrorCode.ILLEGAL_GENERATION
+    return error
+
+
+def txn_commit_records(
+    request: TxnOffsetCommitRequest, wall_ms: int, max_metadata_bytes: int
+) -> tuple[list[OffsetCommit], TxnOffsetCommitResponse]:
+    """The records of accepted offsets of a transaction, and the response."""
+    records: list[OffsetCommit] = []
+    response = TxnOffsetCommitResponse()
+    for topic in request.topics:
+        answer = TxnOffsetCommitResponseTopic(name=topic.name)
+        response.topics.append(answer)
+        for partition in topic.partitions:
+            metadata = partition.committed_metadata or ""
+            is_too_large = _is_too_large(metadata, max_metadata_bytes)
+            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if is_too_large else ErrorCode.NONE
+            answer.partitions.append(
+                TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
+            )
+            if is_too_large:
+                continue
+            value = OffsetCommitValue(
+                offset=partition.committed_offset,
+                leader_epoch=partition.committed_leader_epoch,
+                metadata=metadata,
+                commit_timestamp=wall_ms,
+                expire_timestamp=-1,
+            )
+            records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
+    return records, response
+
+
+def _is_too_large(metadata: str, max_metadata_bytes: int) -> bool:
+    """Kafka counts UTF-16 units here, though the key's name ends in `bytes`."""
+    return len(metadata) > max_metadata_bytes or (
+        not metadata.isascii() and len(metadata.encode("utf-16-le")) // 2 > max_metadata_bytes
+    )
+
+
 def commit_records(
     request: OffsetCommitRequest, wall_ms: int, max_metadata_bytes: int
 ) -> tuple[list[OffsetCommit], OffsetCommitResponse]:
@@ -353,9 +418,7 @@ def commit_records(
         response.topics.append(answer)
         for partition in topic.partitions:
             metadata = partition.committed_metadata or ""
-            is_too_large = len(metadata) > max_metadata_bytes or (
-                not metadata.isascii() and len(metadata.encode("utf-16-le")) // 2 > max_metadata_bytes
-            )  # Kafka counts UTF-16 units here, though the key's name ends in `bytes`
+            is_too_large = _is_too_large(metadata, max_metadata_bytes)
             error = ErrorCode.OFFSET_METADATA_TOO_LARGE if is_too_large else ErrorCode.NONE
             answer.partitions.append(
                 OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)

@@ -18,7 +18,7 @@ from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.memory import GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import FetchedTopics, RequestedTopics
-from tidelog.broker.coordinators.outcome import Caller, RandomBits
+from tidelog.broker.coordinators.outcome import Caller, RandomBits, TransactionEnd, WriteTransaction
 from tidelog.broker.coordinators.ports import Ports
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.broker.network.request import Deferred, RequestContext
@@ -31,6 +31,8 @@ from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupR
 from tidelog.protocol.messages.list_groups import ListedGroup
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
+from tidelog.storage.producers.verification import TransactionAppend, Verification
 
 TOPIC = "__consumer_offsets"
 PROTOCOL_NAME_VERSION_MIN = 5  # SyncGroup has protocol type and name
@@ -154,6 +156,35 @@ class GroupCoordinatorService:
             request.group_id,
             lambda coordinator, token, now: coordinator.commit_offsets(request, caller_of(context, token), now),
         )
+
+    def begin_verification(
+        self, group_id: str, producer_id: int, producer_epoch: int, adds: bool
+    ) -> Verification | None:
+        """Before `commit_offsets_of_transaction`: what it needs, None where the coordinator of the
+        transaction need not be asked.
+        """
+        _check_group_id(group_id)
+        return self._runtime.begin_verification(self.partition_for(group_id), producer_id, producer_epoch, adds)
+
+    def commit_offsets_of_transaction(
+        self, context: RequestContext, request: TxnOffsetCommitRequest, verification: Verification | None
+    ) -> Any:
+        """`request` names only existing topics."""
+        _check_group_id(request.group_id)
+        transaction = WriteTransaction(request.producer_id, request.producer_epoch, TransactionAppend(verification))
+        return self._submit(
+            request.group_id,
+            lambda coordinator, token, now: coordinator.commit_offsets_of_transaction(
+                request, transaction, caller_of(context, token), now
+            ),
+        )
+
+    def end_transaction(self, index: int, transaction: WriteTransaction, end: TransactionEnd) -> Any:
+        """Commit or drop the transaction's offsets on one partition of `__consumer_offsets`.
+
+        Returns True, or a Deferred, once the marker is committed.
+        """
+        return self._runtime.end_transaction(index, transaction, end)
 
     def fetch_offsets(
         self, group_id: str, topics: RequestedTopics | None, require_stable: bool

@@ -1,0 +1,232 @@
+"""TxnOffsetCommit at the group coordinator: offsets wait for the marker of their transaction (KIP-98, KIP-447)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.coordinators.fakes import Reply, World, context
+from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.memory import offset_size_bytes
+from tidelog.broker.coordinators.outcome import TransactionEnd, WriteTransaction
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+
+E = ErrorCode
+PID = 5
+
+
+def commit(
+    world: World, offset: int, *, group: str = "g", producer_id: int = PID, epoch: int = 0, partition: int = 0,
+    member: str = "", generation: int = -1, instance: str | None = None, metadata: str | None = "", version: int = 4,
+) -> Reply:  # fmt: skip
+    partitions = [
+        TxnOffsetCommitRequestPartition(partition_index=partition, committed_offset=offset, committed_metadata=metadata)
+    ]
+    request = TxnOffsetCommitRequest(
+        transactional_id="txn", group_id=group, producer_id=producer_id, producer_epoch=epoch, generation_id=generation,
+        member_id=member, group_instance_id=instance,
+        topics=[TxnOffsetCommitRequestTopic(name="t", partitions=partitions)],
+    )  # fmt: skip
+
+    def run() -> Any:
+        verification = world.service.begin_verification(group, producer_id, epoch, version >= 5)
+        return world.service.commit_offsets_of_transaction(context(28, version), request, verification)
+
+    return world.ask(run)
+
+
+def end(world: World, *, is_commit: bool = True, producer_id: int = PID, epoch: int = 0) -> Reply:
+    transaction = WriteTransaction(producer_id, epoch)
+    return world.ask(lambda: world.service.end_transaction(0, transaction, TransactionEnd(is_commit, 3)))
+
+
+def errors(reply: Reply) -> list[int]:
+    return [each.error_code for topic in reply.response.topics for each in topic.partitions]
+
+
+def stable_error(world: World, group: str = "g") -> int:
+    reply = world.ask(lambda: world.service.fetch_offsets(group, [("t", bytes(16), [0])], True))
+    return int(reply.response[0][1][0].error)
+
+
+def test_offsets_are_visible_when_their_transaction_is_committed():
+    world = World()
+    world.commit(offsets={("t", 0): 3})
+    assert errors(commit(world, 10)) == [0]
+    assert (world.committed(), stable_error(world)) == (3, E.UNSTABLE_OFFSET_COMMIT)
+    assert end(world).response is True
+    assert (world.committed(), stable_error(world)) == (10, E.NONE)
+
+
+def test_offsets_of_an_aborted_transaction_are_dropped():
+    world = World()
+    commit(world, 10)
+    end(world, is_commit=False)
+    assert (world.committed(), stable_error(world)) == (-1, E.NONE)
+
+
+def test_a_retried_commit_wins_inside_its_transaction():
+    world = World()
+    commit(world, 10)
+    commit(world, 12)
+    end(world)
+    assert world.committed() == 12
+
+
+def test_the_later_record_wins_when_an_earlier_transaction_ends_later():
+    world = World()
+    commit(world, 10, producer_id=1)
+    commit(world, 20, producer_id=2)
+    end(world, producer_id=2)
+    end(world, producer_id=1)
+    assert world.committed() == 20
+
+
+def test_transactions_of_other_producers_stay_open():
+    world = World()
+    commit(world, 10, producer_id=1)
+    commit(world, 20, producer_id=2, partition=1)
+    end(world, producer_id=1)
+    assert [world.committed(partition=index) for index in (0, 1)] == [10, -1]
+
+
+def test_the_log_holds_transactional_batches_and_a_marker_as_kafka_writes_them():
+    world = World()
+    commit(world, 10, epoch=4)
+    end(world, epoch=5)
+    data, marker = (read_header(batch) for batch in world.ports.logs[0])
+    assert (data.producer_id, data.producer_epoch, data.base_sequence) == (PID, 4, -1)
+    assert (data.is_transactional, data.is_control) == (True, False)
+    assert (marker.producer_id, marker.producer_epoch, marker.base_sequence) == (PID, 5, -1)
+    assert (marker.is_transactional, marker.is_control) == (True, True)
+
+
+@pytest.mark.parametrize(("is_ended", "offset"), [(False, -1), (True, 10)])
+def test_a_new_coordinator_learns_it_from_the_log(is_ended: bool, offset: int):
+    world = World()
+    commit(world, 10)
+    if is_ended:
+        end(world)
+    world.restart()
+    assert world.committed() == offset
+    assert stable_error(world) == (E.NONE if is_ended else E.UNSTABLE_OFFSET_COMMIT)
+    end(world)
+    assert world.committed() == 10
+
+
+def test_the_marker_is_replayed_behind_the_offsets_that_were_written_before_it():
+    world = World(commits_at_once=False)
+    committed, ended = commit(world, 10), end(world)
+    assert committed.is_parked
+    assert ended.is_parked
+    world.ports.commit(0, 1)
+    assert errors(committed) == [0]
+    assert ended.is_parked, "the marker itself is not committed"
+    world.ports.commit(0)
+    assert ended.response is True
+    assert world.committed() == 10
+
+
+def test_a_marker_that_is_not_committed_in_time_is_refused_and_takes_effect_all_the_same():
+    world = World(commits_at_once=False)
+    commit(world, 10)
+    ended = end(world)
+    world.advance(world.config.offsets_commit_timeout_ms + 1)
+    assert ended.response.code == E.COORDINATOR_NOT_AVAILABLE
+    world.ports.commit(0)
+    assert world.committed() == 10
+
+
+def test_a_refused_marker_ends_nothing():
+    world = World()
+    commit(world, 10)
+    world.ports.refuse_appends = KafkaError(E.INVALID_PRODUCER_EPOCH)
+    assert end(world).error == E.INVALID_PRODUCER_EPOCH
+    assert stable_error(world) == E.UNSTABLE_OFFSET_COMMIT
+
+
+def test_a_refused_commit_stages_nothing():
+    world = World()
+    world.ports.refuse_appends = KafkaError(E.INVALID_TXN_STATE)
+    assert commit(world, 10).error == E.INVALID_TXN_STATE
+    world.ports.refuse_appends = None
+    assert stable_error(world) == E.NONE
+    end(world)
+    assert world.committed() == -1
+
+
+def test_the_epoch_is_checked_before_anything_is_staged():
+    world = World()
+    world.ports.verifies = True
+    world.ports.producers.accept(PID, 3, 0, 0, 0, 0, False)
+    assert commit(world, 10, epoch=2).error == E.INVALID_PRODUCER_EPOCH
+    assert 0 not in world.ports.logs
+
+
+class TestMembers:
+    def test_the_member_and_its_generation_must_be_right(self):
+        world = World()
+        (member,) = world.stable()
+        assert errors(commit(world, 1, member=member, generation=1)) == [0]
+        assert commit(world, 1, member=member, generation=2).error == E.ILLEGAL_GENERATION
+        assert commit(world, 1, member=member, generation=-1).error == E.ILLEGAL_GENERATION
+        assert commit(world, 1, member="ghost", generation=1).error == E.UNKNOWN_MEMBER_ID
+        assert commit(world, 1, member=member, generation=1, instance="i").error == E.UNKNOWN_MEMBER_ID
+
+    def test_clients_that_do_not_name_a_member_may_commit(self):
+        """Versions 0 to 2 have no such fields; other commits are refused there."""
+        world = World()
+        world.stable()
+        assert errors(commit(world, 1, version=2)) == [0]
+
+    def test_they_may_while_the_group_rebalances(self):
+        world = World()
+        (member,) = world.stable()
+        world.join(member=member, protocols={"range": b"other"})
+        world.member()
+        assert errors(commit(world, 1, member=member, generation=world.coordinator().groups["g"].generation)) == [0]
+
+    def test_an_unknown_group_is_made_for_clients_without_a_generation(self):
+        world = World()
+        assert commit(world, 1, generation=0).error == E.ILLEGAL_GENERATION
+        assert errors(commit(world, 1)) == [0]
+
+    def test_no_group_id_is_invalid(self):
+        assert commit(World(), 1, group="").error == E.INVALID_GROUP_ID
+
+
+def test_metadata_is_limited():
+    world = World()
+    assert errors(commit(world, 1, metadata="x" * 4097)) == [E.OFFSET_METADATA_TOO_LARGE]
+    end(world)
+    assert world.committed() == -1
+
+
+def test_pending_offsets_are_charged_and_given_back():
+    world = World()
+    memory = world.coordinator().offsets.memory
+    for offset in range(3):
+        commit(world, offset, metadata="m" * 100)
+    held_bytes = memory.held_bytes
+    assert held_bytes >= offset_size_bytes("m" * 100)
+    end(world, is_commit=False)
+    assert memory.held_bytes == 0
+    commit(world, 1, metadata="m" * 100)
+    assert memory.held_bytes == held_bytes, "a retried commit takes no more than one"
+
+
+def test_pending_offsets_are_bounded():
+    room = 3 * offset_size_bytes("")
+    world = World(GroupCoordinatorConfig(max_offsets_memory_bytes=room))
+    replies = [commit(world, 1, producer_id=producer_id) for producer_id in range(10)]
+    assert E.COORDINATOR_NOT_AVAILABLE in [
+        reply.response.code for reply in replies if isinstance(reply.response, KafkaError)
+    ]
+    assert world.coordinator().offsets.memory.held_bytes <= room
