@@ -20,6 +20,9 @@ from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
 from tidelog.broker.coordinators.group_ports import GroupPorts
+from tidelog.broker.coordinators.marker_writer import MarkerWriter
+from tidelog.broker.coordinators.transaction_markers import TransactionMarkers
+from tidelog.broker.coordinators.transaction_verifier import CoordinatorVerifier, LocalCoordinator, NoCoordinators
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.replicas.directory_assignments import DirectoryAssignments
 from tidelog.broker.replicas.hosting import Hosting
@@ -131,6 +134,7 @@ class BrokerSide:
         directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
         self._make_caretakers()
         self.groups = self._make_groups()
+        self._make_transactions()
 
     def _make_caretakers(self) -> None:
         """What looks after the logs: repairs, upkeep, the cleaner, the scrubber."""
@@ -182,6 +186,23 @@ class BrokerSide:
             self._ports.rng,
             self._offsets_partition_count,
         )
+
+    def _make_transactions(self) -> None:
+        """What ends transactions in partitions, here and elsewhere, and what asks their coordinators."""
+        config, loop, ports = self._config, self._loop, self._ports
+        timeout_ms = config.integer("request.timeout.ms")
+        self.markers = MarkerWriter(self.partitions, self.groups, ports.clock_ms, timeout_ms)
+        self.marker_sender = TransactionMarkers(
+            config.node_id, self.markers, lambda: self._metadata.image, self._endpoint_of, self._channels.exchange,
+            loop, ports.rng, request_timeout_ms=timeout_ms,
+        )  # fmt: skip
+        self.transactions: LocalCoordinator = NoCoordinators()
+        self.verifier = CoordinatorVerifier(
+            config.node_id, lambda: self.transactions, lambda: self._metadata.image, self._endpoint_of,
+            self._channels.exchange, loop, request_timeout_ms=timeout_ms,
+            retry_backoff_ms=config.integer("add.partitions.to.txn.retry.backoff.ms"),
+            retry_backoff_max_ms=config.integer("add.partitions.to.txn.retry.backoff.max.ms"),
+        )  # fmt: skip
 
     def _make_partitions(self) -> Partitions:
         config, ports, loop = self._config, self._ports, self._loop
@@ -251,6 +272,7 @@ class BrokerSide:
         self._hosting.apply(image, delta)
         self.lost_brokers.on_image(image, delta)
         self.repairs.on_image(delta)
+        self.marker_sender.on_image()
         if delta.deleted_topics:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
 
@@ -323,6 +345,8 @@ class BrokerSide:
     async def close(self) -> None:
         """No more is appended or fetched; what was appended is on its way to the disk."""
         self.groups.close()
+        await self.marker_sender.close()
+        await self.verifier.close()
         self.lost_brokers.close()
         self.fetchers.close()
         self._isr_changes.close()

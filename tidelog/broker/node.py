@@ -200,6 +200,8 @@ class Node:
             directories=self._directories,
             moves=broker.moves if broker else missing("moves"),
             groups=broker.groups if broker else missing("groups"),
+            markers=broker.markers if broker else missing("markers"),
+            verifier=broker.verifier if broker else missing("verifier"),
             controller=metadata.controller,
             controller_channel=channel,
             raft=metadata.raft,

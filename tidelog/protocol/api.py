@@ -235,6 +235,8 @@ SERVED: dict[int, range] = {
         ApiKey.API_VERSIONS,
         ApiKey.INIT_PRODUCER_ID,
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.WRITE_TXN_MARKERS,
+        ApiKey.TXN_OFFSET_COMMIT,
         ApiKey.DESCRIBE_CONFIGS,
         ApiKey.LIST_CONFIG_RESOURCES,
         ApiKey.ALTER_REPLICA_LOG_DIRS,

@@ -22,7 +22,7 @@ from tidelog.broker.apis.records import fetch, produce
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import forwarding_ms
 from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCounters
-from tidelog.broker.network.request import Answer, Deferred, Peer, RequestContext
+from tidelog.broker.network.request import Answer, Deferred, Peer, RequestContext, completed
 from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX, Arrays, join, split
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
@@ -159,7 +159,7 @@ class Dispatcher:
             try:
                 response = await coroutine
                 if isinstance(response, Deferred):
-                    response = await _completed(response)
+                    response = await completed(response)
             except Exception as error:
                 response = _as_kafka_error(error, api.name)
             answer.complete(response if type(response) is bytes else api.framed(response, context, request))
@@ -190,7 +190,7 @@ class Dispatcher:
             result = api.handle(self._services, context, piece)
             if inspect.iscoroutine(result):
                 result = await result
-            answered.append(await _completed(result) if isinstance(result, Deferred) else result)
+            answered.append(await completed(result) if isinstance(result, Deferred) else result)
         return join(answered, arrays)
 
     async def _by_controller(self, frame: bytes, api: _Api, context: RequestContext, request: Any) -> Any:
@@ -236,7 +236,7 @@ class Dispatcher:
             result = api.handle(self._services, context, request)
             if inspect.iscoroutine(result):
                 result = await result
-            return await _completed(result) if isinstance(result, Deferred) else result
+            return await completed(result) if isinstance(result, Deferred) else result
         except Exception as error:
             return api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
 
@@ -250,20 +250,6 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _completed(answer: Deferred) -> Any:
-    waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def completed(response: Any) -> None:
-        if not waiter.done():
-            waiter.set_result(response)
-
-    answer.on_complete(completed)
-    response = await waiter
-    if isinstance(response, KafkaError):
-        raise response
-    return response
 
 
 def _lost_the_lead(response: Any) -> bool:

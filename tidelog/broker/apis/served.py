@@ -34,6 +34,7 @@ from tidelog.broker.apis.groups import (
     offset_delete,
     offset_fetch,
     sync_group,
+    txn_offset_commit,
 )
 from tidelog.broker.apis.records import (
     delete_records,
@@ -41,6 +42,7 @@ from tidelog.broker.apis.records import (
     init_producer_id,
     list_offsets,
     offset_for_leader_epoch,
+    write_txn_markers,
 )
 from tidelog.broker.apis.topics import (
     alter_configs,
@@ -94,6 +96,8 @@ BROKER_APIS: Final[tuple[Api, ...]] = (
     offset_fetch,
     offset_for_leader_epoch,
     sync_group,
+    txn_offset_commit,
+    write_txn_markers,
 )
 
 CONTROLLER_APIS: Final[tuple[Api, ...]] = (

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from tidelog.broker.config.dynamic_config import DynamicConfig
     from tidelog.broker.config.node_config import NodeConfig
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
+    from tidelog.broker.coordinators.marker_writer import MarkerWriter
     from tidelog.broker.coordinators.transaction.service import TransactionCoordinatorService
+    from tidelog.broker.coordinators.transaction_verifier import CoordinatorVerifier
     from tidelog.broker.replicas.log_directories import LogDirectories
     from tidelog.broker.replicas.partitions import Partitions
     from tidelog.broker.replicas.replica_moves import ReplicaMoves
@@ -74,6 +76,8 @@ class Services:
     transactions: TransactionCoordinatorService = field(default_factory=lambda: missing("transactions"))
     directories: LogDirectories = field(default_factory=lambda: missing("directories"))
     moves: ReplicaMoves = field(default_factory=lambda: missing("moves"))
+    markers: MarkerWriter = field(default_factory=lambda: missing("markers"))
+    verifier: CoordinatorVerifier = field(default_factory=lambda: missing("verifier"))
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
     inspections: Inspections = field(default_factory=lambda: missing("inspections"))

@@ -35,7 +35,7 @@ _PREFIXES: Final = (
 )
 _NAMES: Final = frozenset(
     """
-    add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms alter.config.policy.class.name
+    alter.config.policy.class.name
     alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
     authorizer.class.name background.threads client.quota.callback.class config.providers
     connection.failed.authentication.delay.ms connections.max.reauth.ms controller.performance.always.log.threshold.ms
@@ -52,7 +52,7 @@ _NAMES: Final = frozenset(
     num.recovery.threads.per.data.dir num.replica.alter.log.dirs.threads num.replica.fetchers offsets.load.buffer.size
     principal.builder.class producer.id.expiration.check.interval.ms producer.purgatory.purge.interval.requests
     queued.max.requests quota.window.num quota.window.size.seconds replica.socket.receive.buffer.bytes
-    replication.quota.window.num replication.quota.window.size.seconds request.timeout.ms security.providers
+    replication.quota.window.num replication.quota.window.size.seconds security.providers
     server.max.startup.time.ms socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
     socket.listen.backlog.size telemetry.max.bytes unstable.api.versions.enable unstable.feature.versions.enable
     """.split()

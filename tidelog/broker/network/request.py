@@ -5,6 +5,7 @@ Knows no connection, socket or API: order and framing belong to `connection`, de
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -108,6 +109,21 @@ class Deferred:
             callback(self.response)
         else:
             self._on_complete = callback
+
+
+async def completed(answer: Deferred) -> Any:
+    """The response of a Deferred. Raises KafkaError where it is one."""
+    waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def on_complete(response: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(response)
+
+    answer.on_complete(on_complete)
+    response = await waiter
+    if isinstance(response, KafkaError):
+        raise response
+    return response
 
 
 # Frames ready to be written in order, a Deferred that will hold them, or None where no response is due (acks=0).

@@ -2,6 +2,8 @@
 
 Decoded and encoded by `protocol/hot.py`. acks=all is answered when the high watermark has passed the batch, acks=1 when
 it is appended (and synced, where `flush.messages` asks for it), acks=0 never: an error then closes the connection.
+The first batch of a transaction in a partition waits until the transaction's coordinator has confirmed it, or has added
+the partition (from version 12 on, KIP-890); what is behind it on its connection waits, too.
 Deviation: requests pipelined behind one that waits are appended meanwhile (Kafka stops reading the connection); answers
 still leave in order.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,9 +35,13 @@ from tidelog.protocol.hot import (
     encode_produce_response,
 )
 from tidelog.replication.partition import ACKS_ALL
+from tidelog.storage.producers.refused_batches import sequenced_header
+from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments.inspection import NeedsInspection
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tidelog.broker.replicas.partitions import Committed, Partitions
     from tidelog.replication.partition import Partition
     from tidelog.storage.log.partition_log import AppendInfo
@@ -45,6 +51,8 @@ logger = logging.getLogger("tidelog.produce")
 API_KEY = 0
 VERSIONS = range(3, 14)
 ZSTD_FROM = 7
+ABORTABLE_FROM = 11  # clients know TRANSACTION_ABORTABLE
+ADDS_FROM = 12  # clients leave it to this request to add partitions to their transaction
 ACKS = (ACKS_ALL, 0, 1)
 # A batch that is in the log already waits so long for an ISR that is too small. All answers behind it wait, too.
 REPEATED_WAIT_MS_MAX = 1000
@@ -54,6 +62,17 @@ ABANDONED_BYTES_MAX = 1024 * 1024
 # From these versions on a client may be told of the errors on the left; older ones get the one on the right.
 _SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
 
+_NOT_REACHED = frozenset(
+    (
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    )
+)
+
+_Key = tuple[str | bytes, int]
+"""A partition as the request names it."""
 _Wanted = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
 # The partition, where the batch was appended, and where its answer stands.
@@ -95,16 +114,77 @@ def serve(
 def _serve_many(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
     """A request of several partitions, of an older version, without an answer, or of a transaction."""
     request = decode_produce(body, version)
-    acks = request.acks
     wanted = _by_topic(request)
-    if any(_is_transactional(records) for batches in wanted.values() for records in batches.values()):
-        return _refuse_transaction(services, wanted, acks, version, correlation_id, connection)
     to = _Asker(services, connection.listener_name, version, correlation_id)
-    so_far = _SoFar(connection, acks, request.timeout_ms, [], [], failed=False)
-    if len(body) > WHOLE_BYTES_MAX and sum(map(len, wanted.values())) > PIECE_ELEMENTS_MAX:
+    so_far = _SoFar(connection, request.acks, request.timeout_ms, [], [], failed=False)
+    if any(_is_transactional(records) for batches in wanted.values() for records in batches.values()):
+        return _serve_transaction(to, so_far, wanted, request.transactional_id, len(body))
+    return _append_or_begin(to, so_far, wanted, len(body))
+
+
+def _append_or_begin(to: _Asker, so_far: _SoFar, wanted: _Wanted, size_bytes: int) -> Answer:
+    """Append all batches, or begin to, where they are very many or take long to look at."""
+    if size_bytes > WHOLE_BYTES_MAX and sum(map(len, wanted.values())) > PIECE_ELEMENTS_MAX:
         return _InPieces(to, so_far, wanted)
     so_far, unseen_ones = _append_all(to, so_far, wanted)
     return _Looked(to, so_far, unseen_ones) if unseen_ones else _concluded(to, so_far)
+
+
+def _serve_transaction(
+    to: _Asker, so_far: _SoFar, wanted: _Wanted, transactional_id: str | None, size_bytes: int
+) -> Answer:
+    """A request with batches of a transaction: those that would open it in their partitions are verified first."""
+    batches = [
+        (topic, index, header)
+        for topic, records_of in wanted.items()
+        for index, records in records_of.items()
+        if _is_transactional(records) and (header := sequenced_header(records)) is not None
+    ]
+    producers = {(header.producer_id, header.producer_epoch) for _, _, header in batches}
+    if transactional_id is None:
+        error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transaction without an id")
+        return _refuse_all(to, so_far, wanted, error)
+    if len(producers) > 1:
+        error = KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "one transaction of several producers")
+        return _refuse_all(to, so_far, wanted, error)
+    services, adds = to.services, to.version >= ADDS_FROM
+    transaction = _Transaction({}, {})
+    asked: dict[tuple[str, int], _Key] = {}
+    now_ms = services.clock_ms()
+    for topic, index, header in batches:
+        try:
+            partition = services.partitions.leader(topic, index)
+            if partition.is_internal:
+                continue
+            verification = partition.begin_verification(
+                header.producer_id, header.producer_epoch, header.base_sequence, adds, now_ms
+            )
+        except KafkaError:
+            continue  # the append meets the same
+        if verification is not None:
+            transaction.appends[topic, index] = TransactionAppend(verification)
+            asked[partition.topic, index] = (topic, index)
+    so_far = so_far._replace(transaction=transaction)
+    if not asked:
+        return _append_or_begin(to, so_far, wanted, size_bytes)
+    ((producer_id, producer_epoch),) = producers
+    answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, asked, adds=adds)
+    if answer.done():
+        transaction.note(asked, answer.result(), to.version)
+        return _append_or_begin(to, so_far, wanted, size_bytes)
+    return _Verified(to, so_far, wanted, size_bytes, asked, answer)
+
+
+def _refuse_all(to: _Asker, so_far: _SoFar, wanted: _Wanted, error: KafkaError) -> Answer:
+    if so_far.acks == 0:
+        so_far.connection.close()
+        return None
+    return to.encode(
+        [
+            (topic, [_refused(to.services, index, error, to.version) for index in batches])
+            for topic, batches in wanted.items()
+        ]
+    )
 
 
 def _append_all(to: _Asker, so_far: _SoFar, wanted: _Wanted) -> tuple[_SoFar, list[_Looking]]:
@@ -112,7 +192,7 @@ def _append_all(to: _Asker, so_far: _SoFar, wanted: _Wanted) -> tuple[_SoFar, li
     services, version = to.services, to.version
     partitions = services.partitions
     now_ms = services.clock_ms()
-    acks, topics, waiting, failed = so_far.acks, so_far.topics, so_far.waiting, so_far.failed
+    _, acks, _, topics, waiting, failed, transaction = so_far
     is_doubtful = version < ZSTD_FROM or acks not in ACKS
     unseen_ones: list[_Looking] = []
     for topic, batches in wanted.items():
@@ -125,7 +205,11 @@ def _append_all(to: _Asker, so_far: _SoFar, wanted: _Wanted) -> tuple[_SoFar, li
                 if records is None or partition.is_internal or is_doubtful:
                     _refuse_what_the_log_would_take(partition, records, version, acks)
                 assert records is not None
-                info = partitions.append(partition, records, now_ms, acks)
+                if transaction is None:
+                    info = partitions.append(partition, records, now_ms, acks)
+                else:
+                    given = transaction.of(topic, index)
+                    info = partitions.append(partition, records, now_ms, acks, True, given)
             except NeedsInspection as unseen:
                 unseen_ones.append((topic, index, unseen, answered, len(answered)))
                 answered.append(ProducedPartition(index))
@@ -143,7 +227,7 @@ def _append_all(to: _Asker, so_far: _SoFar, wanted: _Wanted) -> tuple[_SoFar, li
 
 def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
     """The answer to a request of which everything that may be appended is."""
-    connection, acks, timeout_ms, topics, waiting, failed = so_far
+    connection, acks, timeout_ms, topics, waiting, failed, _ = so_far
     if acks == 0:
         if failed:
             logger.info("closing connection from %s: a produce with acks=0 failed", connection.host)
@@ -152,6 +236,29 @@ def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
     if not waiting:
         return to.encode(topics)
     return _Parked(to, topics, waiting, timeout_ms, acks)
+
+
+class _Transaction(NamedTuple):
+    """What the partitions of a request need of its transaction: verifications, and those that were refused."""
+
+    appends: dict[_Key, TransactionAppend]
+    refusals: dict[_Key, KafkaError]
+
+    def note(
+        self, asked: Mapping[tuple[str, int], _Key], errors: Mapping[tuple[str, int], ErrorCode], version: int
+    ) -> None:
+        """The coordinator's answer."""
+        for partition, key in asked.items():
+            error = errors.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+            if error is not ErrorCode.NONE:
+                self.refusals[key] = _not_verified(error, version)
+
+    def of(self, topic: str | bytes, index: int) -> TransactionAppend | None:
+        """For one partition. Raises the refusal."""
+        refusal = self.refusals.get((topic, index))
+        if refusal is not None:
+            raise KafkaError(refusal.code, refusal.message)
+        return self.appends.get((topic, index))
 
 
 class _SoFar(NamedTuple):
@@ -163,6 +270,7 @@ class _SoFar(NamedTuple):
     topics: _Topics
     waiting: list[_Waiting]
     failed: bool
+    transaction: _Transaction | None = None
 
 
 class _Asker(NamedTuple):
@@ -247,6 +355,46 @@ class _ParkedOne(Deferred):
             self.failed(failure)
         else:
             self.complete(frame)
+
+
+class _Verified(Deferred):
+    """A request with batches that their transaction's coordinator is asked about. What is behind it waits."""
+
+    __slots__ = ("_asked", "_size_bytes", "_so_far", "_to", "_wanted")
+
+    def __init__(
+        self, to: _Asker, so_far: _SoFar, wanted: _Wanted, size_bytes: int, asked: Mapping[tuple[str, int], _Key],
+        answer: asyncio.Future[dict[tuple[str, int], ErrorCode]],
+    ) -> None:  # fmt: skip
+        super().__init__(exclusive=True)
+        self._to = to
+        self._so_far = so_far
+        # The connection's buffer is used again.
+        self._wanted: _Wanted = {
+            topic: {index: None if records is None else memoryview(bytearray(records)) for index, records in of.items()}
+            for topic, of in wanted.items()
+        }
+        self._size_bytes = size_bytes
+        self._asked = asked
+        answer.add_done_callback(self._answered)
+
+    def _answered(self, answer: asyncio.Future[dict[tuple[str, int], ErrorCode]]) -> None:
+        if answer.cancelled():
+            return  # the node stops
+        try:
+            transaction = self._so_far.transaction
+            assert transaction is not None
+            transaction.note(self._asked, answer.result(), self._to.version)
+            wanted, self._wanted = self._wanted, {}
+            frames = _append_or_begin(self._to, self._so_far, wanted, self._size_bytes)
+        except Exception as failure:
+            self.failed(failure)
+            return
+        if isinstance(frames, Deferred):
+            self.on_abandon = frames.on_abandon
+            frames.on_complete(self.complete)
+        else:
+            self.complete([] if frames is None else frames)
 
 
 class _InPieces(Deferred):
@@ -346,7 +494,8 @@ class _Looked(Deferred):
                 # Raised itself, it would hold this frame, which holds it and the batch, until a collection.
                 raise KafkaError(outcome.code, outcome.message, outcome.record_errors)
             unseen.rules.seen = outcome
-            info = partitions.append(partition, outcome, to.services.clock_ms(), acks)
+            given = so_far.transaction.of(topic, index) if so_far.transaction is not None else None
+            info = partitions.append(partition, outcome, to.services.clock_ms(), acks, True, given)
         except NeedsInspection as again:  # under other rules than before
             self._left.append((topic, index, again, answered, position))
         except Exception as error:
@@ -478,15 +627,16 @@ def _is_transactional(records: memoryview | None) -> bool:
     return bool(records[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG)
 
 
-def _refuse_transaction(
-    services: Services, wanted: _Wanted, acks: int, version: int, correlation_id: int, connection: Peer
-) -> Answer:
-    """Without a coordinator a transaction would never end, and read_committed never pass it."""
-    if acks == 0:
-        connection.close()
-        return None
-    error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
-    topics = [
-        (topic, [_refused(services, index, error, version) for index in batches]) for topic, batches in wanted.items()
-    ]
-    return encode_produce_response(correlation_id, version, topics)
+def _not_verified(error: ErrorCode, version: int) -> KafkaError:
+    """What the producer is told of its coordinator's answer (Kafka's ReplicaManager.handleProduceAppend).
+
+    Older clients do not retry what only a coordinator answers; NOT_ENOUGH_REPLICAS they do.
+    """
+    if error is ErrorCode.TRANSACTION_ABORTABLE and version < ABORTABLE_FROM:
+        error = ErrorCode.INVALID_TXN_STATE
+    if error is ErrorCode.INVALID_TXN_STATE:
+        return KafkaError(error, "the partition was not added to the transaction")
+    if error in _NOT_REACHED or (error is ErrorCode.CONCURRENT_TRANSACTIONS and version < ADDS_FROM):
+        message = f"the transaction's coordinator did not confirm the partition: {error.name}"
+        return KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
+    return KafkaError(error)

@@ -1,0 +1,132 @@
+"""TxnOffsetCommit (key 28, versions 0-5): a group's offsets as a part of a transaction.
+
+Partitions that do not exist are refused one by one; the rest is staged by the group coordinator until the marker of the
+transaction comes. First the transaction's coordinator must know that `__consumer_offsets` takes part: clients of
+versions 0-4 have told it (AddOffsetsToTxn), and it is only asked; from version 5 on it is told here (KIP-890).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidelog.broker.apis.services import Services
+from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
+from tidelog.broker.network.request import Deferred, RequestContext, completed
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+REQUEST = TxnOffsetCommitRequest
+ADDS_FROM = 5
+ABORTABLE_FROM = 4
+# Older clients crashed on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296).
+LOADING_FROM = 2
+# What a client is told in place of an error that it may not know (Kafka's CoordinatorOperationExceptionHelper).
+_TOLD_INSTEAD = {
+    ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+}
+
+
+async def handle(services: Services, context: RequestContext, request: TxnOffsetCommitRequest) -> Any:
+    known, missing = _by_existence(services, request.topics)
+    if not known:
+        return _response(missing)
+    commit = TxnOffsetCommitRequest(
+        transactional_id=request.transactional_id,
+        group_id=request.group_id,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        generation_id=request.generation_id,
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
+        topics=known,
+    )
+    try:
+        answer = await _commit(services, context, commit)
+        if isinstance(answer, Deferred):
+            answer = await completed(answer)
+    except KafkaError as error:
+        answer = refuse(commit, error, context.api_version)
+    for topic in missing:
+        _merge(answer, topic)
+    return answer
+
+
+async def _commit(services: Services, context: RequestContext, request: TxnOffsetCommitRequest) -> Any:
+    adds = context.api_version >= ADDS_FROM
+    verification = services.groups.begin_verification(
+        request.group_id, request.producer_id, request.producer_epoch, adds
+    )
+    if verification is not None:
+        partition = (OFFSETS_TOPIC, services.groups.partition_for(request.group_id))
+        errors = await services.verifier.verify(
+            request.transactional_id, request.producer_id, request.producer_epoch, (partition,), adds=adds
+        )
+        error = errors[partition]
+        if error is not ErrorCode.NONE:
+            raise KafkaError(error, "the coordinator of the transaction refuses the offsets")
+    return services.groups.commit_offsets_of_transaction(context, request, verification)
+
+
+def _by_existence(
+    services: Services, topics: list[TxnOffsetCommitRequestTopic]
+) -> tuple[list[TxnOffsetCommitRequestTopic], list[TxnOffsetCommitResponseTopic]]:
+    """What exists, and the refusal of what does not."""
+    image = services.image()
+    known: list[TxnOffsetCommitRequestTopic] = []
+    refused: list[TxnOffsetCommitResponseTopic] = []
+    for topic in topics:
+        found = image.topics_by_name.get(topic.name)
+        existing = [each for each in topic.partitions if found is not None and each.partition_index in found.partitions]
+        missing = [each.partition_index for each in topic.partitions if each not in existing]
+        if existing:
+            known.append(TxnOffsetCommitRequestTopic(name=topic.name, partitions=existing))
+        if missing:
+            refused.append(_refused(topic.name, missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    return known, refused
+
+
+def _refused(name: str, indexes: list[int], error: ErrorCode) -> TxnOffsetCommitResponseTopic:
+    partitions = [TxnOffsetCommitResponsePartition(partition_index=index, error_code=error) for index in indexes]
+    return TxnOffsetCommitResponseTopic(name=name, partitions=partitions)
+
+
+def _merge(response: TxnOffsetCommitResponse, topic: TxnOffsetCommitResponseTopic) -> None:
+    """One entry for each topic."""
+    for earlier in response.topics:
+        if earlier.name == topic.name:
+            earlier.partitions.extend(topic.partitions)
+            return
+    response.topics.append(topic)
+
+
+def _response(topics: list[TxnOffsetCommitResponseTopic]) -> TxnOffsetCommitResponse:
+    response = TxnOffsetCommitResponse()
+    for topic in topics:
+        _merge(response, topic)
+    return response
+
+
+def refuse(request: TxnOffsetCommitRequest, error: KafkaError, version: int) -> TxnOffsetCommitResponse:
+    code = _TOLD_INSTEAD.get(error.code, error.code)
+    if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < LOADING_FROM:
+        code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < ABORTABLE_FROM:
+        code = ErrorCode.INVALID_TXN_STATE
+    return _response(
+        [
+            _refused(topic.name, [each.partition_index for each in topic.partitions], code)
+            for topic in request.topics
+            if topic.partitions
+        ]
+    )

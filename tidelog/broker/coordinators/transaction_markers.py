@@ -1,0 +1,307 @@
+"""The sender of transaction markers: to the leaders of a transaction's partitions, again and again until each has one.
+
+It knows no states of transactions; the transaction coordinator decides what a marker says. This node's own partitions
+need no connection. Invariant: for every partition of a marker that is not cancelled, `on_done` is called once, unless
+`on_fenced` was called for the marker. Source: Kafka's `TransactionMarkerChannelManager`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from tidelog.broker.coordinators.broker_queues import BrokerQueues
+from tidelog.broker.coordinators.marker_writer import Marker, MarkerWriter, TopicPartition
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from tidelog.replication.backoff import Backoff
+from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
+
+if TYPE_CHECKING:
+    import random
+
+    from tidelog.broker.coordinators.transaction_ports import MarkerToSend
+    from tidelog.replication.controller.metadata.image import MetadataImage
+
+logger = logging.getLogger("tidelog.transactions")
+
+VERSION: Final = 2
+BACKOFF_MIN_MS: Final = 100
+BACKOFF_MAX_MS: Final = 1000
+# Of one request, counted for each partition.
+MARKERS_PER_REQUEST_MAX: Final = 5000
+# The other end answers within request.timeout.ms; its answer needs some time, too.
+ANSWER_GRACE_MS: Final = 5000
+
+OnDone = Callable[[frozenset[TopicPartition]], None]
+OnFenced = Callable[[ErrorCode], None]
+
+_FENCED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
+
+
+class _Pending:
+    """One marker that is being sent. `waiting`: partitions that are tried again at `retry`."""
+
+    __slots__ = ("backoff", "is_over", "marker", "on_done", "on_fenced", "retry", "waiting")
+
+    def __init__(self, marker: MarkerToSend, on_done: OnDone, on_fenced: OnFenced) -> None:
+        self.marker = marker
+        self.on_done = on_done
+        self.on_fenced = on_fenced
+        self.is_over = False
+        self.backoff = Backoff(BACKOFF_MIN_MS, BACKOFF_MAX_MS)
+        self.waiting: set[TopicPartition] = set()
+        self.retry: asyncio.TimerHandle | None = None
+
+    def as_written(self) -> Marker:
+        marker = self.marker
+        return Marker(
+            marker.producer_id,
+            marker.producer_epoch,
+            marker.is_commit,
+            marker.coordinator_epoch,
+            marker.transaction_version,
+        )
+
+
+# A marker, and those of its partitions that one broker leads.
+_Piece = tuple[_Pending, list[TopicPartition]]
+
+
+class TransactionMarkers:
+    """Implements `transaction_ports.MarkerSender`. `endpoint_of`: where a broker listens, None if unknown."""
+
+    def __init__(
+        self,
+        node_id: int,
+        writer: MarkerWriter,
+        image: Callable[[], MetadataImage],
+        endpoint_of: Callable[[int], Endpoint | None],
+        exchange: Exchange,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        *,
+        request_timeout_ms: int,
+    ) -> None:
+        self._node_id = node_id
+        self._writer = writer
+        self._image = image
+        self._endpoint_of = endpoint_of
+        self._exchange = exchange
+        self._loop = loop
+        self._rng = rng
+        self._answer_timeout_ms = request_timeout_ms + ANSWER_GRACE_MS
+        self._pending: dict[_Pending, set[TopicPartition]] = {}  # partitions that have no marker yet
+        self._queues: BrokerQueues[_Piece] = BrokerQueues(loop, "markers", _take, self._send_request)
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """Markers that some partition still lacks."""
+        return len(self._pending)
+
+    @property
+    def waiting_partitions(self) -> int:
+        """Partitions whose leader is unknown, or did not take the marker: they are tried again."""
+        return sum(len(pending.waiting) for pending in self._pending)
+
+    # -- MarkerSender ------------------------------------------------------------------------------------------------
+
+    def send(self, marker: MarkerToSend, on_done: OnDone, on_fenced: OnFenced) -> None:
+        if self._is_closed:
+            return
+        pending = _Pending(marker, on_done, on_fenced)
+        self._pending[pending] = set(marker.partitions)
+        self._loop.call_soon(self._route, pending, marker.partitions)
+
+    def cancel(self, log_partition: int) -> None:
+        for pending in [each for each in self._pending if each.marker.log_partition == log_partition]:
+            self._end(pending)
+
+    def on_image(self) -> None:
+        """The metadata has changed: what waits for a leader may have one."""
+        for pending in list(self._pending):
+            if pending.waiting:
+                self._try_again(pending)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for pending in list(self._pending):
+            self._end(pending)
+        await self._queues.close()
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def _route(self, pending: _Pending, partitions: Iterable[TopicPartition]) -> None:
+        """Hand each partition's marker to its leader."""
+        if pending.is_over:
+            return
+        image = self._image()
+        by_leader: dict[int, list[TopicPartition]] = {}
+        deleted: list[TopicPartition] = []
+        homeless: list[TopicPartition] = []
+        for partition in partitions:
+            assignment = image.partition(*partition)
+            if assignment is None:
+                deleted.append(partition)
+            elif assignment.leader == self._node_id or (
+                assignment.leader >= 0 and self._endpoint_of(assignment.leader) is not None
+            ):
+                by_leader.setdefault(assignment.leader, []).append(partition)
+            else:
+                homeless.append(partition)
+        self._wait(pending, homeless)
+        for leader, led in by_leader.items():
+            if leader != self._node_id:
+                self._queues.add(leader, (pending, led))
+        if self._node_id in by_leader:
+            self._write_here(pending, by_leader[self._node_id])
+        if deleted:
+            logger.info("no marker of producer %d is needed in %s: deleted", pending.marker.producer_id, deleted)
+            self._settle(pending, dict.fromkeys(deleted, ErrorCode.NONE))
+
+    def _write_here(self, pending: _Pending, partitions: list[TopicPartition]) -> None:
+        results: dict[TopicPartition, ErrorCode] = {}
+
+        def on_written(partition: TopicPartition, error: ErrorCode) -> None:
+            results[partition] = error
+            if len(results) == len(partitions):
+                self._settle(pending, results)
+
+        self._writer.write(pending.as_written(), partitions, on_written)
+
+    async def _send_request(self, broker_id: int, pieces: list[_Piece], lane: str) -> None:
+        endpoint = self._endpoint_of(broker_id)
+        try:
+            if endpoint is None:
+                raise PeerUnreachable(f"broker {broker_id} is unknown")
+            response = await self._exchange(
+                endpoint, _request(pieces), VERSION, timeout_ms=self._answer_timeout_ms, lane=lane
+            )
+        except PeerUnreachable as error:
+            logger.info("markers for broker %d are sent again: %s", broker_id, error)
+            for pending, partitions in pieces:
+                self._wait(pending, partitions)
+            return
+        results = _results(response)
+        for pending, partitions in pieces:
+            of_producer = results.get(pending.marker.producer_id, {})
+            missing = ErrorCode.UNKNOWN_SERVER_ERROR
+            self._settle(pending, {each: of_producer.get(each, missing) for each in partitions})
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def _settle(self, pending: _Pending, results: dict[TopicPartition, ErrorCode]) -> None:
+        if pending.is_over:
+            return
+        marker = pending.marker
+        fenced = [(partition, error) for partition, error in results.items() if error in _FENCED]
+        if fenced:
+            partition, error = fenced[0]
+            logger.info("the marker of %s is given up: %s-%d answers %s", marker, *partition, error.name)
+            self._end(pending)
+            pending.on_fenced(error)
+            return
+        done = frozenset(partition for partition, error in results.items() if error is ErrorCode.NONE)
+        failed = {partition: error for partition, error in results.items() if error is not ErrorCode.NONE}
+        if failed:
+            logger.debug("the marker of producer %d is sent again: %s", marker.producer_id, failed)
+            self._wait(pending, failed)
+        if done:
+            left = self._pending[pending]
+            left -= done
+            if not left:
+                self._end(pending)
+            pending.on_done(done)
+
+    def _wait(self, pending: _Pending, partitions: Iterable[TopicPartition]) -> None:
+        if pending.is_over:
+            return
+        pending.waiting.update(partitions)
+        if pending.waiting and pending.retry is None:
+            delay_s = pending.backoff.next_ms(self._rng) / 1000
+            pending.retry = self._loop.call_later(delay_s, self._try_again, pending)
+
+    def _try_again(self, pending: _Pending) -> None:
+        if pending.retry is not None:
+            pending.retry.cancel()
+            pending.retry = None
+        waiting, pending.waiting = pending.waiting, set()
+        self._route(pending, waiting)
+
+    def _end(self, pending: _Pending) -> None:
+        pending.is_over = True
+        del self._pending[pending]
+        if pending.retry is not None:
+            pending.retry.cancel()
+
+
+def _take(queue: deque[_Piece]) -> list[_Piece]:
+    """What one request carries: each producer once, because its answer names producers alone."""
+    taken: list[_Piece] = []
+    later: list[_Piece] = []
+    producers: set[int] = set()
+    count = 0
+    while queue and count < MARKERS_PER_REQUEST_MAX:
+        pending, partitions = queue.popleft()
+        if pending.is_over:
+            continue
+        if pending.marker.producer_id in producers:
+            later.append((pending, partitions))
+            continue
+        room = MARKERS_PER_REQUEST_MAX - count
+        if len(partitions) > room:
+            later.append((pending, partitions[room:]))
+            partitions = partitions[:room]
+        producers.add(pending.marker.producer_id)
+        count += len(partitions)
+        taken.append((pending, partitions))
+    queue.extendleft(reversed(later))
+    return taken
+
+
+def _request(pieces: list[_Piece]) -> WriteTxnMarkersRequest:
+    markers = []
+    for pending, partitions in pieces:
+        topics: dict[str, WritableTxnMarkerTopic] = {}
+        for name, index in partitions:
+            topic = topics.get(name)
+            if topic is None:
+                topic = topics[name] = WritableTxnMarkerTopic(name=name)
+            topic.partition_indexes.append(index)
+        marker = pending.marker
+        markers.append(
+            WritableTxnMarker(
+                producer_id=marker.producer_id,
+                producer_epoch=marker.producer_epoch,
+                transaction_result=marker.is_commit,
+                topics=list(topics.values()),
+                coordinator_epoch=marker.coordinator_epoch,
+                transaction_version=marker.transaction_version,
+            )
+        )
+    return WriteTxnMarkersRequest(markers=markers)
+
+
+def _results(response: WriteTxnMarkersResponse) -> dict[int, dict[TopicPartition, ErrorCode]]:
+    results: dict[int, dict[TopicPartition, ErrorCode]] = {}
+    for marker in response.markers:
+        of_producer = results.setdefault(marker.producer_id, {})
+        for topic in marker.topics:
+            for each in topic.partitions:
+                of_producer[topic.name, each.partition_index] = _error_code(each.error_code)
+    return results
+
+
+def _error_code(code: int) -> ErrorCode:
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
