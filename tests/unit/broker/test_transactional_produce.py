@@ -1,0 +1,240 @@
+"""Produce with batches of a transaction: verified by their coordinator before the first one enters a partition."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.broker.conftest import RunningNode, StartNode, Wire
+from tests.unit.broker.transactions import (
+    NOW,
+    FakeCoordinator,
+    errors_of,
+    marker,
+    partition_of,
+    produce,
+    produce_request,
+    transactional,
+    use,
+    write_markers,
+)
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.produce import ProduceResponse
+
+E = ErrorCode
+T0 = ("t", 0)
+
+
+@pytest.fixture
+async def topic(wire: Wire) -> None:
+    await wire.create_topic("t", 3)
+
+
+@pytest.mark.parametrize(("version", "verify_only"), [(8, True), (11, True), (12, False)])
+async def test_the_first_batch_asks_the_coordinator_and_later_ones_do_not(
+    running: RunningNode, wire: Wire, topic: None, version: int, verify_only: bool
+):
+    coordinator = use(running, FakeCoordinator())
+    for sequence in range(3):
+        assert await produce(wire, {T0: transactional(sequence)}, version=version) == [E.NONE]
+    assert coordinator.asked == [("txn", 7, 0, (T0,), verify_only)]
+    log = partition_of(running).log
+    assert (log.log_end_offset, log.last_stable_offset) == (3, 0)
+
+
+async def test_several_partitions_are_asked_for_together(running: RunningNode, wire: Wire, topic: None):
+    coordinator = use(running, FakeCoordinator())
+    await produce(wire, {T0: transactional()})
+    assert (
+        await produce(wire, {("t", index): transactional(1 if index == 0 else 0) for index in range(3)}) == [E.NONE] * 3
+    )
+    assert coordinator.asked[1][3] == (("t", 1), ("t", 2))
+
+
+async def test_a_topic_may_be_named_by_its_id(running: RunningNode, wire: Wire):
+    topic_id = await wire.create_topic("t")
+    coordinator = use(running, FakeCoordinator(answer_now=False))
+    request = produce_request({T0: transactional()})
+    request.topic_data[0].topic_id = topic_id
+    wire.send(request, 13)
+    await coordinator.wait_until_asked()
+    assert coordinator.asked[0][3] == (T0,)
+    coordinator.answer()
+    assert errors_of(await wire.receive(ProduceResponse, 13)) == [E.NONE]
+
+
+@pytest.mark.parametrize(
+    ("answer", "version", "told"),
+    [
+        (E.INVALID_TXN_STATE, 8, E.INVALID_TXN_STATE),
+        (E.TRANSACTION_ABORTABLE, 10, E.INVALID_TXN_STATE),
+        (E.TRANSACTION_ABORTABLE, 11, E.TRANSACTION_ABORTABLE),
+        (E.PRODUCER_FENCED, 11, E.INVALID_PRODUCER_EPOCH),
+        (E.INVALID_PRODUCER_EPOCH, 11, E.INVALID_PRODUCER_EPOCH),
+        (E.INVALID_PRODUCER_ID_MAPPING, 11, E.INVALID_PRODUCER_ID_MAPPING),
+        (E.NETWORK_EXCEPTION, 11, E.NOT_ENOUGH_REPLICAS),
+        (E.COORDINATOR_LOAD_IN_PROGRESS, 11, E.NOT_ENOUGH_REPLICAS),
+        (E.COORDINATOR_NOT_AVAILABLE, 11, E.NOT_ENOUGH_REPLICAS),
+        (E.NOT_COORDINATOR, 11, E.NOT_ENOUGH_REPLICAS),
+        (E.CONCURRENT_TRANSACTIONS, 11, E.NOT_ENOUGH_REPLICAS),
+        (E.CONCURRENT_TRANSACTIONS, 12, E.CONCURRENT_TRANSACTIONS),
+    ],
+)
+async def test_a_refusal_is_told_as_the_client_understands_it(
+    running: RunningNode, wire: Wire, topic: None, answer: ErrorCode, version: int, told: ErrorCode
+):
+    use(running, FakeCoordinator(answer))
+    assert await produce(wire, {T0: transactional()}, version=version) == [told]
+    assert partition_of(running).log.log_end_offset == 0
+
+
+async def test_with_version_12_a_coordinator_that_ends_the_transaction_before_is_asked_again(
+    running: RunningNode, wire: Wire, topic: None
+):
+    coordinator = use(running, FakeCoordinator())
+    coordinator.errors = [E.CONCURRENT_TRANSACTIONS] * 3
+    assert await produce(wire, {T0: transactional()}, version=12) == [E.NONE]
+    assert len(coordinator.asked) == 4
+
+
+async def test_one_partition_may_be_refused_alone(running: RunningNode, wire: Wire, topic: None):
+    coordinator = use(running, FakeCoordinator())
+    await produce(wire, {T0: transactional()})
+    coordinator.error = E.INVALID_TXN_STATE
+    answered = await produce(wire, {T0: transactional(1), ("t", 1): transactional()})
+    assert answered == [E.NONE, E.INVALID_TXN_STATE]
+
+
+async def test_no_later_request_of_the_connection_overtakes_one_that_is_verified(
+    running: RunningNode, wire: Wire, topic: None
+):
+    coordinator = use(running, FakeCoordinator(answer_now=False))
+    plain = bytes(encode_batch([(NOW, None, b"plain", ())]))
+    wire.send(produce_request({T0: transactional(0, 2)}), 11)
+    wire.send(produce_request({T0: transactional(2)}), 11)
+    wire.send(produce_request({T0: plain}, transactional_id=None), 11)
+    await coordinator.wait_until_asked()
+    assert partition_of(running).log.log_end_offset == 0
+    assert len(coordinator.asked) == 1
+    coordinator.answer()
+    offsets = []
+    for _ in range(3):
+        response = await wire.receive(ProduceResponse, 11)
+        assert errors_of(response) == [E.NONE]
+        offsets.append(response.responses[0].partition_responses[0].base_offset)
+    assert offsets == [0, 2, 3]
+
+
+async def test_what_was_read_behind_it_does_not_change_the_batch(running: RunningNode, wire: Wire, topic: None):
+    """The connection's buffer is used for what comes next while the batch waits."""
+    coordinator = use(running, FakeCoordinator(answer_now=False))
+    wire.send(produce_request({T0: transactional()}), 11)
+    await coordinator.wait_until_asked()
+    filler = bytes(encode_batch([(NOW, None, b"x" * 200_000, ())]))
+    wire.send(produce_request({T0: filler}, transactional_id=None), 11)
+    other = await running.connect()
+    await other.create_topic("u")
+    coordinator.answer()
+    assert errors_of(await wire.receive(ProduceResponse, 11)) == [E.NONE]
+    assert errors_of(await wire.receive(ProduceResponse, 11)) == [E.NONE]
+
+
+async def test_a_transaction_that_is_aborted_meanwhile_does_not_open_again(
+    running: RunningNode, wire: Wire, topic: None
+):
+    coordinator = use(running, FakeCoordinator(answer_now=False))
+    wire.send(produce_request({T0: transactional()}), 11)
+    await coordinator.wait_until_asked()
+    other = await running.connect()
+    assert await write_markers(other, marker([T0], is_commit=False)) == {(7, "t", 0): E.NONE}
+    coordinator.answer()
+    assert errors_of(await wire.receive(ProduceResponse, 11)) == [E.INVALID_TXN_STATE]
+    log = partition_of(running).log
+    assert log.last_stable_offset == log.log_end_offset == 1
+
+
+async def test_an_older_epoch_is_told_so_before_anything_is_verified(running: RunningNode, wire: Wire, topic: None):
+    coordinator = use(running, FakeCoordinator())
+    await write_markers(wire, marker([T0], epoch=4))
+    assert await produce(wire, {T0: transactional(epoch=3)}) == [E.INVALID_PRODUCER_EPOCH]
+    assert not coordinator.asked
+
+
+async def test_without_a_transactional_id_it_is_refused(running: RunningNode, wire: Wire, topic: None):
+    use(running, FakeCoordinator())
+    answered = await produce(wire, {T0: transactional()}, transactional_id=None)
+    assert answered == [E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED]
+
+
+async def test_one_transaction_has_one_producer(running: RunningNode, wire: Wire, topic: None):
+    use(running, FakeCoordinator())
+    batches = {T0: transactional(), ("t", 1): transactional(producer_id=8)}
+    assert await produce(wire, batches) == [E.INVALID_PRODUCER_ID_MAPPING] * 2
+    assert partition_of(running).log.log_end_offset == 0
+
+
+async def test_a_partition_that_is_not_there_is_refused_without_a_question(
+    running: RunningNode, wire: Wire, topic: None
+):
+    coordinator = use(running, FakeCoordinator())
+    answered = await produce(wire, {("t", 9): transactional(), ("nowhere", 0): transactional()})
+    assert answered == [E.UNKNOWN_TOPIC_OR_PARTITION] * 2
+    assert not coordinator.asked
+
+
+async def test_batches_of_no_transaction_in_the_same_request_are_appended(
+    running: RunningNode, wire: Wire, topic: None
+):
+    use(running, FakeCoordinator(E.INVALID_TXN_STATE))
+    plain = bytes(encode_batch([(NOW, None, b"plain", ())]))
+    assert await produce(wire, {T0: transactional(), ("t", 1): plain}) == [E.INVALID_TXN_STATE, E.NONE]
+
+
+async def test_a_compacted_topics_batch_is_verified_too(running: RunningNode, wire: Wire):
+    """It is looked at on another thread first, and must not lose its verification on the way."""
+    await wire.create_topic("t", 1, cleanup_policy="compact")
+    coordinator = use(running, FakeCoordinator())
+    assert await produce(wire, {T0: transactional(0, 500)}) == [E.NONE]
+    assert partition_of(running).log.producers.entries[7].transaction_first_offset == 0
+    assert len(coordinator.asked) == 1
+
+
+@pytest.mark.parametrize("error", [E.NONE, E.INVALID_TXN_STATE])
+async def test_without_an_answer_an_error_closes_the_connection(
+    running: RunningNode, wire: Wire, topic: None, error: ErrorCode
+):
+    use(running, FakeCoordinator(error))
+    wire.send(produce_request({T0: transactional()}, acks=0), 11)
+    if error is E.NONE:
+        assert await produce(wire, {T0: transactional(1)}) == [E.NONE]
+    else:
+        assert await wire.reader.read() == b""
+
+
+async def test_verification_can_be_switched_off(start_node: StartNode):
+    running = await start_node(**{"transaction.partition.verification.enable": "false"})
+    wire = await running.connect()
+    await wire.create_topic("t")
+    coordinator = use(running, FakeCoordinator(E.INVALID_TXN_STATE))
+    assert await produce(wire, {T0: transactional()}) == [E.NONE]
+    assert not coordinator.asked
+    await write_markers(wire, marker([T0]))
+    assert await produce(wire, {T0: transactional()}, version=12) == [E.INVALID_TXN_STATE], (
+        "version 12 adds in any case"
+    )
+
+
+async def test_a_node_that_cannot_ask_lets_the_producer_try_again(running: RunningNode, wire: Wire, topic: None):
+    """There is no `__transaction_state`, so that nobody coordinates."""
+    assert await produce(wire, {T0: transactional()}) == [E.NOT_ENOUGH_REPLICAS]
+
+
+async def test_what_follows_a_batch_that_was_not_verified_is_refused_alike(
+    running: RunningNode, wire: Wire, topic: None
+):
+    coordinator = use(running, FakeCoordinator(E.NOT_COORDINATOR))
+    assert await produce(wire, {T0: transactional(0)}) == [E.NOT_ENOUGH_REPLICAS]
+    coordinator.error = E.NONE
+    assert await produce(wire, {T0: transactional(1)}) == [E.NOT_ENOUGH_REPLICAS]
+    assert await produce(wire, {T0: transactional(0)}) == [E.NONE]
+    assert await produce(wire, {T0: transactional(1)}) == [E.NONE]

@@ -1,0 +1,111 @@
+"""TxnOffsetCommit over the wire; what the group coordinator makes of it is `test_offsets_in_transactions`'s subject."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.patience import until
+from tests.unit.broker.conftest import RunningNode, StartNode, Wire
+from tests.unit.broker.transactions import FakeCoordinator, commit_offsets, marker, partition_of, use, write_markers
+from tidelog.protocol.errors import ErrorCode
+
+E = ErrorCode
+T0 = ("t", 0)
+OFFSETS = ("__consumer_offsets", 0)
+
+
+@pytest.fixture
+async def coordinator(running: RunningNode, wire: Wire) -> FakeCoordinator:
+    return await prepared(running, wire)
+
+
+async def prepared(running: RunningNode, wire: Wire) -> FakeCoordinator:
+    await wire.create_topic("t", 3)
+    await wire.create_topic("__consumer_offsets")
+    broker = running.node._broker
+    assert broker is not None
+    await until(lambda: not broker.groups.is_loading())
+    return use(running, FakeCoordinator())
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_the_coordinator_is_asked_once_a_transaction(wire: Wire, coordinator: FakeCoordinator, version: int):
+    """From version 5 on the offsets take part by this question, before they are asked whether they do (KIP-890)."""
+    for offset in (1, 2):
+        assert await commit_offsets(wire, {T0: offset}, version=version) == {T0: E.NONE}
+    assert coordinator.asked == [("txn", 7, 0, (OFFSETS,), version < 5)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "version", "told"),
+    [
+        (E.INVALID_TXN_STATE, 3, E.INVALID_TXN_STATE),
+        (E.TRANSACTION_ABORTABLE, 3, E.INVALID_TXN_STATE),
+        (E.TRANSACTION_ABORTABLE, 4, E.TRANSACTION_ABORTABLE),
+        (E.PRODUCER_FENCED, 4, E.INVALID_PRODUCER_EPOCH),
+        (E.NETWORK_EXCEPTION, 3, E.COORDINATOR_LOAD_IN_PROGRESS),
+        (E.NETWORK_EXCEPTION, 1, E.COORDINATOR_NOT_AVAILABLE),
+        (E.COORDINATOR_LOAD_IN_PROGRESS, 1, E.COORDINATOR_NOT_AVAILABLE),
+        (E.CONCURRENT_TRANSACTIONS, 5, E.CONCURRENT_TRANSACTIONS),
+    ],
+)
+async def test_a_refusal_is_told_as_the_client_understands_it(
+    running: RunningNode, wire: Wire, coordinator: FakeCoordinator, answer: ErrorCode, version: int, told: ErrorCode
+):
+    coordinator.error = answer
+    assert await commit_offsets(wire, {T0: 1}, version=version) == {T0: told}
+    assert partition_of(running, *OFFSETS).log.log_end_offset == 0
+
+
+async def test_what_does_not_exist_is_refused_before_anything_is_staged(
+    running: RunningNode, wire: Wire, coordinator: FakeCoordinator
+):
+    answered = await commit_offsets(wire, {("t", 9): 1, ("nowhere", 0): 1})
+    assert answered == {("t", 9): E.UNKNOWN_TOPIC_OR_PARTITION, ("nowhere", 0): E.UNKNOWN_TOPIC_OR_PARTITION}
+    assert not coordinator.asked
+    assert partition_of(running, *OFFSETS).log.log_end_offset == 0
+    answered = await commit_offsets(wire, {T0: 1, ("t", 9): 1})
+    assert answered == {T0: E.NONE, ("t", 9): E.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+async def test_a_refusal_leaves_what_does_not_exist_as_it_is(wire: Wire, coordinator: FakeCoordinator):
+    coordinator.error = E.INVALID_TXN_STATE
+    answered = await commit_offsets(wire, {T0: 1, ("t", 9): 1})
+    assert answered == {T0: E.INVALID_TXN_STATE, ("t", 9): E.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+async def test_an_older_epoch_is_refused_before_the_question(wire: Wire, coordinator: FakeCoordinator):
+    await write_markers(wire, marker([OFFSETS], epoch=4))
+    assert await commit_offsets(wire, {T0: 1}, epoch=3) == {T0: E.INVALID_PRODUCER_EPOCH}
+    assert not coordinator.asked
+
+
+async def test_a_transaction_that_is_aborted_meanwhile_takes_no_offsets(
+    running: RunningNode, wire: Wire, coordinator: FakeCoordinator
+):
+    coordinator.answer_now = False
+    commit = asyncio.create_task(commit_offsets(wire, {T0: 1}))
+    await coordinator.wait_until_asked()
+    await write_markers(await running.connect(), marker([OFFSETS], is_commit=False))
+    coordinator.answer()
+    assert await commit == {T0: E.INVALID_TXN_STATE}
+
+
+async def test_group_and_member_are_checked(wire: Wire, coordinator: FakeCoordinator):
+    assert await commit_offsets(wire, {T0: 1}, group="") == {T0: E.INVALID_GROUP_ID}
+    assert await commit_offsets(wire, {T0: 1}, generation_id=3, member_id="m") == {T0: E.ILLEGAL_GENERATION}
+
+
+async def test_without_the_offsets_topic_there_is_no_coordinator(running: RunningNode, wire: Wire):
+    await wire.create_topic("t")
+    assert await commit_offsets(wire, {T0: 1}) == {T0: E.NOT_COORDINATOR}
+
+
+async def test_verification_can_be_switched_off(start_node: StartNode):
+    running = await start_node(**{"transaction.partition.verification.enable": "false"})
+    wire = await running.connect()
+    coordinator = await prepared(running, wire)
+    assert await commit_offsets(wire, {T0: 1}) == {T0: E.NONE}
+    assert not coordinator.asked
