@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,7 @@ async def test_a_partition_that_is_not_led_here_is_told_so(running: RunningNode,
     [{"producer_id": -1}, {"producer_id": -(2**63)}, {"coordinator_epoch": -1}, {"transaction_version": -1}],
 )
 async def test_what_no_coordinator_sends_is_refused(
-    running: RunningNode, wire: Wire, topic: None, wrong: dict[str, int]
+    running: RunningNode, wire: Wire, topic: None, wrong: dict[str, Any]
 ):
     answered = await write_markers(wire, marker([T0], **wrong))
     assert list(answered.values()) == [E.INVALID_REQUEST]
