@@ -178,3 +178,19 @@ def test_a_broker_that_is_not_there_says_so(spark):
     frame = spark.read.format("tidelog").option("subscribe", "t").option("kafka.bootstrap.servers", "127.0.0.1:1")
     with pytest.raises(Exception, match=r"no broker reached at 127\.0\.0\.1:1"):
         frame.option("kafka.socket.connection.setup.timeout.ms", "500").load().count()
+
+
+def test_filters_that_are_pushed_down_narrow_what_is_read(spark, load):
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = load("offset bigint, partition int, timestamp timestamp", subscribe="many", pushFilters="true")
+        some = frame.where("offset >= 24990 and partition in (1, 2)")
+        assert some.rdd.getNumPartitions() == 2
+        assert sorted(tuple(row)[:2] for row in some.collect()) == sorted(
+            (offset, partition) for offset in range(24_990, 25_000) for partition in (1, 2)
+        )
+        assert frame.where("offset < 0").count() == 0
+        late = load("offset bigint, timestamp timestamp", subscribe="every", pushFilters="true")
+        assert late.where(f"timestamp >= timestamp_millis({TIME + 58})").count() == 10
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")

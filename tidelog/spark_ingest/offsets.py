@@ -19,6 +19,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
+from tidelog.spark_ingest.filters import Condition, earliest_time_ms, narrow_ranges
 from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
@@ -40,12 +41,16 @@ class DataLoss(Exception):
         super().__init__(f"{reason}. To read what is left, set the option failOnDataLoss to false")
 
 
-def resolve_ranges(options: SourceOptions) -> list[OffsetRange]:
-    """One range per partition, empty ones included. Raises KafkaError, ConfigError or DataLoss."""
-    return asyncio.run(_resolve(options))
+def resolve_ranges(options: SourceOptions, conditions: Sequence[Condition] = ()) -> list[OffsetRange]:
+    """One range per partition, empty ones included; only what the conditions leave, where there are
+    some.
+
+    Raises KafkaError, ConfigError or DataLoss.
+    """
+    return asyncio.run(_resolve(options, conditions))
 
 
-async def _resolve(options: SourceOptions) -> list[OffsetRange]:
+async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> list[OffsetRange]:
     cluster = Cluster(options.consumer)
     try:
         await cluster.start()
@@ -57,6 +62,8 @@ async def _resolve(options: SourceOptions) -> list[OffsetRange]:
         ends = await _high_watermarks(cluster, options, partitions, latest)
         starting = await _bound_offsets(cluster, options, options.starting, partitions)
         ending = await _bound_offsets(cluster, options, options.ending, partitions)
+        since_ms = earliest_time_ms(conditions)
+        since = {} if since_ms is None else await _offsets_since(cluster, options, partitions, since_ms, latest)
     finally:
         await cluster.close()
     ranges = []
@@ -66,8 +73,17 @@ async def _resolve(options: SourceOptions) -> list[OffsetRange]:
         if start > end and ending[partition] != LATEST and not options.starting.group:
             bounds = f"{options.starting.option} of {partition} is {start}, above its {options.ending.option}, {end}"
             raise ConfigError(bounds)
-        ranges.append(OffsetRange(*partition, *_clip_to_log(options, partition, start, end, earliest, ends)))
-    return ranges
+        start, end = _clip_to_log(options, partition, start, end, earliest, ends)
+        ranges.append(OffsetRange(*partition, min(max(start, since.get(partition, start)), end), end))
+    return narrow_ranges(ranges, conditions) if conditions else ranges
+
+
+async def _offsets_since(
+    cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], since_ms: int, latest: Offsets
+) -> Offsets:
+    """The first offset of each partition with a timestamp at or after `since_ms`, else its end."""
+    found = await _list_offsets(cluster, options, dict.fromkeys(partitions, max(since_ms, 0)))
+    return {partition: each.offset if each is not None else latest[partition] for partition, each in found.items()}
 
 
 async def find_first_offsets(cluster: Cluster, options: SourceOptions) -> tuple[Offsets, TopicIds]:

@@ -9,7 +9,7 @@ Arrow.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
+    from tidelog.spark_ingest.filters import Condition
     from tidelog.spark_ingest.options import SourceOptions
     from tidelog.spark_ingest.planning import OffsetRange
     from tidelog.spark_ingest.stream import StreamDriver
@@ -58,7 +60,10 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
         from tidelog.spark_ingest.option_table import BATCH
         from tidelog.spark_ingest.schema import projection
 
-        return TidelogReader(_parse(self.options, BATCH), projection(schema))
+        options = _parse(self.options, BATCH)
+        # Spark refuses every read of a reader that has `pushFilters` unless its own setting allows it.
+        reader = TidelogFilteringReader if options.push_filters else TidelogReader
+        return reader(options, projection(schema))
 
     def streamReader(self, schema: StructType) -> TidelogStreamReader:
         from tidelog.protocol.errors import ConfigError
@@ -84,6 +89,7 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
+        self._conditions: list[Condition] = []
 
     def partitions(self) -> Sequence[RangePartition]:
         """The ranges to read, fixed at this time.
@@ -96,12 +102,25 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
         options = self._options
         for name in options.without_effect:
             logger.warning("option %r has no effect on this source", name)
-        ranges = plan_ranges(resolve_ranges(options), options.min_partitions, options.max_records_per_partition)
+        ranges = plan_ranges(
+            resolve_ranges(options, self._conditions), options.min_partitions, options.max_records_per_partition
+        )
         return [RangePartition(offset_range) for offset_range in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The records of one range as Arrow record batches of the selected columns."""
         return _read(self._options, self._columns, partition)
+
+
+class TidelogFilteringReader(TidelogReader):
+    """A batch read that narrows its ranges by the filters of the query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take note of the filters. Spark evaluates all of them again."""
+        from tidelog.spark_ingest.filters import read_conditions
+
+        self._conditions = read_conditions(filters)
+        return filters
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc,unused-ignore]
