@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.raw_fetch import RawBatches, fetch_raw
 from tidelog.protocol.batches.columnar import decode_columns
@@ -41,9 +42,12 @@ _OUT_OF_RANGE_ERRORS_MAX = 20
 
 
 def read_range(
-    options: SourceOptions, offset_range: OffsetRange, columns: Sequence[str]
+    options: SourceOptions, offset_range: OffsetRange, columns: Sequence[str], topic_id: bytes = NO_TOPIC_ID
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the records of the range in batches of at most MAX_ROWS rows.
+
+    With a `topic_id` the offsets are those of this topic, not of one with its name that was created
+    since.
 
     Raises DataLoss when records of the range are gone (unless failOnDataLoss is false), KafkaError
     for errors that are not retriable, REQUEST_TIMED_OUT when no records arrive for
@@ -51,7 +55,7 @@ def read_range(
     """
     loop = asyncio.new_event_loop()
     cluster = Cluster(options.consumer)
-    chunks = _chunks(cluster, options, offset_range)
+    chunks = _chunks(cluster, options, offset_range, topic_id)
     try:
         while (chunk := loop.run_until_complete(anext(chunks, None))) is not None:
             # One step of the loop sends the request for the next chunk, which arrives while this
@@ -98,13 +102,41 @@ def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 async def _chunks(
+    cluster: Cluster, options: SourceOptions, offset_range: OffsetRange, topic_id: bytes
+) -> AsyncGenerator[RawBatches, None]:
+    """Yield whole batches of the range, until the topic is found to be another one."""
+    await cluster.start()
+    partition = TopicPartition(offset_range.topic, offset_range.partition)
+    try:
+        first_id = (await cluster.topic(partition.topic, options.poll_timeout_ms)).topic_id
+        expected_id = first_id if topic_id == NO_TOPIC_ID else topic_id
+        async with aclosing(_chunks_of_log(cluster, options, offset_range)) as chunks:
+            if first_id == expected_id:
+                async for chunk in chunks:
+                    if cluster.metadata.topic_id(partition.topic) != expected_id:
+                        break
+                    yield chunk
+                else:
+                    return
+        loss = f"topic {partition.topic!r} was created again, and the rest of {partition} is gone"
+    except KafkaError as error:
+        topic = cluster.metadata.topics.get(partition.topic)
+        is_gone = topic is None or topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if options.fail_on_data_loss or not is_gone:
+            raise
+        loss = f"topic {partition.topic!r} is gone: {error}"
+    if options.fail_on_data_loss:
+        raise DataLoss(loss)
+    logger.warning("%s; it is left out", loss)
+
+
+async def _chunks_of_log(
     cluster: Cluster, options: SourceOptions, offset_range: OffsetRange
 ) -> AsyncGenerator[RawBatches, None]:
     """Yield whole batches of the range.
 
     When its start is gone, the read continues at the log start.
     """
-    await cluster.start()
     config = options.consumer
     partition = TopicPartition(offset_range.topic, offset_range.partition)
     position = offset_range.start

@@ -76,11 +76,12 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
 
 
 class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
-    """The range that one task reads."""
+    """The range that one task reads, of the topic with this id where it is known."""
 
-    def __init__(self, offset_range: OffsetRange) -> None:
+    def __init__(self, offset_range: OffsetRange, topic_id: bytes = bytes(16)) -> None:
         super().__init__(tuple(offset_range))
         self.offset_range = offset_range
+        self.topic_id = topic_id
 
 
 class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
@@ -171,7 +172,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return self._stream().reported_offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[RangePartition]:
-        return [RangePartition(offset_range) for offset_range in self._stream().ranges(start, end)]
+        stream = self._stream()
+        return [RangePartition(each, stream.topic_id(each.topic)) for each in stream.ranges(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._columns, partition)
@@ -192,7 +194,7 @@ def _read(
 
     if not isinstance(partition, RangePartition):
         return iter(())  # Spark's empty partition of a read without ranges
-    return read_range(options, partition.offset_range, columns)
+    return read_range(options, partition.offset_range, columns, partition.topic_id)
 
 
 def _parse(options: Mapping[str, str], mode: str) -> SourceOptions:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import (
@@ -156,6 +157,10 @@ class StreamDriver:
             )
             for each in ranges
         )
+
+    def topic_id(self, topic: str) -> bytes:
+        """The id of the topic as of the last `latest_offset`; zeros where it is not known."""
+        return self._topic_ids.get(topic, NO_TOPIC_ID)
 
     def commit(self, end: StreamOffset) -> None:
         """Spark has processed everything before `end`."""

@@ -4,7 +4,7 @@ import pytest
 
 from tidelog.client.model import EARLIEST_TIMESTAMP, OffsetAndTimestamp
 from tidelog.client.network import offsets, raw_fetch
-from tidelog.client.sync import Producer
+from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.batches.columnar import COLUMNS
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest import fetch
@@ -17,10 +17,10 @@ pa = pytest.importorskip("pyarrow")
 TIME = 1_700_000_000_000
 
 
-def read(node, topic, start, end, *, partition=0, columns=COLUMNS, **options):
+def read(node, topic, start, end, *, partition=0, columns=COLUMNS, topic_id=bytes(16), **options):
     """All rows of a range as one table."""
     planned = OffsetRange(topic, partition, start, end)
-    batches = list(read_range(node.options(subscribe=topic, **options), planned, columns))
+    batches = list(read_range(node.options(subscribe=topic, **options), planned, columns, topic_id))
     return pa.Table.from_batches(batches) if batches else None
 
 
@@ -145,6 +145,49 @@ def test_a_log_that_begins_after_the_range_is_read_from_where_it_begins(node, ne
         read(node, topic, 10, 50)
     assert read(node, topic, 10, 50, failOnDataLoss="false")["offset"].to_pylist() == list(range(30, 50))
     assert read(node, topic, 10, 20, failOnDataLoss="false") is None
+
+
+def topic_id_of(node, topic):
+    with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+        return admin.describe_topics([topic])[topic].topic_id
+
+
+def delete(node, topic):
+    with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+        admin.delete_topics([topic])
+
+
+def test_offsets_of_a_topic_are_not_read_from_another_one_of_its_name(node, new_topic):
+    topic = new_topic(20)
+    first_id = topic_id_of(node, topic)
+    assert read(node, topic, 5, 8, topic_id=first_id).num_rows == 3
+    delete(node, topic)
+    node.topic(topic, 20)
+    with pytest.raises(DataLoss, match=f"topic '{topic}' was created again, and the rest of {topic}-0 is gone"):
+        read(node, topic, 5, 8, topic_id=first_id)
+    assert read(node, topic, 5, 8, topic_id=first_id, failOnDataLoss="false") is None
+    assert read(node, topic, 5, 8).num_rows == 3
+
+
+def test_a_topic_that_is_created_again_under_a_task_ends_it(node, new_topic):
+    topic = new_topic(1000, batch_size=500)
+    options = node.options(subscribe=topic, failOnDataLoss="false", **{"kafka.max.partition.fetch.bytes": "2000"})
+    reading = read_range(options, OffsetRange(topic, 0, 0, 1000), ("offset",))
+    rows = next(reading).num_rows
+    delete(node, topic)
+    node.topic(topic, 1000, batch_size=500)
+    rows += sum(batch.num_rows for batch in reading)
+    assert 0 < rows < 1000
+
+
+def test_a_deleted_topic_is_left_out_where_loss_is_tolerated(node, new_topic):
+    topic = new_topic(5)
+    delete(node, topic)
+    timeouts = {"kafkaConsumer.pollTimeoutMs": "300"}
+    assert read(node, topic, 0, 5, failOnDataLoss="false", **timeouts) is None
+    with pytest.raises(KafkaError) as failure:
+        read(node, topic, 0, 5, **timeouts)
+    assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_a_leader_that_refuses_what_its_log_is_said_to_hold_ends_the_read(node, new_topic, monkeypatch):
