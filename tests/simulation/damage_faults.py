@@ -16,6 +16,7 @@ from tests.cluster.damage.injuries import DATA_TARGETS, DIRECTORY_FILES, ONE_BAT
 from tests.cluster.damage.replicas import parse_batches
 from tests.simulation.cluster import DATA, Cluster, SimulatedNode
 from tests.simulation.cluster_faults import Faults
+from tests.simulation.cluster_invariants import RECENTLY_S
 from tests.simulation.simulated_disk import Directory, Inode, SimulatedDisk
 
 DAMAGE_WEIGHTS = {
@@ -51,6 +52,14 @@ def files_of(disk: SimulatedDisk) -> dict[str, Inode]:
 
     walk(disk._directory(DATA), "")
     return found
+
+
+def _end_offset(node: SimulatedNode, directory: str) -> int:
+    """Of the log in this directory, read from outside."""
+    files = files_of(node.host.disk)
+    logs = [name for name in sorted(files) if name.startswith(f"{directory}/") and name.endswith(".log")]
+    batches = [each for name in logs for each in parse_batches(bytes(files[name].data), name, [])]
+    return batches[-1].next_offset if batches else 0
 
 
 class DamageFaults(Faults):
@@ -230,7 +239,7 @@ class DamageFaults(Faults):
             injury = self._of_one_batch(injury, node, files, partition)
         injury = self._cut_of_known_end(injury, files, partition)
         name = find(injury, {path: len(inode.data) for path, inode in files.items()}, partition)
-        if name is None:
+        if name is None or self._is_only_trusted_copy(node, injury, name):
             return
         inode = files.get(name)
         data, what = damaged(injury, b"" if inode is None else bytes(inode.data))
@@ -247,6 +256,25 @@ class DamageFaults(Faults):
             inode.data, inode.durable = bytearray(data), data
         self.inflicted += 1
         self.steps.append(f"{self.world.now - 1000:.3f}s damage on n{node.node_id} {name}: {what}")
+
+    def _is_only_trusted_copy(self, node: SimulatedNode, injury: Injury, name: str) -> bool:
+        """Whether only this node has the records, and another one lost power lately.
+
+        The controller does not trust that one's log, so that the victim may be alone in the ISR, without an eligible
+        replica. After a kill it does not know what it had committed, and gives nothing up
+        (docs/decisions/0016-damage-and-repair.md, limits).
+        """
+        if injury.target not in ("sealed", "active"):
+            return False
+        others = [self.cluster.nodes[each] for each in self.cluster.layout.brokers if each != node.node_id]
+        if all(each.power_lost_at < self.world.now - RECENTLY_S for each in others):
+            return False
+        directory = name.partition("/")[0]
+        batches = parse_batches(bytes(files_of(node.host.disk)[name].data), name, [])
+        if not batches:
+            return False
+        first_damaged = batches[min(int(injury.place * len(batches)), len(batches) - 1)]
+        return all(_end_offset(each, directory) <= first_damaged.base_offset for each in others)
 
     def _of_one_batch(self, injury: Injury, node: SimulatedNode, files: dict[str, Inode], partition: str) -> Injury:
         """Of a batch that this victim may lose: the even offsets are one victim's, the odd ones the other's."""

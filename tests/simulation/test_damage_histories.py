@@ -5,6 +5,8 @@ TIDELOG_SEED=7 replays one, TIDELOG_DAMAGE_SEEDS=500 runs that many. Here is als
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.cluster.damage.injuries import FIELDS, Injury, damaged
@@ -53,6 +55,24 @@ def test_a_seed_with_a_bad_disk_does_the_same_again() -> None:
             return str(error)
 
     assert trace() == trace()
+
+
+# A replica that still has what an older leader wrote, beside damage, and hardly anything else.
+STALE: dict[str, Any] = {"weights": {"damage_beside_a_stale_replica": 10, "kill_leader": 1}}
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_stale_replica_that_is_taken_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2):
+        DamageHistory(seed, **STALE).run()  # without the mistake they break nothing
+
+    def hunt() -> None:
+        for seed in range(100):
+            DamageHistory(seed, **STALE).run()
+
+    planted.repair_from_a_stale_replica(monkeypatch)
+    with pytest.raises(Broken, match=r"WholeRecordsNeverChange|EveryCopyIsWhole"):
+        hunt()
 
 
 @pytest.mark.hunt

@@ -69,9 +69,12 @@ class FollowerReplica:
 
 
 class Proposal:
-    """A change of the ISR that the controller was asked for. `isr`: (broker id, broker epoch or -1)."""
+    """A change of the ISR that the controller was asked for. `isr`: (broker id, broker epoch or -1).
 
-    __slots__ = ("adds", "isr", "leader_epoch", "partition_epoch", "removes")
+    `resigns`: the leader itself leaves the ISR, so that another replica leads.
+    """
+
+    __slots__ = ("adds", "isr", "leader_epoch", "partition_epoch", "removes", "resigns")
 
     def __init__(
         self,
@@ -81,12 +84,14 @@ class Proposal:
         *,
         adds: int | None = None,
         removes: tuple[int, ...] = (),
+        resigns: bool = False,
     ) -> None:
         self.isr = isr
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
         self.adds = adds
         self.removes = removes
+        self.resigns = resigns
 
     def __repr__(self) -> str:
         members = [broker_id for broker_id, _ in self.isr]
@@ -197,6 +202,13 @@ class InSyncReplicas:
             return None
         return self._propose([each for each in self.isr if each not in slow], own_epoch, removes=slow)
 
+    def resignation(self, own_epoch: int) -> Proposal | None:
+        """Propose to leave the ISR as its leader: the others go on, or an eligible replica if there are none."""
+        if self.pending is not None or self._node_id not in self.isr:
+            return None
+        others = [each for each in self.isr if each != self._node_id]
+        return self._propose(others, own_epoch, removes=(self._node_id,), resigns=True)
+
     def _lags(self, broker_id: int, leader_end: int, now_ms: float) -> bool:
         follower = self.followers.get(broker_id)
         if follower is None:
@@ -204,14 +216,22 @@ class InSyncReplicas:
         return follower.log_end_offset != leader_end and now_ms - follower.last_caught_up_ms > self._lag_ms_max
 
     def _propose(
-        self, members: list[int], own_epoch: int, *, adds: int | None = None, removes: tuple[int, ...] = ()
+        self,
+        members: list[int],
+        own_epoch: int,
+        *,
+        adds: int | None = None,
+        removes: tuple[int, ...] = (),
+        resigns: bool = False,
     ) -> Proposal:
         isr = []
         for each in members:
             follower = self.followers.get(each)
             epoch = own_epoch if each == self._node_id else -1 if follower is None else follower.broker_epoch
             isr.append((each, epoch))
-        self.pending = Proposal(isr, self.leader_epoch, self.partition_epoch, adds=adds, removes=removes)
+        self.pending = Proposal(
+            isr, self.leader_epoch, self.partition_epoch, adds=adds, removes=removes, resigns=resigns
+        )
         self._note_maximal()
         return self.pending
 

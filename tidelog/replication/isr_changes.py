@@ -106,7 +106,8 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
                     partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)
                     continue
                 logger.info("%s: %r was answered with %s", partition, proposal, ErrorCode(code).name)
-                if code in _REJECTED:
+                # A controller that takes no resignations, Kafka's, answers INVALID_REQUEST.
+                if code in _REJECTED or (proposal.resigns and code == ErrorCode.INVALID_REQUEST):
                     partition.on_proposal_rejected(proposal)
         if settled:
             self._backoff.reset()

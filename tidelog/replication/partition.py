@@ -314,6 +314,14 @@ class Partition:
         self._propose(self.in_sync.shrinkage(self.log.log_end_offset, ports.now_ms(), ports.broker_epoch()))
         self.advance_high_watermark()
 
+    def resign(self) -> bool:
+        """Ask the controller for another leader; False while another change of the ISR is on its way."""
+        if not self.leads or self.offline:
+            return False
+        proposal = self.in_sync.resignation(self._ports.broker_epoch())
+        self._propose(proposal)
+        return proposal is not None
+
     def delete_records_as_leader(self, offset: int) -> int:
         """Move the log start to `offset` (-1: the high watermark), unless it is there; returns the offset meant.
 

@@ -14,7 +14,7 @@ from tidelog.protocol.messages.alter_partition import (
     AlterPartitionRequestTopicData,
     BrokerState,
 )
-from tidelog.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, FeatureLevelRecord
+from tidelog.protocol.messages.metadata_records import BrokerRegistrationChangeRecord, ConfigRecord, FeatureLevelRecord
 from tidelog.replication.controller.decisions.isr_alterations import alter_partition
 from tidelog.replication.controller.decisions.leaders import fence_brokers
 from tidelog.replication.controller.decisions.partition_changes import PartitionChange
@@ -95,7 +95,8 @@ def test_a_stale_or_wrong_proposal_changes_nothing(state, change, code):
 @pytest.mark.parametrize(
     ("isr", "code"),
     [
-        ({2: 102, 3: 103}, ErrorCode.INVALID_REQUEST),  # without its leader
+        ({2: 102}, ErrorCode.INVALID_REQUEST),  # without its leader, and not the rest of the ISR
+        ({2: 102, 3: 99}, ErrorCode.INELIGIBLE_REPLICA),
         ({1: 101, 4: -1}, ErrorCode.INVALID_REQUEST),  # no replica
         ({}, ErrorCode.INVALID_REQUEST),
         ({1: 101, 2: 99}, ErrorCode.INELIGIBLE_REPLICA),  # an incarnation that is gone
@@ -104,6 +105,40 @@ def test_a_stale_or_wrong_proposal_changes_nothing(state, change, code):
 def test_an_impossible_isr_is_refused(state, isr, code):
     assert ask(state, isr).error_code == code
     assert part(state).isr == (1, 2, 3)
+
+
+def test_a_leader_resigns_by_leaving_the_isr(state):
+    """Where Kafka answers INVALID_REQUEST."""
+    assert ask(state, {2: 102, 3: 103}).error_code == ErrorCode.NEW_LEADER_ELECTED
+    after = part(state)
+    assert (after.leader, after.leader_epoch, after.isr, after.elr) == (2, 1, (2, 3), ())
+
+
+def test_a_leader_that_resigns_stays_eligible_below_the_minimum_isr(state):
+    apply(state, [ConfigRecord(resource_type=2, resource_name="t", name="min.insync.replicas", value="2")])
+    ask(state, {1: 101, 3: 103})
+    assert ask(state, {3: 103}).error_code == ErrorCode.NEW_LEADER_ELECTED
+    assert (part(state).leader, part(state).isr, part(state).elr) == (3, (3,), (1,))
+
+
+def test_a_leader_that_is_alone_in_the_isr_resigns_for_an_eligible_replica(state):
+    apply(state, [ConfigRecord(resource_type=2, resource_name="t", name="min.insync.replicas", value="2")])
+    ask(state, {1: 101, 3: 103})
+    ask(state, {1: 101})
+    assert part(state).elr == (3,)
+    assert ask(state, {}).error_code == ErrorCode.NEW_LEADER_ELECTED
+    assert (part(state).leader, part(state).isr, part(state).elr) == (3, (3,), (1,))
+
+
+@pytest.mark.parametrize("unclean", ["false", "true"])
+def test_a_leader_stays_where_no_replica_is_in_sync_or_eligible(state, unclean):
+    apply(
+        state, [ConfigRecord(resource_type=2, resource_name="t", name="unclean.leader.election.enable", value=unclean)]
+    )
+    ask(state, {1: 101})
+    before = part(state)
+    assert ask(state, {}).error_code == ErrorCode.INELIGIBLE_REPLICA
+    assert part(state) == before
 
 
 def test_only_the_leader_may(state):

@@ -159,6 +159,18 @@ async def test_what_is_refused_for_good_is_taken_back(code: ErrorCode) -> None:
     assert replica.in_sync.pending is None
 
 
+async def test_a_controller_that_takes_no_resignation_holds_up_no_later_change() -> None:
+    """Kafka's answers INVALID_REQUEST to an ISR without the leader."""
+    changes, replica = changes_to(Controller(ErrorCode.INVALID_REQUEST)), Replica(0)
+    proposal = replica.in_sync.resignation(44)
+    assert proposal is not None
+    assert [member for member, _ in proposal.isr] == [2]
+    changes.submit(replica, proposal)  # type: ignore[arg-type]
+    await until_idle(changes)
+    assert replica.outcome == "rejected"
+    assert replica.in_sync.pending is None
+
+
 @pytest.mark.parametrize(
     "code",
     [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.NEW_LEADER_ELECTED],

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
@@ -81,6 +82,7 @@ class Repairs:
         self._node_id = node_id
         self._partitions = partitions
         self._image = image
+        self._damaged_leaders = DamagedLeaders(node_id, self, image)
         self._endpoint_of = endpoint_of
         self._exchange = exchange
         self._loop = loop
@@ -251,6 +253,8 @@ class Repairs:
                 await self._finish(partition, repair, name)
             except NoRoom as refused:
                 self._roll(partition, refused)
+        elif self._damaged_leaders.may_resign(partition, damage):
+            await self._damaged_leaders.resign(partition, damage)  # what others have not copied yet is not lost
         elif gap_is_shared and self.others(partition) and everyone_lacks_it:
             logger.info("%s: no replica has offsets %d to %d", name, damage.first_offset, damage.end_offset)
             log.accept_gap(segment, damage)
@@ -312,17 +316,18 @@ class Repairs:
 
     # ----------------------------------------------------------------------------------------------------- other nodes
 
-    def _placed(self, partition: Partition) -> PartitionImage | None:
+    def assignment_of(self, partition: Partition) -> PartitionImage | None:
+        """The partition as the metadata has it."""
         topic = self._image().topics_by_id.get(partition.topic_id)
         return None if topic is None else topic.partitions.get(partition.index)
 
     def _in_sync(self, partition: Partition) -> set[int]:
-        placed = self._placed(partition)
+        placed = self.assignment_of(partition)
         return set() if placed is None else set(placed.isr)
 
     def others(self, partition: Partition) -> list[int]:
         """The other replicas, those in sync first."""
-        placed = self._placed(partition)
+        placed = self.assignment_of(partition)
         if placed is None:
             return []
         in_sync_first = sorted(placed.replicas, key=lambda replica: replica not in placed.isr)

@@ -3,7 +3,9 @@
 Invariant: a proposal changes a partition only if three epochs are current: the broker epoch (the
 registered incarnation), the leader epoch (the broker still leads) and the partition epoch (the
 leader knows all earlier changes). The order of the checks and the error codes are those of Kafka's
-`ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903).
+`ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903), with one addition: a leader
+that leaves itself out of the ISR resigns. Another replica is elected as if the leader had died;
+if no other replica may lead, nothing changes and the answer is INELIGIBLE_REPLICA.
 """
 
 from __future__ import annotations
@@ -19,9 +21,15 @@ from tidelog.protocol.messages.alter_partition import (
     AlterPartitionResponseTopicData,
     BrokerState,
 )
-from tidelog.replication.controller.decisions.partition_changes import Election, ElectionRules, PartitionChange
+from tidelog.replication.controller.decisions.partition_changes import (
+    Election,
+    ElectionRules,
+    PartitionChange,
+    TopicRules,
+)
 from tidelog.replication.controller.decisions.state import ControllerState
 from tidelog.replication.controller.metadata.image import (
+    NO_LEADER,
     NO_LEADER_CHANGE,
     RECOVERED,
     RECOVERING,
@@ -86,10 +94,13 @@ def _apply(
     index = partition_data.partition_index
     partition = topic.partitions[index]
     topic_rules = state.topic_rules(topic)
+    members = [member.broker_id for member in isr]
+    if leader_id not in members:
+        return _resign(state, leader_id, topic_rules, partition, index, members, records)
     change = PartitionChange(partition, index, topic_rules, rules)
     if topic_rules.unclean:
         change.election = Election.UNCLEAN
-    change.isr = [member.broker_id for member in isr]
+    change.isr = members
     change.recovery_state = partition_data.leader_recovery_state
     record = change.build()
     if record is not None:
@@ -106,6 +117,25 @@ def _apply(
         leader_recovery_state=partition.leader_recovery_state,
         partition_epoch=partition.partition_epoch,
     )
+
+
+def _resign(
+    state: ControllerState,
+    leader_id: int,
+    topic_rules: TopicRules,
+    partition: PartitionImage,
+    index: int,
+    members: list[int],
+    records: Records,
+) -> AlterPartitionResponsePartitionData:
+    """Elect another replica, from the rest of the ISR or from the ELR, never uncleanly."""
+    change = PartitionChange(partition, index, topic_rules, state.election_rules(gone={leader_id}))
+    change.isr = members
+    record = change.build()
+    if record is None or record.leader in (NO_LEADER, NO_LEADER_CHANGE):
+        return AlterPartitionResponsePartitionData(partition_index=index, error_code=ErrorCode.INELIGIBLE_REPLICA)
+    records.append(record)
+    return AlterPartitionResponsePartitionData(partition_index=index, error_code=ErrorCode.NEW_LEADER_ELECTED)
 
 
 def _problem(
@@ -143,11 +173,10 @@ def _is_valid_isr(partition: PartitionImage, members: list[int], recovery_state:
     if recovery_state == RECOVERING and (len(members) > 1 or partition.leader_recovery_state == RECOVERED):
         return False
     distinct_ids = set(members)
-    return (
-        len(distinct_ids) == len(members)
-        and distinct_ids <= set(partition.replicas)
-        and partition.leader in distinct_ids
-    )
+    if len(distinct_ids) != len(members) or not distinct_ids <= set(partition.replicas):
+        return False
+    # A leader that resigns names the rest of the ISR, all of it: nobody else joins or leaves with it.
+    return partition.leader in distinct_ids or distinct_ids == set(partition.isr) - {partition.leader}
 
 
 def _is_eligible(state: ControllerState, member: BrokerState) -> bool:

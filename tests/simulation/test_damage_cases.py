@@ -1,0 +1,147 @@
+"""Named cases of damaged logs, told step by step on a simulated cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.damage.replicas import Batch, parse_batches
+from tests.simulation import planted
+from tests.simulation.cluster import DATA
+from tests.simulation.damage_faults import files_of
+from tests.simulation.damage_history import faults_of_copies
+from tests.simulation.simulated_disk import Inode
+from tests.simulation.stage import TOPIC, Stage, stage
+from tests.simulation.world import Broken
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_explained_gaps
+
+LARGE = b"x" * 2 * INLINE_BYTES_MAX
+"""Followers are sent smaller records from memory."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def segments(play: Stage, node_id: int) -> list[tuple[str, Inode]]:
+    files = sorted(files_of(play.node(node_id).host.disk).items())
+    return [(path, inode) for path, inode in files if path.startswith(f"{TOPIC}-0/") and path.endswith(".log")]
+
+
+def batches(play: Stage, node_id: int) -> list[Batch]:
+    """Read from outside."""
+    return [each for path, inode in segments(play, node_id) for each in parse_batches(bytes(inode.data), path, [])]
+
+
+def zero_batch(play: Stage, node_id: int, offset: int) -> None:
+    """The device loses one batch of the replica."""
+    batch = next(each for each in batches(play, node_id) if each.base_offset == offset)
+    inode = dict(segments(play, node_id))[batch.file]
+    inode.sync()
+    inode.data[batch.position : batch.position + batch.size_bytes] = bytes(batch.size_bytes)
+    inode.durable = bytes(inode.data)
+    play.invariants.clear()  # they would read the log, and find the damage for its node
+
+
+def damage_what_is_not_read(play: Stage, behind: tuple[int, ...]) -> None:
+    """Offset 4 of node 1's log, before any of the replicas `behind` has read it. Node 1 acknowledged 1 to 5 alone.
+
+    What comes first answers the fetches that wait.
+    """
+    for node_id in behind:
+        play.pause(node_id)
+    for offset in range(1, 6):
+        assert play.send(LARGE, acks="1") == offset
+    zero_batch(play, 1, 4)
+
+
+def is_whole(play: Stage) -> bool:
+    return play.cluster.all_in_sync() and not faults_of_copies(play.cluster)
+
+
+def test_another_replica_leads_where_the_leader_lost_what_its_followers_have_not_read_yet() -> None:
+    """They cannot copy past the damage, and until somebody else leads nothing more is committed."""
+    with stage(min_insync_replicas="2") as play:
+        play.up()
+        play.send(b"0")
+        damage_what_is_not_read(play, behind=(2, 3))
+        for node_id in (2, 3):
+            play.resume(node_id)
+        play.until("another replica leads", lambda: play.leader in (2, 3))
+        play.until("all are in sync", lambda: is_whole(play))
+        assert play.refused(b"on") == ErrorCode.NONE
+        assert play.values(play.leader) == [b"0", LARGE, LARGE, LARGE, b"on"]
+
+
+def test_a_leader_that_lost_records_waits_for_the_word_of_a_replica_that_is_away() -> None:
+    """It could have them."""
+    with stage(min_insync_replicas="2") as play:
+        play.up()
+        play.send(b"0")
+        play.node(3).kill()
+        play.until("3 has left", lambda: play.isr == [1, 2])
+        damage_what_is_not_read(play, behind=(2,))
+        play.resume(2)
+        play.wait(6)
+        assert play.leader == 1
+        play.node(3).start()
+        play.until("the other replica that is eligible leads", lambda: play.leader == 2)
+        play.until("all are in sync", lambda: is_whole(play))
+        assert play.refused(b"on") == ErrorCode.NONE
+
+
+def lose_a_segment_unnoticed(play: Stage) -> None:
+    """Node 1 leads without offset 2, and a small file, damaged too, says that nothing is missing. Node 3 is away since
+    offset 1."""
+    play.up()
+    for number in range(5):
+        play.send(b"%d" % number)
+        play.wait(0.5)
+        if number == 1:
+            play.node(3).kill()
+    play.invariants.clear()  # they would read the log of node 1
+    play.node(1).kill()
+    play.until("2 leads", lambda: play.leader == 2)
+    disk, home = play.node(1).host.disk, f"{DATA}/{TOPIC}-0"
+    directory = disk._directory(home)
+    lost = [name for name in directory.entries if name.startswith(f"{2:020}")]
+    assert f"{2:020}.log" in lost
+    for name in lost:
+        del directory.entries[name]
+        directory.durable.pop(name, None)
+    disk.write_file(f"{home}/{EXPLAINED_GAPS_FILE}", encode_explained_gaps(5), sync=True)
+    play.node(1).start()
+    play.until("1 is back", lambda: play.isr == [1, 2])
+    play.elect()
+    play.until("1 leads", lambda: play.leader == 1)
+
+
+def follow_a_leader_with_a_gap() -> None:
+    """What comes behind the records that its leader lacks the follower does not take."""
+    with stage(log_roll_ms="300", min_insync_replicas="2") as play:
+        lose_a_segment_unnoticed(play)
+        play.node(3).start()
+        play.until("3 is up", lambda: play.node(3).ready)
+        play.wait(3)
+        if [each.base_offset for each in batches(play, 3)] != [0, 1]:
+            raise Broken("FollowersTakeNoGap: 3 has taken what comes behind records that 2 has and 1 lacks")
+        play.node(1).kill()
+        play.until("3 has caught up", lambda: play.isr == [2, 3])
+        assert play.values(3) == [b"%d" % number for number in range(5)]
+
+
+def test_a_follower_takes_no_gap_that_another_replica_can_fill() -> None:
+    follow_a_leader_with_a_gap()
+
+
+def test_a_follower_that_takes_any_gap_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.accept_any_gap(monkeypatch)
+    with pytest.raises(Broken, match="FollowersTakeNoGap"):
+        follow_a_leader_with_a_gap()
