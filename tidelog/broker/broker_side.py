@@ -133,6 +133,7 @@ class BrokerSide:
         self.partitions.on_disk_failure = directories.failed_at
         directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
         self._make_caretakers()
+        self.transaction_timeout_ms_max = config.integer("transaction.max.timeout.ms")
         self.groups = self._make_groups()
         self._make_transactions()
 

@@ -14,6 +14,8 @@ from tests.patience import until
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire, batch
 from tests.unit.broker.scraping import Scrape, commit, get, live, scrape
 from tests.unit.broker.test_node import fetch, produce
+from tests.unit.broker.transactions import PID, FakeCoordinator, marker, partition_of, transactional, use, write_markers
+from tests.unit.broker.transactions import produce as produce_transactional
 from tidelog.broker.apis.error_counts import count_errors
 from tidelog.broker.metrics.cluster import ClusterCounts
 from tidelog.broker.metrics.definitions import COUNTER, HISTOGRAM, METRICS
@@ -44,6 +46,7 @@ from tidelog.replication.controller.metadata.image import (
     PartitionImage,
     TopicImage,
 )
+from tidelog.storage.producers.producer_state import ProducerState
 
 
 @pytest.fixture
@@ -163,6 +166,30 @@ async def test_what_is_too_large_is_counted_as_rejected(measured: RunningNode):
     assert found("tidelog_topic_records_in_total", topic="t") == 0
 
 
+async def test_open_transactions_are_told_with_their_age_and_what_they_hold_back(measured: RunningNode, lived: Wire):
+    node = await scrape(measured)
+    assert node("tidelog_open_transactions") == node("tidelog_oldest_open_transaction_seconds") == 0
+    coordinator = use(measured, FakeCoordinator())
+    await lived.create_topic("txn", 2)
+    assert await produce_transactional(lived, {("txn", 0): transactional(0, 3), ("txn", 1): transactional()}) == [0, 0]
+    log = partition_of(measured, "txn").log
+    log.producers.entries[PID].last_timestamp -= 3600_000
+    node = await scrape(measured)
+    assert node("tidelog_open_transactions") == 2
+    assert node("tidelog_stable_offset_lag_records", topic="txn") == 3
+    assert 3600 <= node("tidelog_oldest_open_transaction_seconds") < 3700
+    assert node("tidelog_partitions_with_late_transactions") == 1
+    assert node("tidelog_transaction_verification_failures_total") == 0
+    coordinator.error = ErrorCode.INVALID_TXN_STATE
+    await produce_transactional(lived, {("txn", 0): transactional(producer_id=8)})
+    await write_markers(lived, marker([("txn", 0), ("txn", 1)]))
+    node = await scrape(measured)
+    assert node("tidelog_open_transactions") == node("tidelog_partitions_with_late_transactions") == 0
+    assert node("tidelog_stable_offset_lag_records", topic="txn") == 0
+    assert node("tidelog_transaction_verification_failures_total") == 1
+    assert node("tidelog_transaction_markers_waiting") == node("tidelog_transaction_markers_retried") == 0
+
+
 async def test_a_deleted_topic_leaves_no_series(measured: RunningNode, lived: Wire):
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=60_000)
     await lived.call(request, 6, DeleteTopicsResponse)
@@ -232,8 +259,9 @@ def replica(index: int, isr: tuple[int, ...], replicas: tuple[int, ...] = (1, 2,
         isr=isr, replicas=replicas, min_isr=lambda wanted: min(wanted, len(replicas))
     )  # Kafka's effectiveMinIsr
     log = SimpleNamespace(
-        producers={}, size_bytes=10, segment_count=1, directory=f"/data/t-{index}", damaged_ranges=list
-    )
+        producers=ProducerState(), size_bytes=10, segment_count=1, directory=f"/data/t-{index}", damaged_ranges=list,
+        high_watermark=3, last_stable_offset=3,
+    )  # fmt: skip
     watch = SimpleNamespace(produces=SimpleNamespace(waiting=()), syncs=SimpleNamespace(waiting=()))
     return SimpleNamespace(
         log=log, watch=watch, offline=False, topic="t", topic_id=b"t" * 16, index=index, leads=True, in_sync=book,

@@ -27,6 +27,7 @@ from tidelog.broker.metrics.partitions import (
     collect_disks,
     collect_replicas,
     collect_topics,
+    collect_transactions,
     partition_totals,
 )
 
@@ -107,6 +108,7 @@ class Metrics:
         totals = await partition_totals(broker, metadata.image)
         collect_waiting(sources, broker, totals, out)
         collect_replicas(totals, broker, out)
+        collect_transactions(totals, broker, out)
         await asyncio.sleep(0)
         collect_topics(totals, broker, self._series, out)
         await asyncio.sleep(0)

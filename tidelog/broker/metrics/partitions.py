@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # The number of partitions that one turn of the loop counts, in about a millisecond.
 PARTITIONS_PER_TURN = 250
 OTHERS = "(others)"
+# A transaction is late when it is open for longer than transaction.max.timeout.ms and this, as in Kafka.
+LATE_GRACE_MS = 300_000
 
 _TRAFFIC = {
     "tidelog_topic_bytes_in_total": "bytes_in",
@@ -80,7 +82,10 @@ class PartitionTotals:
     Kafka's ReplicaManager and Partition.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: int = 0, late_after_ms: int = 0) -> None:
+        """`late_after_ms`: a transaction whose producer has been silent for longer should be over."""
+        self._now_ms = now_ms
+        self._late_after_ms = late_after_ms
         self.partitions = self.leaders = self.offline = 0
         self.under_replicated = self.under_min_isr = self.at_min_isr = self.reassigning = 0
         self.producer_ids = 0
@@ -89,6 +94,9 @@ class PartitionTotals:
         self.sizes: dict[str, int] = {}
         self.directory_sizes: dict[str, int] = {}
         self.segments: dict[str, int] = {}
+        self.open_transactions = self.late_transactions = 0
+        self.oldest_transaction_ms = 0
+        self.stable_offset_lags: dict[str, int] = {}
 
     def add_partitions(self, partitions: Iterable[Partition], image: MetadataImage) -> None:
         for partition in partitions:
@@ -108,6 +116,7 @@ class PartitionTotals:
 
     def _add_leader(self, partition: Partition, image: MetadataImage) -> None:
         self.leaders += 1
+        self._add_transactions(partition)
         book = partition.in_sync
         in_sync = len(book.isr)
         replicas = len(book.replicas)
@@ -123,9 +132,21 @@ class PartitionTotals:
         self.under_min_isr += in_sync < min_isr
         self.at_min_isr += in_sync == min_isr
 
+    def _add_transactions(self, partition: Partition) -> None:
+        log, topic = partition.log, partition.topic
+        lag = log.high_watermark - log.last_stable_offset
+        if lag >= self.stable_offset_lags.get(topic, 0):
+            self.stable_offset_lags[topic] = lag
+        oldest_ms = log.producers.oldest_transaction_timestamp
+        if oldest_ms >= 0:
+            age_ms = max(self._now_ms - oldest_ms, 0)
+            self.open_transactions += log.producers.open_transaction_count
+            self.oldest_transaction_ms = max(self.oldest_transaction_ms, age_ms)
+            self.late_transactions += age_ms > self._late_after_ms
+
 
 async def partition_totals(broker: BrokerSide, image: MetadataImage) -> PartitionTotals:
-    totals = PartitionTotals()
+    totals = PartitionTotals(broker.partitions.wall_ms(), broker.transaction_timeout_ms_max + LATE_GRACE_MS)
     hosted = list(broker.partitions.hosted())
     for start in range(0, len(hosted), PARTITIONS_PER_TURN):
         totals.add_partitions(
@@ -156,6 +177,15 @@ def collect_replicas(totals: PartitionTotals, broker: BrokerSide, out: Expositio
     out.add("tidelog_replica_fetches_failing", broker.fetchers.failing_count)
 
 
+def collect_transactions(totals: PartitionTotals, broker: BrokerSide, out: Exposition) -> None:
+    out.add("tidelog_open_transactions", totals.open_transactions)
+    out.add("tidelog_oldest_open_transaction_seconds", totals.oldest_transaction_ms / 1000)
+    out.add("tidelog_partitions_with_late_transactions", totals.late_transactions)
+    out.add("tidelog_transaction_markers_waiting", len(broker.marker_sender))
+    out.add("tidelog_transaction_markers_retried", broker.marker_sender.waiting_partitions)
+    out.add("tidelog_transaction_verification_failures_total", broker.verifier.failures)
+
+
 def collect_topics(totals: PartitionTotals, broker: BrokerSide, series: TopicSeries, out: Exposition) -> None:
     traffic = broker.partitions.traffic
     series.update(traffic)
@@ -172,6 +202,12 @@ def collect_topics(totals: PartitionTotals, broker: BrokerSide, series: TopicSer
             by_label[label] = by_label.get(label, 0) + value
         for label, value in by_label.items():
             out.add(name, value, label)
+    lags: dict[str, int] = {}
+    for topic, lag in totals.stable_offset_lags.items():
+        label = series.label(topic)
+        lags[label] = max(lags.get(label, 0), lag)
+    for label, lag in lags.items():
+        out.add("tidelog_stable_offset_lag_records", lag, label)
 
 
 def collect_disks(totals: PartitionTotals, broker: BrokerSide, out: Exposition) -> None:

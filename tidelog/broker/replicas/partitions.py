@@ -146,6 +146,10 @@ class Partitions:
         """Replicas that belong here and whose logs cannot be opened."""
         return len(self._unavailable) // 2
 
+    def wall_ms(self) -> int:
+        """Now, since 1970."""
+        return self._clock_ms()
+
     def hosted(self) -> Iterable[Partition]:
         return self._watches.keys()
 

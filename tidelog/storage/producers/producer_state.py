@@ -366,6 +366,10 @@ class ProducerState:
         return unreplicated if ongoing < 0 else min(ongoing, unreplicated)
 
     @property
+    def open_transaction_count(self) -> int:
+        return len(self._ongoing)
+
+    @property
     def has_transactions(self) -> bool:
         return bool(self._ongoing) or bool(self._unreplicated)
 
