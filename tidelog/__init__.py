@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidelog.client.consuming.log_truncation import LogTruncation
     from tidelog.client.consuming.subscription import RebalanceListener
     from tidelog.client.model import (
+        ConsumerGroupMetadata,
         ConsumerRecord,
         NewTopic,
         OffsetAndMetadata,
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tidelog.client.producing.producer import Producer
+    from tidelog.client.producing.transaction_errors import (
+        ProducerFenced,
+        TransactionAbortable,
+        TransactionAborted,
+        TransactionError,
+        TransactionFatal,
+        TransactionTimeout,
+    )
     from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
     from tidelog.testing.cluster import EmbeddedCluster
     from tidelog.testing.embedded import EmbeddedBroker
@@ -41,6 +50,7 @@ __all__ = [
     "ConfigError",
     "ConfigResource",
     "Consumer",
+    "ConsumerGroupMetadata",
     "ConsumerRecord",
     "EmbeddedBroker",
     "EmbeddedCluster",
@@ -52,10 +62,16 @@ __all__ = [
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
+    "ProducerFenced",
     "RebalanceListener",
     "RecordMetadata",
     "Replica",
     "TopicPartition",
+    "TransactionAbortable",
+    "TransactionAborted",
+    "TransactionError",
+    "TransactionFatal",
+    "TransactionTimeout",
     "__version__",
 ]
 
@@ -66,6 +82,7 @@ _HOMES: dict[str, str] = {
     "ConfigError": "protocol.errors",
     "ConfigResource": "client.admin.configs",
     "Consumer": "client.consuming.consumer",
+    "ConsumerGroupMetadata": "client.model",
     "ConsumerRecord": "client.model",
     "EmbeddedBroker": "testing.embedded",
     "EmbeddedCluster": "testing.cluster",
@@ -77,10 +94,16 @@ _HOMES: dict[str, str] = {
     "OffsetAndMetadata": "client.model",
     "OffsetAndTimestamp": "client.model",
     "Producer": "client.producing.producer",
+    "ProducerFenced": "client.producing.transaction_errors",
     "RebalanceListener": "client.consuming.subscription",
     "RecordMetadata": "client.model",
     "Replica": "client.model",
     "TopicPartition": "client.model",
+    "TransactionAbortable": "client.producing.transaction_errors",
+    "TransactionAborted": "client.producing.transaction_errors",
+    "TransactionError": "client.producing.transaction_errors",
+    "TransactionFatal": "client.producing.transaction_errors",
+    "TransactionTimeout": "client.producing.transaction_errors",
 }
 
 

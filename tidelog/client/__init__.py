@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tidelog.client.consuming.log_truncation import LogTruncation
     from tidelog.client.consuming.subscription import RebalanceListener
     from tidelog.client.model import (
+        ConsumerGroupMetadata,
         ConsumerRecord,
         NewTopic,
         OffsetAndMetadata,
@@ -23,36 +24,58 @@ if TYPE_CHECKING:
         TopicPartition,
     )
     from tidelog.client.producing.producer import Producer
+    from tidelog.client.producing.transaction_errors import (
+        ProducerFenced,
+        TransactionAbortable,
+        TransactionAborted,
+        TransactionError,
+        TransactionFatal,
+        TransactionTimeout,
+    )
     from tidelog.protocol.errors import ConfigError
 
 _MODULES = {
     "Admin": "admin.client",
     "ConfigError": "config",
     "Consumer": "consuming.consumer",
+    "ConsumerGroupMetadata": "model",
     "ConsumerRecord": "model",
     "LogTruncation": "consuming.log_truncation",
     "NewTopic": "model",
     "OffsetAndMetadata": "model",
     "OffsetAndTimestamp": "model",
     "Producer": "producing.producer",
+    "ProducerFenced": "producing.transaction_errors",
     "RebalanceListener": "consuming.subscription",
     "RecordMetadata": "model",
     "TopicPartition": "model",
+    "TransactionAbortable": "producing.transaction_errors",
+    "TransactionAborted": "producing.transaction_errors",
+    "TransactionError": "producing.transaction_errors",
+    "TransactionFatal": "producing.transaction_errors",
+    "TransactionTimeout": "producing.transaction_errors",
 }
 
 __all__ = [
     "Admin",
     "ConfigError",
     "Consumer",
+    "ConsumerGroupMetadata",
     "ConsumerRecord",
     "LogTruncation",
     "NewTopic",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
+    "ProducerFenced",
     "RebalanceListener",
     "RecordMetadata",
     "TopicPartition",
+    "TransactionAbortable",
+    "TransactionAborted",
+    "TransactionError",
+    "TransactionFatal",
+    "TransactionTimeout",
 ]
 
 

@@ -159,6 +159,9 @@ class ProducerConfig(ClientConfig):
     metadata_max_idle_ms: int = _number(300_000, 5_000)
     key_serializer: Serializer | None = None
     value_serializer: Serializer | None = None
+    transactional_id: str | None = None
+    """The name under which transactions survive a restart of the program; None: no transactions."""
+    transaction_timeout_ms: int = _number(60_000, 1)
 
     @property
     def required_acks(self) -> int:
@@ -185,6 +188,13 @@ class ProducerConfig(ClientConfig):
         conflict = self._idempotence_conflict()
         if self.enable_idempotence and conflict:
             raise ConfigError(f"enable_idempotence needs acks=all, retries and at most 5 in flight, not {conflict}")
+        if self.transactional_id is not None and not self.transactional_id:
+            raise ConfigError("transactional_id must not be empty; leave it out to send without transactions")
+        if self.transactional_id is not None and not self.idempotent:
+            reason = conflict or "enable_idempotence=False"
+            raise ConfigError(
+                f"transactional_id needs idempotence: acks=all, retries, at most 5 in flight, not {reason}"
+            )
         if not callable(self.partitioner) and self.partitioner not in ("default", "sticky", "round_robin"):
             raise ConfigError(f"partitioner must be default, sticky, round_robin or callable, not {self.partitioner!r}")
         if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:

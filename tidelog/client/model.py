@@ -87,6 +87,18 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int = -1
 
 
+class ConsumerGroupMetadata(NamedTuple):
+    """A member of a consumer group, for `send_offsets_to_transaction`.
+
+    With the defaults the group's coordinator does not check whether the member is still one.
+    """
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
 class OffsetAndTimestamp(NamedTuple):
     """The first offset with a timestamp at or after the requested one."""
 

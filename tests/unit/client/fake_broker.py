@@ -15,13 +15,17 @@ from typing import Any
 
 from tests.stream_server import StreamServer
 from tests.unit.client.fake_group import FakeGroups
+from tests.unit.client.fake_transactions import FakeTransactions
 from tidelog.protocol.batches.record_batch import iter_headers, read_header, stamp
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     api_versions,
     create_topics,
     describe_producers,
+    end_txn,
     fetch,
     find_coordinator,
     heartbeat,
@@ -35,6 +39,7 @@ from tidelog.protocol.messages import (
     offset_for_leader_epoch,
     produce,
     sync_group,
+    txn_offset_commit,
 )
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
 
@@ -197,7 +202,15 @@ class FakeNode:
     # -- handlers
 
     def on_api_versions(self, request: Any) -> Message:
-        return api_versions.ApiVersionsResponse(api_keys=self.cluster.api_keys())
+        features = [
+            api_versions.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in self.cluster.finalized_features.items()
+        ]
+        return api_versions.ApiVersionsResponse(
+            api_keys=self.cluster.api_keys(),
+            finalized_features=features,
+            finalized_features_epoch=self.cluster.finalized_features_epoch,
+        )
 
     def on_metadata(self, request: metadata.MetadataRequest) -> Message:
         cluster = self.cluster
@@ -236,6 +249,8 @@ class FakeNode:
         )
 
     def on_init_producer_id(self, request: Any) -> Message:
+        if request.transactional_id is not None:
+            return self.cluster.transactions.init_producer_id(request)
         self.cluster.producer_ids += 1
         return init_producer_id.InitProducerIdResponse(producer_id=self.cluster.producer_ids, producer_epoch=0)
 
@@ -247,7 +262,13 @@ class FakeNode:
                 partition, code = self._find(topic.name, topic.topic_id, data.index)
                 base = -1
                 if partition is not None and code is ErrorCode.NONE:
-                    code, base = partition.append(bytes(data.records or b""))
+                    records = bytes(data.records or b"")
+                    code = self.cluster.transactions.check_produce(request, topic, data.index, records)
+                    end = partition.end_offset
+                    if code is ErrorCode.NONE:
+                        code, base = partition.append(records)
+                    if request.transactional_id is not None and partition.end_offset > end:
+                        self.cluster.transactions.note_append(request.transactional_id, partition, records)
                 answers.append(produce.PartitionProduceResponse(index=data.index, error_code=code, base_offset=base))
             topics.append(
                 produce.TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers)
@@ -421,6 +442,9 @@ class FakeNode:
     def on_group(self, request: Any) -> Any:
         return self.cluster.groups.handle(request)
 
+    def on_transaction(self, request: Any) -> Any:
+        return self.cluster.transactions.handle(request)
+
     def on_create_topics(self, request: create_topics.CreateTopicsRequest) -> Message:
         results = []
         for topic in request.topics:
@@ -442,6 +466,9 @@ class FakeCluster:
         self.producer_ids = 100
         self.coordinator = 1
         self.groups = FakeGroups()
+        self.finalized_features: dict[str, int] = {}
+        self.finalized_features_epoch = -1
+        self.transactions = FakeTransactions(self)
         self.versions: dict[int, tuple[int, int]] = {}
         self.scripts: dict[type[Message], deque[Action]] = {}
         self.requests: list[tuple[int, int, Any]] = []
@@ -515,6 +542,18 @@ HANDLERS: dict[int, tuple[type[Message], type[Message], Callable[[FakeNode, Any]
         offset_for_leader_epoch.OffsetForLeaderEpochResponse,
         FakeNode.on_offset_for_leader_epoch,
     ),
+    24: (
+        add_partitions_to_txn.AddPartitionsToTxnRequest,
+        add_partitions_to_txn.AddPartitionsToTxnResponse,
+        FakeNode.on_transaction,
+    ),
+    25: (
+        add_offsets_to_txn.AddOffsetsToTxnRequest,
+        add_offsets_to_txn.AddOffsetsToTxnResponse,
+        FakeNode.on_transaction,
+    ),
+    26: (end_txn.EndTxnRequest, end_txn.EndTxnResponse, FakeNode.on_transaction),
+    28: (txn_offset_commit.TxnOffsetCommitRequest, txn_offset_commit.TxnOffsetCommitResponse, FakeNode.on_transaction),
     22: (init_producer_id.InitProducerIdRequest, init_producer_id.InitProducerIdResponse, FakeNode.on_init_producer_id),
     61: (
         describe_producers.DescribeProducersRequest,

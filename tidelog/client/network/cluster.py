@@ -82,6 +82,8 @@ class Cluster:
         self._refresh_future: asyncio.Future[None] | None = None
         self._refresh_task: asyncio.Task[None] | None = None
         self._closed = False
+        self._finalized_features: dict[str, int] = {}
+        self._finalized_features_epoch = -1
 
     # -- lifecycle
 
@@ -195,7 +197,7 @@ class Cluster:
         config = self.config
         if self._closed:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "this client is closed")
-        return await connect(
+        connection = await connect(
             host,
             port,
             client_id=config.client_id,
@@ -203,6 +205,14 @@ class Cluster:
             software_version=__version__,
             timeout_ms=config.socket_connection_setup_timeout_ms,
         )
+        if connection.finalized_features_epoch >= self._finalized_features_epoch:
+            self._finalized_features_epoch = connection.finalized_features_epoch
+            self._finalized_features = connection.finalized_features
+        return connection
+
+    def finalized_level(self, feature: str) -> int:
+        """The latest known finalized level of a feature; 0 when it is not finalized."""
+        return self._finalized_features.get(feature, 0)
 
     def _handle_close(self, link: _Link, connection: Connection) -> None:
         if link.connection is connection:

@@ -73,6 +73,9 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._client_id = client_id
         self._max_frame_bytes = max_frame_bytes
+        self.finalized_features: dict[str, int] = {}
+        """The levels that the cluster has finalized, as this broker knew them when it was connected."""
+        self.finalized_features_epoch = -1
         self._versions: dict[int, tuple[int, int]] = {}
         self._common_versions: dict[tuple[int, int], int] = {}
         self._transport: asyncio.Transport | None = None
@@ -357,6 +360,10 @@ class Connection(asyncio.BufferedProtocol):
             if code is not ErrorCode.NONE:
                 raise KafkaError(code, f"{self.address} refused to name its versions")
             self._versions = {api.api_key: (api.min_version, api.max_version) for api in api_versions.api_keys}
+            self.finalized_features = {
+                feature.name: feature.max_version_level for feature in api_versions.finalized_features
+            }
+            self.finalized_features_epoch = api_versions.finalized_features_epoch
             return
 
 

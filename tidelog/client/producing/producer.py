@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,12 +23,22 @@ from tidelog.client.assignment.partitioner import (
     positive_hash,
 )
 from tidelog.client.config import ProducerConfig
-from tidelog.client.model import PartitionDescription, RecordMetadata, TopicPartition
+from tidelog.client.model import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    PartitionDescription,
+    RecordMetadata,
+    TopicPartition,
+)
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.client.producing.accumulator import Accumulator, Headers, PartitionQueue
 from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.sender import Sender, Ticket
+from tidelog.client.producing.transaction_errors import TransactionError
+from tidelog.client.producing.transaction_manager import TransactionManager
+from tidelog.client.producing.transaction_sender import TransactionSender
+from tidelog.client.producing.transactions import Transactions, TransactionScope
 from tidelog.protocol.batches.compression import CODECS
 from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -67,15 +77,24 @@ class Producer:
         config = self._config
         codec = CODECS[config.compression_type]
         self._accumulator: Accumulator[Ticket] = Accumulator(
-            lambda: BatchBuilder(config.batch_size, codec, config.compression_level),
+            lambda: BatchBuilder(
+                config.batch_size,
+                codec,
+                config.compression_level,
+                transactional=config.transactional_id is not None,
+            ),
             memory_bytes=config.buffer_memory,
             max_record_bytes=config.max_request_size,
             linger_ms=config.linger_ms,
             delivery_timeout_ms=config.delivery_timeout_ms,
         )
         self._session = ProducerSession(
-            idempotent=config.idempotent, max_in_flight=config.max_in_flight_requests_per_connection
+            idempotent=config.idempotent,
+            max_in_flight=config.max_in_flight_requests_per_connection,
+            transactional=config.transactional_id is not None,
         )
+        self._manager = None if config.transactional_id is None else TransactionManager(config.transactional_id)
+        self._transactions: Transactions | None = None
         self._custom_partitioner: CustomPartitioner | None = (
             None if isinstance(config.partitioner, str) else config.partitioner
         )
@@ -127,12 +146,15 @@ class Producer:
             await cluster.close()
             raise
         self._cluster = cluster
-        self._sender = Sender(cluster, self._config, self._accumulator, self._session)
+        self._sender = Sender(cluster, self._config, self._accumulator, self._session, self._manager)
+        if self._manager is not None:
+            requests = TransactionSender(cluster, self._config, self._manager, self._session, self._sender)
+            self._transactions = Transactions(self._config, self._manager, requests)
         cluster.on_metadata = self._on_metadata
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Deliver the sent records within `timeout_ms` (None: within their delivery timeouts) and
-        disconnect.
+        disconnect. An open transaction is aborted.
         """
         if self._closed:
             return
@@ -142,6 +164,8 @@ class Producer:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 if start_task is not None:
                     await asyncio.wait([start_task])
+                if self._transactions is not None:
+                    await self._transactions.close(timeout_ms)
                 if self._sender is not None:
                     await self._sender.flush()
         except TimeoutError:
@@ -181,56 +205,61 @@ class Producer:
         """Append one record. The returned future gets its RecordMetadata or a KafkaError.
 
         `value` and `key` are bytes or None, or any input of the serializer. Headers are (name,
-        bytes or None). `ticket` is a future to use instead of a new one. `waited_ms` is the part of
-        `max_block_ms` that was spent before the call on the topic's metadata. Raises KafkaError:
-        REQUEST_TIMED_OUT without memory or metadata within `max_block_ms`, MESSAGE_TOO_LARGE,
-        UNKNOWN_TOPIC_OR_PARTITION; TypeError for other types.
+        bytes or None). `ticket` is a future to use instead of a new one. `waited_ms` of
+        `max_block_ms` were spent before. Raises KafkaError: REQUEST_TIMED_OUT without memory or
+        metadata in time, MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError for other types.
         """
-        config = self._config
-        if config.value_serializer is not None:
-            value = config.value_serializer(value)
-        if config.key_serializer is not None:
-            key = config.key_serializer(key)
-        if value.__class__ is not bytes and value is not None:
-            value = _as_bytes("value", value)
-        if key.__class__ is not bytes and key is not None:
-            key = _as_bytes("key", key)
-        if headers:
-            _check_headers(headers)
-        if timestamp_ms is None:
-            timestamp_ms = int(time.time() * 1000)
-        elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
-            raise ValueError(f"timestamp_ms must be a whole number of milliseconds since 1970, not {timestamp_ms!r}")
-        route = self._routes.get(topic)
-        if route is None or self._closed or (partition is not None and not 0 <= partition < route.count):
-            route = await self._find_route(topic, partition, waited_ms)
-        if partition is None:
-            if key is not None and self._hashes_keys:
-                partition = positive_hash(key) % route.count
-            elif self._custom_partitioner is not None:
-                partition = self._choose_custom_partition(self._custom_partitioner, route, key, value)
-            else:
-                partition = route.unkeyed_partitioner.choose(route.topic.available_partitions)
-                route.unkeyed_partitioner.record_sent(
-                    (0 if value is None else len(value)) + (0 if key is None else len(key)) + 16
-                )
-        accumulator = self._accumulator
-        loop = asyncio.get_running_loop()
-        if ticket is None:
-            ticket = loop.create_future()
-        queue = route.queues[partition]
-        if self._memory_waiter_count or not accumulator.append(
-            queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000
-        ):
-            await self._append_when_memory_is_free(queue, timestamp_ms, key, value, headers, ticket)
-        if accumulator.opened_batch_count != self._last_opened_count:
-            self._last_opened_count = accumulator.opened_batch_count
-            assert self._sender is not None
-            self._sender.wake()
-            if self._last_opened_count - self._opened_count_at_yield >= _BATCHES_PER_YIELD:
-                self._opened_count_at_yield = self._last_opened_count
-                await asyncio.sleep(0)
-        return ticket  # type: ignore[no-any-return]
+        try:
+            config = self._config
+            if config.value_serializer is not None:
+                value = config.value_serializer(value)
+            if config.key_serializer is not None:
+                key = config.key_serializer(key)
+            if value.__class__ is not bytes and value is not None:
+                value = _as_bytes("value", value)
+            if key.__class__ is not bytes and key is not None:
+                key = _as_bytes("key", key)
+            if headers:
+                _check_headers(headers)
+            if timestamp_ms is None:
+                timestamp_ms = int(time.time() * 1000)
+            elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
+                raise _wrong_timestamp(timestamp_ms)
+            route = self._routes.get(topic)
+            if route is None or self._closed or (partition is not None and not 0 <= partition < route.count):
+                route = await self._find_route(topic, partition, waited_ms)
+            if partition is None:
+                if key is not None and self._hashes_keys:
+                    partition = positive_hash(key) % route.count
+                elif self._custom_partitioner is not None:
+                    partition = self._choose_custom_partition(self._custom_partitioner, route, key, value)
+                else:
+                    partition = route.unkeyed_partitioner.choose(route.topic.available_partitions)
+                    route.unkeyed_partitioner.record_sent(
+                        (0 if value is None else len(value)) + (0 if key is None else len(key)) + 16
+                    )
+            accumulator = self._accumulator
+            loop = asyncio.get_running_loop()
+            if ticket is None:
+                ticket = loop.create_future()
+            queue = route.queues[partition]
+            if self._manager is not None:
+                self._manager.add_partition(queue.partition)
+            if self._memory_waiter_count or not accumulator.append(
+                queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000
+            ):
+                await self._append_when_memory_is_free(queue, timestamp_ms, key, value, headers, ticket)
+            if accumulator.opened_batch_count != self._last_opened_count:
+                self._last_opened_count = accumulator.opened_batch_count
+                assert self._sender is not None
+                self._sender.wake()
+                if self._last_opened_count - self._opened_count_at_yield >= _BATCHES_PER_YIELD:
+                    self._opened_count_at_yield = self._last_opened_count
+                    await asyncio.sleep(0)
+            return ticket  # type: ignore[no-any-return]
+        except KafkaError as error:
+            self.note_lost_record(error)
+            raise
 
     async def send_and_wait(
         self,
@@ -251,6 +280,68 @@ class Producer:
         """Send all records at once and wait until each is delivered or has failed."""
         if self._sender is not None:
             await self._sender.flush()
+
+    # -- transactions
+
+    async def init_transactions(self) -> None:
+        """Get the producer id, and end what an earlier producer of this `transactional_id` left open.
+
+        The first transaction does it too. Raises TransactionTimeout after `max_block_ms`,
+        TransactionFatal.
+        """
+        await (await self._started_transactions()).initialize()
+
+    def transaction(self) -> TransactionScope:
+        """One transaction: `async with producer.transaction():`.
+
+        It commits at the end of the block and aborts on any exception. The end raises
+        TransactionAbortable when the transaction was aborted (run the block again), ProducerFenced
+        and other TransactionFatal (close this producer), TransactionTimeout when the outcome is not
+        known.
+        """
+        return TransactionScope(self._started_transactions)
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction. Raises RuntimeError in an open one, TransactionTimeout, TransactionFatal."""
+        await (await self._started_transactions()).begin()
+
+    async def commit_transaction(self) -> None:
+        """Deliver all records of the transaction and commit it.
+
+        Raises TransactionAbortable (abort, then try again), TransactionFatal, and TransactionTimeout
+        after `max_block_ms`: then the commit goes on, and another call waits for its outcome.
+        """
+        await (await self._started_transactions()).commit()
+
+    async def abort_transaction(self) -> None:
+        """Drop the records that were not sent and abort. Raises TransactionFatal, TransactionTimeout."""
+        await (await self._started_transactions()).abort()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: Any
+    ) -> None:
+        """Commit a group's offsets with the open transaction, if it is committed.
+
+        `group` is the consumer that read the records, its `group_metadata()`, or a group id. Raises
+        TransactionAbortable, also when the consumer is no longer a member of the group;
+        TransactionFatal.
+        """
+        await (await self._started_transactions()).send_offsets(offsets, as_group_metadata(group))
+
+    def note_lost_record(self, error: Exception) -> None:
+        """A record could not be sent: its transaction, if any, can only be aborted (as in Java)."""
+        if self._manager is not None and not isinstance(error, TransactionError):
+            code = error.code if isinstance(error, KafkaError) else ErrorCode.INVALID_RECORD
+            self._manager.handle_problem(code, f"a record was not sent: {error}")
+            if self._sender is not None:
+                self._sender.wake()
+
+    async def _started_transactions(self) -> Transactions:
+        if self._manager is None:
+            raise RuntimeError("this producer has no transactions; set transactional_id")
+        await self.start()
+        assert self._transactions is not None
+        return self._transactions
 
     async def partitions_for(self, topic: str) -> list[PartitionDescription]:
         """The partitions of a topic. The broker creates the topic where allowed.
@@ -282,11 +373,12 @@ class Producer:
         ticket: Ticket,
     ) -> None:
         """Append in the order of the calls, so that small records cannot starve a large one."""
+        number = 0 if self._manager is None else self._manager.check_open()
         # A counter and not `locked()`: between two owners the lock is free although others wait.
         self._memory_waiter_count += 1
         try:
             async with asyncio.timeout(self._config.max_block_ms / 1000), self._memory_lock:
-                while not self._append_again(queue.partition, timestamp_ms, key, value, headers, ticket):
+                while not self._append_again(queue.partition, timestamp_ms, key, value, headers, ticket, number):
                     assert self._sender is not None
                     await self._sender.wait_for_memory()
         except TimeoutError:
@@ -305,9 +397,12 @@ class Producer:
         value: bytes | None,
         headers: Headers,
         ticket: Ticket,
+        transaction: int,
     ) -> bool:
         if self._closed:
             raise RuntimeError("this producer is closed")
+        if self._manager is not None:
+            self._manager.check_still_open(transaction)
         # The topic, and its queue with it, may have been recreated meanwhile.
         queue = self._accumulator.queue(partition)
         now_ms = asyncio.get_running_loop().time() * 1000
@@ -332,6 +427,7 @@ class Producer:
             await self.start()
         assert self._cluster is not None
         assert self._sender is not None
+        transaction = 0 if self._manager is None else self._manager.open_number
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._config.max_block_ms - waited_ms) / 1000
         while True:
@@ -346,6 +442,8 @@ class Producer:
                 )
         if self._closed:
             raise RuntimeError("this producer is closed")
+        if self._manager is not None and transaction:
+            self._manager.check_still_open(transaction)
         return self._make_route(metadata)
 
     def _make_route(self, topic: TopicMetadata) -> _Route:
@@ -396,10 +494,24 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
+def as_group_metadata(group: Any) -> ConsumerGroupMetadata:
+    """The metadata of a consumer, of its `group_metadata()` or of a group id. Raises TypeError."""
+    if isinstance(group, str):
+        return ConsumerGroupMetadata(group)
+    value = group.group_metadata() if hasattr(group, "group_metadata") else group
+    if not isinstance(value, ConsumerGroupMetadata):
+        raise TypeError(f"group must be a consumer, its group_metadata() or a group id, not {group!r}")
+    return value
+
+
 def _as_bytes(name: str, value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}; set {name}_serializer to convert")
+
+
+def _wrong_timestamp(value: Any) -> ValueError:
+    return ValueError(f"timestamp_ms must be a whole number of milliseconds since 1970, not {value!r}")
 
 
 def _check_headers(headers: Headers) -> None:

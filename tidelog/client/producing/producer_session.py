@@ -15,6 +15,9 @@ the partition's leader is asked for the end of its log (DescribeProducers, KIP-6
 then `handle_log_end` or `abandon_inquiry`. The leader's log is not the committed log yet. So the
 last batch in it, which every broker recognises, is sent again, and its acknowledgement covers the
 earlier batches.
+
+A transactional producer never changes its epoch here, because the transaction coordinator gives the
+epochs. Sequences do not restart inside a transaction: the batch fails, and the transaction with it.
 """
 
 from __future__ import annotations
@@ -125,9 +128,11 @@ class ProducerSession:
     flight.
     """
 
-    def __init__(self, *, idempotent: bool, max_in_flight: int = WINDOW) -> None:
+    def __init__(self, *, idempotent: bool, max_in_flight: int = WINDOW, transactional: bool = False) -> None:
         assert not idempotent or max_in_flight <= WINDOW
+        assert idempotent or not transactional
         self._idempotent = idempotent
+        self._transactional = transactional
         self._limit = max_in_flight
         self._partitions: dict[TopicPartition, _PartitionSequences] = {}
         self._pending_restarts: dict[TopicPartition, None] = {}
@@ -149,10 +154,13 @@ class ProducerSession:
         return self._producer_id, self._producer_epoch
 
     def adopt_identity(self, producer_id: int, producer_epoch: int) -> None:
-        """Set the identity from InitProducerId.
+        """Set the identity from InitProducerId, or of the next transaction from EndTxn.
 
-        Each partition adopts it when it has no unsettled batch.
+        Each partition adopts it when it has no unsettled batch. Between transactions none has.
         """
+        if self._transactional:
+            assert not any(state.unsettled_batches for state in self._partitions.values()), "a transaction is open"
+            self._partitions.clear()
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
 
@@ -249,6 +257,11 @@ class ProducerSession:
         if code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             return Verdict.SUCCEED
         state = self._partitions[batch.partition]
+        if self._transactional:
+            # An earlier batch may be sent again before this one. Without an earlier one, a sequence
+            # is missing in the log for good.
+            waits = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and state.unsettled_batches[0] is not batch
+            return Verdict.RETRY if waits or code.retriable else Verdict.FAIL
         state.last_batch_in_log = None
         if code not in _NOT_APPENDED_ERRORS:
             batch.may_be_in_log = True
@@ -316,7 +329,7 @@ class ProducerSession:
         if state.has_gap and not state.unsettled_batches:
             if state.acknowledged_end == state.next_sequence:
                 state.has_gap = False
-            else:
+            elif not self._transactional:
                 self._pending_restarts[partition] = None
 
     # -- inquiries of the log
@@ -417,8 +430,11 @@ class ProducerSession:
         """Drop the sequences of deleted or idle partitions, unless they have unsettled batches.
 
         A partition that returns starts from 0 under a higher epoch: under the same epoch a broker
-        could take a new batch for a duplicate of an old one with the same sequences.
+        could take a new batch for a duplicate of an old one with the same sequences. A transactional
+        producer keeps them until its epoch changes.
         """
+        if self._transactional:
+            return
         needs_new_epoch = False
         for partition in partitions:
             state = self._partitions.get(partition)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from tidelog.client.config import ProducerConfig
@@ -21,6 +22,8 @@ from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from tidelog.client.producing.log_inquirer import LogInquirer
 from tidelog.client.producing.producer_session import ProducerSession, Verdict
+from tidelog.client.producing.transaction_errors import TransactionAborted
+from tidelog.client.producing.transaction_manager import TransactionManager
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.protocol.messages.produce import (
@@ -38,6 +41,10 @@ Batch = ProducerBatch[Ticket]
 Queue = PartitionQueue[Ticket]
 
 _LAST_VERSION_WITH_NAMES = 12
+_LAST_VERSION_OF_TRANSACTION_VERSION_1 = 11
+"""From Produce 12 on the leader adds the partition to the transaction (KIP-890)."""
+CONCURRENT_TRANSACTIONS_WAIT_MS = 20.0
+"""The wait for the end of the previous transaction, which takes milliseconds (as in Java)."""
 _EXPIRY_CHECK_MS = 50.0
 _IMMEDIATE_ATTEMPTS_MAX = 10
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -49,12 +56,20 @@ class Sender:
     """The sender of one producer. Call `wake` when a batch may have become due."""
 
     def __init__(
-        self, cluster: Cluster, config: ProducerConfig, accumulator: Accumulator[Ticket], session: ProducerSession
+        self,
+        cluster: Cluster,
+        config: ProducerConfig,
+        accumulator: Accumulator[Ticket],
+        session: ProducerSession,
+        transactions: TransactionManager | None = None,
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._accumulator = accumulator
         self._session = session
+        self._transactions = transactions
+        self.on_pass: Callable[[], None] | None = None
+        """Called at the begin of each pass, for a transactional producer."""
         self._log_inquirer = LogInquirer(cluster, session, self._handle_log_end, self._fail_unknown_outcomes)
         self._loop = asyncio.get_running_loop()
         self._acks = config.required_acks
@@ -114,8 +129,10 @@ class Sender:
             for partition in self._session.restart_partitions():
                 logger.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
         self._log_inquirer.start(self._session.inquiries())
+        if self.on_pass is not None:
+            self.on_pass()
         if self._session.needs_identity:
-            if self._accumulator.incomplete_count:
+            if self._transactions is None and self._accumulator.incomplete_count:
                 self._request_identity()
         else:
             for node_id, queues in self._ready_by_node(now_ms).items():
@@ -127,11 +144,16 @@ class Sender:
     def _ready_by_node(self, now_ms: float) -> dict[int, list[Queue]]:
         by_node: dict[int, list[Queue]] = {}
         accumulator, session, metadata = self._accumulator, self._session, self._cluster.metadata
+        transactions = self._transactions
         soonest_ms = float("inf")
         for queue in accumulator.active_queues():
             wait_ms = accumulator.ready_in_ms(queue, now_ms)
             if wait_ms > 0:
                 soonest_ms = min(soonest_ms, wait_ms)
+            elif transactions is not None and not transactions.may_send(
+                queue.partition, is_resend=queue.head.base_sequence >= 0
+            ):
+                continue
             elif session.may_send(queue.head):
                 leader = metadata.leader(queue.partition)
                 if leader < 0:
@@ -166,12 +188,14 @@ class Sender:
             batch = self._accumulator.take(queue)
             self._session.prepare_send(batch, now_ms)
             batches.append(batch)
+        if self._transactions is not None:
+            self._transactions.note_batch_sent()
         self._send(connection, batches)
         self.wake()
 
     def _send(self, connection: Connection, batches: list[Batch]) -> None:
         try:
-            version = connection.version_of(ProduceRequest)
+            version = self._produce_version(connection)
             ids = {batch.partition.topic: self._cluster.metadata.topic_id(batch.partition.topic) for batch in batches}
             if version > _LAST_VERSION_WITH_NAMES and NO_TOPIC_ID in ids.values():
                 version = connection.version_of(ProduceRequest, _LAST_VERSION_WITH_NAMES)
@@ -192,6 +216,17 @@ class Sender:
         for batch in batches:
             self._handle_acknowledgement(batch, -1, -1)
 
+    def _produce_version(self, connection: Connection) -> int:
+        if self._transactions is None:
+            return connection.version_of(ProduceRequest)
+        if not self._transactions.uses_version_2:
+            return connection.version_of(ProduceRequest, _LAST_VERSION_OF_TRANSACTION_VERSION_1)
+        version = connection.version_of(ProduceRequest)
+        if version <= _LAST_VERSION_OF_TRANSACTION_VERSION_1:
+            text = f"{connection.address} has Produce up to version {version}, transaction.version=2 needs version 12"
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
+        return version
+
     def _request(self, batches: list[Batch], ids: dict[str, bytes]) -> ProduceRequest:
         topics: dict[str, TopicProduceData] = {}
         for batch in batches:
@@ -202,7 +237,10 @@ class Sender:
             records = batch.builder.build(batch.producer_id, batch.producer_epoch, batch.base_sequence)
             topic.partition_data.append(PartitionProduceData(index=number, records=records))
         return ProduceRequest(
-            acks=self._acks, timeout_ms=self._config.request_timeout_ms, topic_data=list(topics.values())
+            transactional_id=self._config.transactional_id,
+            acks=self._acks,
+            timeout_ms=self._config.request_timeout_ms,
+            topic_data=list(topics.values()),
         )
 
     # -- responses
@@ -281,6 +319,8 @@ class Sender:
                 code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= _IMMEDIATE_ATTEMPTS_MAX
             )
             wait_ms = 0.0 if retries_at_once else self._cluster.retry_backoff.wait_ms(batch.attempts)
+            if code is ErrorCode.CONCURRENT_TRANSACTIONS:
+                wait_ms = min(wait_ms, CONCURRENT_TRANSACTIONS_WAIT_MS)
             logger.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
             self._accumulator.put_back(batch, now_ms + wait_ms)
             self.wake()
@@ -318,6 +358,10 @@ class Sender:
     def _fail(self, batch: Batch, error: KafkaError) -> None:
         self._session.handle_failure(batch)
         self._complete(batch)
+        is_aborted = isinstance(error, TransactionAborted)
+        if self._transactions is not None and not is_aborted:
+            self._transactions.handle_batch_failure(error, had_sequence=batch.base_sequence >= 0)
+            self.wake()
         failed_count = 0
         for ticket in batch.tickets:
             if not ticket.done():
@@ -327,14 +371,34 @@ class Sender:
                 ticket.exception()
                 failed_count += 1
         if failed_count:
-            logger.error(
-                "%d record%s not delivered: %s", failed_count, " was" if failed_count == 1 else "s were", error
+            logger.log(
+                logging.DEBUG if is_aborted else logging.ERROR,
+                "%d record%s not delivered: %s",
+                failed_count,
+                " was" if failed_count == 1 else "s were",
+                error,
             )
 
     def fail_all(self, error: KafkaError) -> None:
         """Fail every batch that is not complete."""
         for batch in list(self._accumulator.incomplete_batches()):
             self._fail(batch, error)
+
+    def fail_unsent(self, error: TransactionAborted) -> None:
+        """Fail every batch without a sequence. The others may be in the log and must be settled."""
+        for batch in list(self._accumulator.incomplete_batches()):
+            if batch.base_sequence < 0:
+                self._fail(batch, error)
+
+    @property
+    def has_incomplete_batches(self) -> bool:
+        """Whether a batch is not delivered and has not failed."""
+        return self._accumulator.incomplete_count > 0
+
+    def make_all_due(self) -> None:
+        """Send all records appended so far without a wait for more."""
+        self._accumulator.flush()
+        self.wake()
 
     def _complete(self, batch: Batch) -> None:
         self._accumulator.complete(batch)
@@ -343,6 +407,8 @@ class Sender:
             if not waiter.done():
                 waiter.set_result(None)
         self._accumulator.is_exhausted = False
+        if self._transactions is not None and not self._accumulator.incomplete_count:
+            self.wake()  # the end of the transaction may be due
         if self._completion_waiters:
             for waiter in self._completion_waiters:
                 if not waiter.done():

@@ -12,12 +12,15 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
-from tidelog.client.model import PartitionDescription, RecordMetadata
+from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition
 from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers
+from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.sync.loop_thread import BlockingClient
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -170,6 +173,8 @@ class Producer(BlockingClient):
         except Exception as error:
             future.set_exception(error)
             self._log_once(str(error))
+            if not isinstance(error, RuntimeError):
+                self._producer.note_lost_record(error)
             if isinstance(error, KafkaError) and error.retriable:
                 self._missing_since.setdefault(topic, start_s)
                 if len(self._missing_since) > _MISSING_TOPICS_MAX:
@@ -199,11 +204,79 @@ class Producer(BlockingClient):
 
         Records of other threads queued meanwhile do not prolong it.
         """
+        await self._drain_queue()
+        await self._producer.flush()
+
+    async def _drain_queue(self) -> None:
+        """Wait until the asynchronous producer has the records queued so far."""
         barrier = _Barrier()
         self._queue.append(barrier)
         self._start_draining()
         await barrier.reached.wait()
-        await self._producer.flush()
+
+    # -- transactions, as of the asynchronous producer
+
+    def init_transactions(self) -> None:
+        self._run(self._producer.init_transactions)
+
+    def begin_transaction(self) -> None:
+        self._run(self._producer.begin_transaction)
+
+    def commit_transaction(self) -> None:
+        async def commit() -> None:
+            await self._drain_queue()
+            await self._producer.commit_transaction()
+
+        self._run(commit)
+
+    def abort_transaction(self) -> None:
+        async def abort() -> None:
+            self._drop_queued()
+            await self._producer.abort_transaction()
+
+        self._run(abort)
+
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: Any
+    ) -> None:
+        metadata = producer.as_group_metadata(group)  # in this thread: it may be a blocking consumer
+        self._run(lambda: self._producer.send_offsets_to_transaction(offsets, metadata))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One transaction: `with producer.transaction():` commits at the end and aborts on any exception."""
+        scope = self._producer.transaction()
+
+        async def end(error: BaseException | None) -> None:
+            if error is None:
+                await self._drain_queue()
+                await scope.__aexit__(None, None, None)
+            else:
+                self._drop_queued()
+                await scope.__aexit__(type(error), error, None)
+
+        self._run(scope.__aenter__)
+        try:
+            yield
+        except BaseException as error:
+            cause = error
+            self._run(lambda: end(cause))
+            raise
+        self._run(lambda: end(None))
+
+    def _drop_queued(self) -> None:
+        """On the loop: fail the records of a transaction that is aborted before they reach the producer."""
+        kept: list[_Barrier] = []
+        while self._queue:
+            item = self._queue.popleft()
+            if isinstance(item, _Barrier):
+                kept.append(item)
+            else:
+                text = "its transaction was aborted before it was sent"
+                item[0].set_exception(TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, text))
+        for barrier in kept:
+            barrier.reached.set()
+        self._space_event.set()
 
     def partitions_for(self, topic: str) -> list[PartitionDescription]:
         return self._run(lambda: self._producer.partitions_for(topic))

@@ -1,0 +1,101 @@
+"""The blocking transactional producer: what was queued before the end belongs to the transaction, and nothing later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import FakeCluster, refuse_produce
+from tests.unit.client.test_producer import FAST, numbered
+from tests.unit.client.transacting import cluster_of, story
+from tidelog.client import (
+    ConsumerGroupMetadata,
+    ProducerFenced,
+    TopicPartition,
+    TransactionAbortable,
+    TransactionAborted,
+)
+from tidelog.client.sync import Producer
+from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.produce import ProduceRequest
+
+
+@pytest.fixture(params=[1, 2])
+def cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster]:
+    """A cluster of either version, on a loop of its own."""
+
+    async def make() -> FakeCluster:
+        return await cluster_of(request.param).__aenter__()
+
+    thread = LoopThread()
+    fake = thread.run(make())
+    yield fake
+    thread.run(fake.__aexit__())
+    thread.stop()
+
+
+def transactional(cluster: FakeCluster, **options: Any) -> Producer:
+    return Producer(
+        **{"bootstrap_servers": cluster.bootstrap, "linger_ms": 0, "transactional_id": "tx", **FAST, **options}
+    )
+
+
+def test_a_block_commits_everything_that_was_queued_in_it(cluster):
+    with transactional(cluster) as sending:
+        for start in (0, 3_000):
+            with sending.transaction():
+                for number in range(start, start + 3_000):
+                    sending.send("t", b"%d" % number, partition=0)
+        assert cluster.transactions.committed == numbered(6_000)
+        assert cluster.transactions.ends == ["commit", "commit"]
+
+
+def test_a_block_that_raises_aborts_what_was_queued_in_it(cluster):
+    futures: list[Future[Any]] = []
+
+    def work(sending: Producer) -> None:
+        with sending.transaction():
+            futures.extend(sending.send("t", b"dropped", partition=0) for _ in range(3_000))
+            raise ZeroDivisionError
+
+    with transactional(cluster) as sending:
+        with pytest.raises(ZeroDivisionError):
+            work(sending)
+        with sending.transaction():
+            sending.send("t", b"next", partition=0)
+    assert cluster.transactions.committed == [b"next"]
+    errors = [future.exception(PATIENCE_S) for future in futures]
+    assert {type(error) for error in errors} <= {type(None), TransactionAborted}
+
+
+def test_a_record_that_nobody_waits_for_still_decides(cluster):
+    with transactional(cluster, max_request_size=2_000) as sending:
+        for value in (bytes(3_000), "no bytes"):
+            sending.begin_transaction()
+            sending.send("t", value)
+            with pytest.raises(TransactionAbortable, match="was not sent"):
+                sending.commit_transaction()
+            sending.abort_transaction()
+        cluster.script(ProduceRequest, refuse_produce(ErrorCode.INVALID_RECORD))
+        with pytest.raises(TransactionAbortable, match="INVALID_RECORD"), sending.transaction():
+            sending.send("t", b"1", partition=0)
+    assert cluster.transactions.committed == []
+
+
+def test_offsets_and_a_fenced_producer(cluster):
+    with transactional(cluster) as first, transactional(cluster) as second:
+        first.init_transactions()
+        with first.transaction():
+            first.send_offsets_to_transaction({TopicPartition("t", 0): 3}, ConsumerGroupMetadata("g"))
+        assert cluster.transactions.committed_offsets == {("g", "t", 0): 3}
+        first.begin_transaction()
+        first.send_and_wait("t", b"1", partition=0)
+        second.init_transactions()
+        with pytest.raises(ProducerFenced):
+            first.commit_transaction()
+    assert story(cluster).count("init") == 2

@@ -1,0 +1,493 @@
+"""The transactional producer against a fake coordinator: what it sends, and what each refusal leads to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.patience import until
+from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, refuse_produce, then
+from tests.unit.client.transacting import (
+    cluster_of,
+    finalize,
+    handled,
+    no_coordinator,
+    refuse_end,
+    refuse_init,
+    refuse_partitions,
+    story,
+    transactional,
+)
+from tidelog.client import (
+    ProducerFenced,
+    TransactionAbortable,
+    TransactionAborted,
+    TransactionFatal,
+    TransactionTimeout,
+)
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
+from tidelog.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
+from tidelog.protocol.messages.end_txn import EndTxnRequest
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
+from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest
+from tidelog.protocol.messages.produce import ProduceRequest
+
+both_versions = pytest.mark.parametrize("version", [1, 2])
+SHORT = {"max_block_ms": 300}
+
+
+async def run(sending: Any, *values: bytes, partition: int = 0) -> None:
+    async with sending.transaction():
+        for value in values:
+            await sending.send("t", value, partition=partition)
+
+
+async def test_version_2_sends_records_and_the_end_and_nothing_else():
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        await run(sending, b"1")
+        await run(sending, b"2")
+        assert story(cluster) == ["init", "produce", "commit", "produce", "commit"]
+        assert min(cluster.versions_of(ProduceRequest)) >= 12
+        assert cluster.versions_of(EndTxnRequest) == {5}
+        assert [request.producer_epoch for request in cluster.sent(EndTxnRequest)] == [0, 1]
+        assert cluster.transactions.committed == [b"1", b"2"]
+
+
+async def test_version_1_adds_each_partition_before_its_first_record():
+    async with cluster_of(1) as cluster, transactional(cluster) as sending:
+        async with sending.transaction():
+            for value in (b"1", b"2"):
+                await sending.send_and_wait("t", value, partition=0)
+            await sending.send("t", b"3", partition=1)
+        await run(sending, b"4")
+        assert story(cluster) == (
+            ["init", "partitions", "produce", "produce", "partitions", "produce", "commit"]
+            + ["partitions", "produce", "commit"]
+        )
+        assert cluster.versions_of(ProduceRequest) == {11}
+        assert cluster.versions_of(EndTxnRequest) == {4}
+        assert cluster.versions_of(AddPartitionsToTxnRequest) == {3}
+        assert cluster.transactions.committed == [b"1", b"2", b"3", b"4"]
+
+
+async def test_the_finalized_feature_decides_not_the_versions_of_the_apis():
+    async with cluster_of(2) as cluster:
+        cluster.finalized_features = {}  # all APIs are there, as on a cluster that was not upgraded yet
+        async with transactional(cluster) as sending:
+            await run(sending, b"1")
+        assert "partitions" in story(cluster)
+
+
+@both_versions
+async def test_an_exception_aborts(version):
+    async with cluster_of(version) as cluster, transactional(cluster, linger_ms=80_000) as sending:
+        futures = []
+
+        async def work() -> None:
+            async with sending.transaction():
+                futures.append(await sending.send("t", b"sent", partition=0))
+                await sending.flush()
+                futures.append(await sending.send("t", b"unsent", partition=0))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await work()
+        sent, unsent = futures
+        assert sent.result().offset == 0
+        with pytest.raises(TransactionAborted, match="before it was sent"):
+            unsent.result()
+        await run(sending, b"next")
+        assert cluster.transactions.ends == ["abort", "commit"]
+        assert (cluster.transactions.committed, cluster.transactions.aborted) == ([b"next"], [b"sent"])
+
+
+@both_versions
+async def test_a_cancellation_aborts(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        began = asyncio.Event()
+
+        async def work() -> None:
+            async with sending.transaction():
+                await sending.send_and_wait("t", b"1", partition=0)
+                began.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cluster.transactions.ends == ["abort"]
+
+
+@both_versions
+async def test_a_cancellation_of_the_commit_before_it_is_sent_aborts(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(ProduceRequest, *[refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 20)
+        task = asyncio.create_task(run(sending, b"1"))
+        await until(lambda: len(cluster.sent(ProduceRequest)) > 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await run(sending, b"2")
+        assert cluster.transactions.ends == ["abort", "commit"]
+        assert cluster.transactions.committed == [b"2"]
+
+
+@both_versions
+async def test_a_transaction_without_records_costs_no_request(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        async with sending.transaction():
+            pass
+        with pytest.raises(ZeroDivisionError):
+            async with sending.transaction():
+                raise ZeroDivisionError
+        assert story(cluster) == ["init"]
+
+
+async def test_calls_out_of_order_are_refused():
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        with pytest.raises(RuntimeError, match="needs an open transaction"):
+            await sending.send("t", b"1")
+        with pytest.raises(RuntimeError, match="no transaction to commit"):
+            await sending.commit_transaction()
+        with pytest.raises(RuntimeError, match="no transaction to abort"):
+            await sending.abort_transaction()
+        async with sending.transaction():
+            with pytest.raises(RuntimeError, match="do not nest"):
+                await sending.begin_transaction()
+        async with sending.transaction():
+            await sending.send("t", b"dropped", partition=0)
+            await sending.abort_transaction()  # the end of the block has nothing left to do
+        assert "commit" not in story(cluster)
+    async with FakeCluster(t=1) as cluster, transactional(cluster, transactional_id=None) as plain:
+        with pytest.raises(RuntimeError, match="set transactional_id"):
+            await plain.begin_transaction()
+
+
+@pytest.mark.parametrize(
+    "options", [{"acks": "1"}, {"enable_idempotence": False}, {"retries": 0}, {"transactional_id": ""}]
+)
+async def test_options_that_exclude_transactions_are_refused(options):
+    with pytest.raises(ConfigError, match="transactional_id"):
+        transactional(FakeCluster(), bootstrap_servers="127.0.0.1:1", **options)
+
+
+@both_versions
+async def test_what_is_still_ending_is_waited_for(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        wait = ErrorCode.CONCURRENT_TRANSACTIONS
+        cluster.script(InitProducerIdRequest, refuse_init(wait))
+        cluster.script(AddPartitionsToTxnRequest, refuse_partitions(wait))
+        cluster.script(ProduceRequest, refuse_produce(wait))
+        cluster.script(EndTxnRequest, refuse_end(wait), refuse_end(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        await run(sending, b"1")
+        assert cluster.transactions.committed == [b"1"]
+
+
+@both_versions
+async def test_a_moved_coordinator_is_looked_up_again(version):
+    async with cluster_of(version, nodes=2, t=1) as cluster, transactional(cluster) as sending:
+        await run(sending, b"1")
+        cluster.coordinator = 2
+        cluster.script(EndTxnRequest, refuse_end(ErrorCode.NOT_COORDINATOR))
+        await run(sending, b"2")
+        assert [node for node, _, request in cluster.requests if isinstance(request, EndTxnRequest)][-2:] == [1, 2]
+
+
+@both_versions
+@pytest.mark.parametrize("code", [ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH])
+async def test_a_fenced_producer_is_at_its_end(version, code):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(EndTxnRequest, refuse_end(code))
+        with pytest.raises(ProducerFenced, match="'tx': another producer with this id"):
+            await run(sending, b"1")
+        for call in (sending.begin_transaction, sending.init_transactions):
+            with pytest.raises(ProducerFenced):
+                await call()
+        with pytest.raises(ProducerFenced):
+            await sending.send("t", b"2")
+        assert story(cluster)[-1] == "commit"
+
+
+@both_versions
+async def test_a_zombie_is_fenced_by_its_successor(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as zombie, transactional(cluster) as successor:
+        await zombie.begin_transaction()
+        await zombie.send_and_wait("t", b"zombie", partition=0)
+        await run(successor, b"successor")
+        with pytest.raises(ProducerFenced):
+            await zombie.commit_transaction()
+        assert cluster.transactions.committed == [b"successor"]
+
+
+@both_versions
+async def test_an_old_epoch_at_a_leader_is_abortable_and_the_coordinator_decides(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(ProduceRequest, refuse_produce(ErrorCode.INVALID_PRODUCER_EPOCH))
+        with pytest.raises(TransactionAbortable):
+            await run(sending, b"1")
+        await run(sending, b"2")
+        assert cluster.transactions.committed == [b"2"]
+
+
+@both_versions
+@pytest.mark.parametrize(
+    "code", [ErrorCode.INVALID_RECORD, ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE]
+)
+async def test_a_refused_record_makes_the_transaction_abortable(version, code):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(ProduceRequest, refuse_produce(code))
+        with pytest.raises(TransactionAbortable, match=f"not delivered: {code.name}") as caught:
+            await run(sending, b"1")
+        assert caught.value.code is code
+        await run(sending, b"2")
+        assert cluster.transactions.ends[-1:] == ["commit"]
+        assert cluster.transactions.committed == [b"2"]
+        # The sequence of the partition is not known, so the next transaction has another epoch.
+        ends = cluster.sent(EndTxnRequest)
+        assert ends[-1].producer_epoch == ends[0].producer_epoch + 1
+        assert story(cluster).count("init") == (2 if version == 1 else 1)
+
+
+async def test_after_an_abortable_error_the_program_must_abort():
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        cluster.script(ProduceRequest, refuse_produce(ErrorCode.INVALID_RECORD))
+        await sending.begin_transaction()
+        with pytest.raises(KafkaError):
+            await sending.send_and_wait("t", b"1")
+        for _ in range(2):
+            with pytest.raises(TransactionAbortable):
+                await sending.commit_transaction()
+        with pytest.raises(TransactionAbortable):
+            await sending.send("t", b"2")
+        with pytest.raises(RuntimeError, match="open already"):
+            await sending.begin_transaction()
+        await sending.abort_transaction()
+        await run(sending, b"3")
+        assert "commit" not in story(cluster)[: story(cluster).index("abort")]
+
+
+async def test_a_record_that_cannot_be_sent_makes_the_transaction_abortable():
+    async with cluster_of(2) as cluster, transactional(cluster, max_request_size=2_000) as sending:
+        await sending.begin_transaction()
+        with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+            await sending.send("t", bytes(3_000))
+        with pytest.raises(TransactionAbortable, match="MESSAGE_TOO_LARGE"):
+            await sending.commit_transaction()
+        await sending.abort_transaction()
+        assert cluster.transactions.ends == []
+
+
+@both_versions
+async def test_a_record_that_expires_unsettled_makes_the_transaction_abortable(version):
+    options = {"request_timeout_ms": 100, "delivery_timeout_ms": 150}
+    async with cluster_of(version) as cluster, transactional(cluster, **options) as sending:
+        await run(sending, b"0")
+        cluster.script(ProduceRequest, *[SILENCE_ACTION] * 10)
+        with pytest.raises(TransactionAbortable):
+            await run(sending, b"1")
+        cluster.scripts.clear()
+        await run(sending, b"2")
+        assert [each for each in story(cluster) if each in ("commit", "abort")] == ["commit", "abort", "commit"]
+        assert cluster.transactions.committed == [b"0", b"2"]
+
+
+def SILENCE_ACTION(request: Any, node: Any) -> Any:
+    return SILENCE
+
+
+@pytest.mark.parametrize("answer", [DROP, SILENCE])
+async def test_version_1_begins_anew_after_an_end_without_an_answer(answer):
+    """KAFKA-17754: the first EndTxn may arrive late and end the next transaction, which has the same epoch."""
+    async with cluster_of(1) as cluster, transactional(cluster, request_timeout_ms=200) as sending:
+        cluster.script(EndTxnRequest, then(lambda request, node: None, answer))  # it is still under way
+        await run(sending, b"1")
+        delayed = cluster.sent(EndTxnRequest)[0]
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"2", partition=0)
+        assert story(cluster)[-4:] == ["commit", "init", "partitions", "produce"]
+        refusal: Any = cluster.transactions.handle(delayed)
+        assert refusal.error_code == ErrorCode.PRODUCER_FENCED
+        await sending.abort_transaction()
+        assert cluster.transactions.committed == [b"1"]
+
+
+async def test_version_2_needs_nothing_new_after_an_end_without_an_answer():
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        cluster.script(EndTxnRequest, then(handled, DROP))
+        await run(sending, b"1")
+        await run(sending, b"2")
+        assert story(cluster) == ["init", "produce", "commit", "commit", "produce", "commit"]
+        assert cluster.transactions.committed == [b"1", b"2"]
+
+
+async def test_version_1_aborts_what_a_lost_addition_of_partitions_may_have_opened():
+    async with cluster_of(1) as cluster, transactional(cluster) as sending:
+        cluster.script(
+            AddPartitionsToTxnRequest,
+            then(lambda request, node: None, DROP),
+            refuse_partitions(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        )
+        cluster.script(EndTxnRequest, refuse_end(ErrorCode.INVALID_TXN_STATE))  # it did not arrive
+        with pytest.raises(TransactionAbortable, match="TOPIC_AUTHORIZATION_FAILED"):
+            await run(sending, b"1")
+        await run(sending, b"2")
+        assert story(cluster)[-5:] == ["abort", "init", "partitions", "produce", "commit"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+async def test_a_changed_version_is_followed_between_transactions_under_a_new_epoch(before, after):
+    async with cluster_of(before) as cluster, transactional(cluster) as sending:
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"1", partition=0)
+        finalize(cluster, after)
+        assert sending._cluster is not None
+        sending._cluster._finalized_features = dict(cluster.finalized_features)  # as after a new connection
+        cluster.finalized_features["transaction.version"] = before  # a broker goes by the versions of the requests
+        await sending.commit_transaction()
+        assert cluster.versions_of(EndTxnRequest) == {5 if before == 2 else 4}
+        cluster.finalized_features["transaction.version"] = after
+        await run(sending, b"2")
+        assert cluster.transactions.committed == [b"1", b"2"]
+        assert story(cluster).count("init") == 2
+        assert cluster.versions_of(EndTxnRequest) == {4, 5}
+
+
+@both_versions
+async def test_a_forgotten_producer_id_is_replaced_without_an_end(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(EndTxnRequest, refuse_end(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+        with pytest.raises(TransactionAbortable, match="INVALID_PRODUCER_ID_MAPPING"):
+            await run(sending, b"1")
+        await run(sending, b"2")
+        assert story(cluster).count("abort") == 0
+        assert story(cluster).count("init") == 2
+
+
+@both_versions
+async def test_a_broker_too_old_to_bump_epochs_ends_the_producer_where_it_must(version):
+    async with cluster_of(version) as cluster:
+        cluster.versions[22] = (0, 2)
+        async with transactional(cluster) as sending:
+            await run(sending, b"1")
+            cluster.script(EndTxnRequest, refuse_end(ErrorCode.UNKNOWN_PRODUCER_ID))
+            with pytest.raises(TransactionAbortable):
+                await run(sending, b"2")
+            with pytest.raises(TransactionFatal, match="InitProducerId up to version 2, version 3 is needed"):
+                await sending.begin_transaction()
+
+
+# -- time
+
+
+@both_versions
+async def test_without_a_coordinator_a_call_ends_in_time_and_names_the_cause(version):
+    async with cluster_of(version) as cluster, transactional(cluster, **SHORT) as sending:
+        cluster.script(FindCoordinatorRequest, *[no_coordinator] * 1000)
+        with pytest.raises(TransactionTimeout) as caught:
+            await sending.init_transactions()
+        assert "init_transactions of transactional id 'tx' did not end within max_block_ms=300" in str(caught.value)
+        assert "COORDINATOR_NOT_AVAILABLE" in str(caught.value)
+        cluster.scripts.clear()
+        await run(sending, b"1")
+
+
+@both_versions
+async def test_a_bad_id_is_told_at_once(version):
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        cluster.script(InitProducerIdRequest, refuse_init(ErrorCode.INVALID_REQUEST))
+        with pytest.raises(TransactionFatal, match="'tx': no producer id: InitProducerId was refused with INVALID_REQ"):
+            await sending.init_transactions()
+
+
+@both_versions
+async def test_a_commit_that_times_out_may_be_repeated(version):
+    async with cluster_of(version) as cluster, transactional(cluster, **SHORT, request_timeout_ms=1_000) as sending:
+        cluster.script(EndTxnRequest, then(handled, SILENCE))
+        await sending.begin_transaction()
+        await sending.send("t", b"1", partition=0)
+        with pytest.raises(TransactionTimeout, match="commit_transaction"):
+            await sending.commit_transaction()
+        with pytest.raises(RuntimeError, match="repeat commit_transaction"):
+            await sending.abort_transaction()
+        while True:
+            try:
+                await sending.commit_transaction()
+                break
+            except TransactionTimeout:
+                pass
+        await run(sending, b"2")
+        assert cluster.transactions.committed == [b"1", b"2"]
+
+
+@both_versions
+async def test_a_block_whose_records_do_not_arrive_in_time_is_aborted(version):
+    async with cluster_of(version) as cluster, transactional(cluster, **SHORT) as sending:
+        cluster.script(ProduceRequest, *[refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 1000)
+        with pytest.raises(TransactionAbortable, match="records are not delivered yet; it is aborted"):
+            await run(sending, b"1")
+        cluster.scripts.clear()
+        await run(sending, b"2")
+        assert cluster.transactions.committed == [b"2"]
+
+
+@both_versions
+async def test_an_abort_overtakes_a_commit_that_has_no_coordinator_yet(version):
+    async with cluster_of(version) as cluster, transactional(cluster, **SHORT) as sending:
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"1", partition=0)
+        cluster.script(EndTxnRequest, refuse_end(ErrorCode.NOT_COORDINATOR))
+        released = asyncio.Event()
+
+        async def late(request: Any, node: Any) -> Any:
+            await released.wait()
+            return node.on_find_coordinator(request)
+
+        cluster.script(FindCoordinatorRequest, late)
+        commit = asyncio.create_task(sending.commit_transaction())
+        await until(lambda: len(cluster.sent(FindCoordinatorRequest)) == 2)
+        assert sending._manager is not None
+        sending._manager._end_txn_was_sent = False  # as when the lookup had come before the first attempt
+        abort = asyncio.create_task(sending.abort_transaction())
+        await asyncio.sleep(0)
+        released.set()
+        await abort
+        with pytest.raises(TransactionAborted):
+            await commit
+        assert cluster.transactions.ends == ["abort"]
+
+
+@both_versions
+async def test_close_aborts_an_open_transaction(version):
+    async with cluster_of(version) as cluster:
+        sending = transactional(cluster)
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"1", partition=0)
+        await sending.close()
+        assert cluster.transactions.ends == ["abort"]
+
+
+@both_versions
+async def test_a_transaction_larger_than_the_memory_is_committed_whole(version):
+    async with cluster_of(version) as cluster, transactional(cluster, buffer_memory=20_000) as sending:
+        values = [b"%05d" % number * 200 for number in range(200)]
+        await run(sending, *values)
+        assert cluster.transactions.committed == values
+
+
+async def test_a_record_that_waited_for_room_does_not_slip_into_the_next_transaction():
+    async with cluster_of(2) as cluster, transactional(cluster, buffer_memory=1_500) as sending:
+        cluster.script(ProduceRequest, *[refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 1000)
+        await sending.begin_transaction()
+        await sending.send("t", bytes(1_000), partition=0)
+        waiting = asyncio.create_task(sending.send("t", b"late" * 200, partition=0))
+        await asyncio.sleep(0.02)
+        cluster.scripts.clear()
+        await sending.abort_transaction()
+        await run(sending, b"next")
+        with pytest.raises((RuntimeError, TransactionAborted)):
+            await waiting
+        assert cluster.transactions.committed == [b"next"]

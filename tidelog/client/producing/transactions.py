@@ -1,0 +1,223 @@
+"""The transactional calls of a producer: each ends by a result, an error, or its timeout.
+
+Here: the waits, and the `async with` block. `TransactionManager` has the states,
+`transaction_sender` sends. Invariants: a call that ends early, by its timeout or because its task
+is cancelled, leaves the work to the background, and the next call continues it. An offset commit
+that was left so makes the transaction abortable, because its fate is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+
+from tidelog.client.config import ProducerConfig
+from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, as_partition
+from tidelog.client.producing.transaction_errors import (
+    TransactionAbortable,
+    TransactionAborted,
+    TransactionError,
+    TransactionTimeout,
+)
+from tidelog.client.producing.transaction_manager import State, TransactionManager
+from tidelog.client.producing.transaction_sender import TransactionSender
+from tidelog.protocol.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+_RESTING = (State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR, State.IN_TRANSACTION)
+
+
+class Transactions:
+    """The transactions of one producer, from its start on."""
+
+    def __init__(self, config: ProducerConfig, manager: TransactionManager, sender: TransactionSender) -> None:
+        self._config = config
+        self._manager = manager
+        self._sender = sender
+
+    # -- calls
+
+    async def initialize(self) -> None:
+        """Get a producer id, after the end of what an earlier producer left open."""
+        self._manager.initialize()
+        await self._wait_until(lambda: self._manager.state not in (State.INITIALIZING,), "init_transactions")
+        if self._manager.state is State.FATAL_ERROR:
+            raise self._manager.error
+
+    async def begin(self) -> int:
+        """Begin a transaction, after the end of the previous one. Returns its number."""
+        manager = self._manager
+        manager.initialize()
+        deadline = self._deadline()
+        while True:
+            await self._wait_until(lambda: manager.state in _RESTING, "begin_transaction", deadline)
+            if manager.state is State.READY:
+                if manager.begin(self._sender.uses_version_2):
+                    return manager.number
+                self._sender.handle_change()  # the version has changed: another epoch first
+            elif manager.state is State.FATAL_ERROR:
+                raise manager.error
+            else:
+                raise RuntimeError("a transaction is open already; transactions do not nest")
+
+    async def commit(self) -> None:
+        """Commit; return when the coordinator has decided so."""
+        manager = self._manager
+        manager.commit()
+        number = manager.number
+        await self._wait_until(
+            lambda: manager.ended_number >= number or manager.state is not State.COMMITTING, "commit_transaction"
+        )
+        if manager.ended_number >= number:
+            if not manager.ended_by_commit:
+                raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction was aborted meanwhile")
+            return
+        manager.raise_error()
+        raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted by another call")
+
+    async def abort(self) -> None:
+        """Abort; return when the coordinator has decided so."""
+        self._manager.abort()
+        await self.wait_for_abort()
+
+    async def wait_for_abort(self) -> None:
+        """Wait for the end of an abort that has begun."""
+        manager = self._manager
+        number = manager.number
+        await self._wait_until(
+            lambda: manager.ended_number >= number or manager.state is not State.ABORTING, "abort_transaction"
+        )
+        if manager.ended_number < number:
+            manager.raise_error()
+
+    def has_ended(self, number: int) -> bool:
+        """Whether the end of this transaction was acknowledged."""
+        return self._manager.ended_number >= number
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: ConsumerGroupMetadata
+    ) -> None:
+        """Commit a group's offsets with the open transaction."""
+        manager = self._manager
+        to_commit = {
+            as_partition(partition): offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+            for partition, offset in offsets.items()
+        }
+        number = manager.check_open()
+        if not to_commit:
+            return
+        commit = manager.add_offsets(group, to_commit)
+
+        def is_over() -> bool:
+            return (
+                commit.is_done
+                or manager.number != number
+                or manager.state
+                not in (
+                    State.IN_TRANSACTION,
+                    State.COMMITTING,
+                )
+            )
+
+        try:
+            await self._wait_until(is_over, "send_offsets_to_transaction")
+        except BaseException as error:
+            if manager.number == number and not commit.is_done:
+                manager.handle_problem(ErrorCode.REQUEST_TIMED_OUT, f"the offsets may be committed or not: {error!r}")
+                self._sender.handle_change()
+            if isinstance(error, TransactionTimeout):
+                raise TransactionAbortable(error.code, error.message) from None
+            raise
+        if not commit.is_done:
+            manager.raise_error()
+            raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction of these offsets was aborted")
+
+    def abandon(self) -> bool:
+        """Abort in the background. False when there is nothing to abort, or a commit was sent already."""
+        if not self._manager.may_abort:
+            return False
+        self._manager.abort()
+        self._sender.handle_change()
+        return True
+
+    async def close(self, timeout_ms: float | None) -> None:
+        """Abort an open transaction, or wait for the end of one that ends, at most `max_block_ms`."""
+        manager = self._manager
+        self.abandon()
+        limit_ms = self._config.max_block_ms if timeout_ms is None else min(timeout_ms, self._config.max_block_ms)
+        try:
+            await self._wait_until(
+                lambda: manager.state not in (State.COMMITTING, State.ABORTING), "close", self._deadline(limit_ms)
+            )
+        except TransactionError as error:
+            logger.warning("closed with an open transaction, which ends by its timeout: %s", error)
+        finally:
+            self._sender.close()
+
+    # -- waits
+
+    def _deadline(self, timeout_ms: float | None = None) -> float:
+        limit_ms = self._config.max_block_ms if timeout_ms is None else timeout_ms
+        return asyncio.get_running_loop().time() + limit_ms / 1000
+
+    async def _wait_until(self, condition: Callable[[], bool], call: str, deadline: float | None = None) -> None:
+        """Wait for a state. Raises TransactionTimeout at the deadline, `max_block_ms` from now without one."""
+        self._sender.handle_change()
+        try:
+            async with asyncio.timeout_at(deadline or self._deadline()):
+                while not condition():
+                    await self._sender.wait_for_change()
+        except TimeoutError:
+            text = (
+                f"{call} of transactional id {self._manager.transactional_id!r} did not end within "
+                f"max_block_ms={self._config.max_block_ms}: {self._sender.waits_for}"
+            )
+            raise TransactionTimeout(ErrorCode.REQUEST_TIMED_OUT, text) from None
+
+
+class TransactionScope:
+    """`async with producer.transaction():` commits at the end and aborts on any exception.
+
+    A commit or an abort inside the block is allowed: the end of the block then does nothing.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[Transactions]]) -> None:
+        self._start = start
+        self._transactions: Transactions | None = None
+        self._number = 0
+
+    async def __aenter__(self) -> None:
+        self._transactions = await self._start()
+        self._number = await self._transactions.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transactions = self._transactions
+        assert transactions is not None
+        if transactions.has_ended(self._number):
+            return
+        if error is None:
+            try:
+                await transactions.commit()
+                return
+            except TransactionTimeout as problem:
+                if not transactions.abandon():
+                    raise
+                text = f"{problem.message}; it is aborted"
+                raise TransactionAbortable(problem.code, text) from None
+            except BaseException as problem:
+                transactions.abandon()
+                error = problem
+        else:
+            transactions.abandon()
+        try:
+            await transactions.wait_for_abort()
+        except TransactionError as problem:
+            # The program gets the error that led to the abort.
+            logger.warning("the abort after %r failed: %s", error, problem)
+        if kind is None:
+            raise error
