@@ -333,6 +333,9 @@ class TransactionManager:
             )
             self._error = ProducerFenced(ErrorCode.PRODUCER_FENCED, text)
         else:
+            if code is ErrorCode.INVALID_TXN_STATE:
+                # Version 2 answers so after an abort by the coordinator.
+                message += "; the coordinator may have aborted the transaction after transaction_timeout_ms"
             self._error = TransactionFatal(code, f"transactional id {self.transactional_id!r}: {message}")
         self._move(State.FATAL_ERROR)
 
