@@ -150,6 +150,8 @@ class TransactionManager:
         self._needs_new_epoch = False
         self._skips_end_txn = False
         self._end_txn_was_sent = False
+        self._commit_may_be_done = False
+        """A commit was sent and not answered."""
         self._is_open = False
         """The coordinator has acknowledged a part of this transaction."""
         self._may_be_open = False
@@ -316,7 +318,11 @@ class TransactionManager:
             self.handle_problem(error.code, f"a record was not delivered: {error}")
 
     def handle_problem(self, code: ErrorCode, message: str) -> None:
-        """The open transaction can only be aborted from here on."""
+        """The open transaction can only be aborted from here on, unless its commit was sent already."""
+        if not self._end_txn_was_sent:
+            self._make_abortable(code, message)
+
+    def _make_abortable(self, code: ErrorCode, message: str) -> None:
         if self.state in (State.IN_TRANSACTION, State.COMMITTING):
             self._error = TransactionAbortable(code, message)
             self._offset_commits.clear()
@@ -378,6 +384,8 @@ class TransactionManager:
         """The request may arrive yet, or its answer was lost."""
         if not self.uses_version_2 and not isinstance(request, InitProducerId):
             self._needs_new_epoch = True
+        if isinstance(request, EndTxn) and request.committed:
+            self._commit_may_be_done = True
 
     def handle_identity(self, producer_id: int, producer_epoch: int) -> None:
         """InitProducerId succeeded."""
@@ -423,10 +431,13 @@ class TransactionManager:
             self.fail(code, f"no producer id: {message}")
         elif code in FENCED_ERRORS:
             self.fail(code, message)
+        elif self._commit_may_be_done:
+            # An abort would be reported for a transaction that may be committed.
+            self.fail(code, f"{message}, and an earlier attempt of the commit may have succeeded")
         elif code in LOST_ID_ERRORS:
             self._needs_new_epoch = True
             self._skips_end_txn = True
-            self.handle_problem(code, message)
+            self._make_abortable(code, message)
         elif code is ErrorCode.INVALID_TXN_STATE and self.state is State.ABORTING and not self._is_open:
             # The request that would have opened the transaction did not arrive.
             self._complete()
@@ -434,7 +445,7 @@ class TransactionManager:
             if self.state is State.ABORTING and isinstance(request, EndTxn):
                 self.fail(code, f"the transaction could not be aborted: {message}")
             else:
-                self.handle_problem(code, message)
+                self._make_abortable(code, message)
         else:
             self.fail(code, message)
 
@@ -450,7 +461,8 @@ class TransactionManager:
         """The transaction has ended. The next one may need a new epoch."""
         self.ended_number = self.number
         self.ended_by_commit = self.state is State.COMMITTING
-        self._skips_end_txn = self._end_txn_was_sent = self._is_open = self._may_be_open = False
+        self._skips_end_txn = self._end_txn_was_sent = self._commit_may_be_done = False
+        self._is_open = self._may_be_open = False
         self._new_partitions.clear()
         self._partitions.clear()
         self._groups.clear()
