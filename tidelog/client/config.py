@@ -214,6 +214,8 @@ class ConsumerConfig(ClientConfig):
 
     group_id: str | None = None
     group_instance_id: str | None = None
+    group_protocol: str = _choice("classic", "classic", "consumer")
+    group_remote_assignor: str | None = None
     partition_assignment_strategy: str | Assignor | Sequence[str | Assignor] = ("range", "cooperative-sticky")
     session_timeout_ms: int = _number(45_000, 1)
     heartbeat_interval_ms: int = _number(3_000, 1)
@@ -257,6 +259,17 @@ class ConsumerConfig(ClientConfig):
     def auto_commit(self) -> bool:
         return self.group_id is not None if self.enable_auto_commit is None else self.enable_auto_commit
 
+    def _check_protocol(self) -> None:
+        if self.group_protocol == "classic":
+            if self.group_remote_assignor is not None:
+                raise ConfigError("group_remote_assignor needs group_protocol='consumer'")
+            return
+        if self.group_id is None:
+            raise ConfigError("group_protocol='consumer' needs a group_id")
+        for name in ("partition_assignment_strategy", "session_timeout_ms", "heartbeat_interval_ms"):
+            if getattr(self, name) != getattr(ConsumerConfig, name):
+                raise ConfigError(f"{name} is the broker's to choose with group_protocol='consumer'")
+
     def _check_strategies(self) -> None:
         entries = self._strategy_entries()
         if not entries:
@@ -281,6 +294,7 @@ class ConsumerConfig(ClientConfig):
             raise ConfigError("enable_auto_commit needs a group_id")
         if self.group_instance_id is not None and self.group_id is None:
             raise ConfigError("group_instance_id needs a group_id")
+        self._check_protocol()
         self._check_strategies()
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ConfigError(

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.stream_server import StreamServer
+from tests.unit.client.fake_consumer_group import FakeConsumerGroups
 from tests.unit.client.fake_group import FakeGroups
 from tests.unit.client.fake_transactions import FakeTransactions
 from tidelog.protocol.batches.record_batch import iter_headers, read_header, stamp
@@ -23,6 +24,7 @@ from tidelog.protocol.messages import (
     add_offsets_to_txn,
     add_partitions_to_txn,
     api_versions,
+    consumer_group_heartbeat,
     create_topics,
     describe_producers,
     end_txn,
@@ -440,10 +442,30 @@ class FakeNode:
         return find_coordinator.FindCoordinatorResponse(node_id=node.node_id, host="127.0.0.1", port=node.port)
 
     def on_group(self, request: Any) -> Any:
+        if (
+            isinstance(request, offset_commit.OffsetCommitRequest)
+            and request.group_id in self.cluster.consumer_groups.groups
+        ):
+            member_epoch = request.generation_id_or_member_epoch
+            code = self.cluster.consumer_groups.offset_error(request.group_id, request.member_id, member_epoch)
+            return self.cluster.groups.commit(request, code if member_epoch >= 0 else ErrorCode.NONE)
+        if (
+            isinstance(request, offset_fetch.OffsetFetchRequest)
+            and request.groups
+            and request.groups[0].member_epoch >= 0
+        ):
+            group = request.groups[0]
+            code = self.cluster.consumer_groups.offset_error(group.group_id, group.member_id, group.member_epoch)
+            if code:
+                refused = offset_fetch.OffsetFetchResponseGroup(group_id=group.group_id, error_code=code)
+                return offset_fetch.OffsetFetchResponse(groups=[refused])
         return self.cluster.groups.handle(request)
 
     def on_transaction(self, request: Any) -> Any:
         return self.cluster.transactions.handle(request)
+
+    def on_consumer_group(self, request: consumer_group_heartbeat.ConsumerGroupHeartbeatRequest) -> Message:
+        return self.cluster.consumer_groups.heartbeat(request)
 
     def on_create_topics(self, request: create_topics.CreateTopicsRequest) -> Message:
         results = []
@@ -469,6 +491,10 @@ class FakeCluster:
         self.finalized_features: dict[str, int] = {}
         self.finalized_features_epoch = -1
         self.transactions = FakeTransactions(self)
+
+        self.consumer_groups = FakeConsumerGroups(
+            lambda: {name: (self.ids[name], len(partitions)) for name, partitions in self.topics.items()}
+        )
         self.versions: dict[int, tuple[int, int]] = {}
         self.scripts: dict[type[Message], deque[Action]] = {}
         self.requests: list[tuple[int, int, Any]] = []
@@ -555,6 +581,11 @@ HANDLERS: dict[int, tuple[type[Message], type[Message], Callable[[FakeNode, Any]
     26: (end_txn.EndTxnRequest, end_txn.EndTxnResponse, FakeNode.on_transaction),
     28: (txn_offset_commit.TxnOffsetCommitRequest, txn_offset_commit.TxnOffsetCommitResponse, FakeNode.on_transaction),
     22: (init_producer_id.InitProducerIdRequest, init_producer_id.InitProducerIdResponse, FakeNode.on_init_producer_id),
+    68: (
+        consumer_group_heartbeat.ConsumerGroupHeartbeatRequest,
+        consumer_group_heartbeat.ConsumerGroupHeartbeatResponse,
+        FakeNode.on_consumer_group,
+    ),
     61: (
         describe_producers.DescribeProducersRequest,
         describe_producers.DescribeProducersResponse,

@@ -160,10 +160,11 @@ class FakeGroups:
         """As when its session timed out."""
         self.group(name).members.pop(member, None)
 
-    def commit(self, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    def commit(self, request: OffsetCommitRequest, judged: ErrorCode | None = None) -> OffsetCommitResponse:
+        """`judged`: what a group of the consumer protocol says of the member."""
         group = self.group(request.group_id)
-        code = ErrorCode.NONE
-        if request.generation_id_or_member_epoch >= 0:
+        code = judged or ErrorCode.NONE
+        if judged is None and request.generation_id_or_member_epoch >= 0:
             code = self._check(group, request.member_id, request.generation_id_or_member_epoch)
         topics = []
         for topic in request.topics:

@@ -21,6 +21,7 @@ from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
 from tidelog.client.consuming.positions import PositionLookup
 from tidelog.client.consuming.rebalance import Rebalancer
+from tidelog.client.consuming.reconciliation import Reconciler
 from tidelog.client.consuming.subscription import RebalanceListener, Subscription
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
@@ -98,7 +99,8 @@ class Consumer:
             raise
         self._fetcher = Fetcher(cluster, self._config, self._subscription, self._update_event.set)
         if self._config.group_id is not None:
-            self._group = Rebalancer(
+            kind = Reconciler if self._config.group_protocol == "consumer" else Rebalancer
+            self._group = kind(
                 cluster, self._config, self._subscription, self._fetcher, self._update_event.set, self._positions
             )
         coordinator = None if self._group is None else self._group.coordinator
@@ -216,7 +218,7 @@ class Consumer:
         assert self._cluster is not None
         subscription, metadata = self._subscription, self._cluster.metadata.topics
         pattern = subscription.pattern
-        if pattern is not None:
+        if pattern is not None and self._config.group_protocol == "classic":
             names = [name for name, topic in metadata.items() if pattern.fullmatch(name) and self._is_readable(topic)]
             subscription.set_topics(names)
         self._warn_of_missing_topics(metadata)

@@ -21,7 +21,7 @@ from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.groups.commit_queue import CommitQueue
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
-from tidelog.client.groups.membership import Membership, wait_until
+from tidelog.client.groups.membership import GroupMembership, Membership, wait_until
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -32,6 +32,7 @@ _COMMIT_ERROR_REASONS = {
     ErrorCode.ILLEGAL_GENERATION: "the group has dealt its partitions anew",
     ErrorCode.UNKNOWN_MEMBER_ID: "this consumer is no longer a member of its group",
     ErrorCode.REBALANCE_IN_PROGRESS: "the group is dealing its partitions anew",
+    ErrorCode.STALE_MEMBER_EPOCH: "the group has assigned its partitions anew",
     ErrorCode.FENCED_INSTANCE_ID: "another consumer uses the same group_instance_id",
 }
 _ADVICE_POLL_MORE_OFTEN = "nothing was committed; poll more often, or raise max_poll_interval_ms"
@@ -61,13 +62,17 @@ class Rebalancer:
         self._positions = positions
         self._loop = asyncio.get_running_loop()
         self.coordinator = Coordinator(cluster, config.group_id)
-        self.membership = Membership(cluster, config, self.coordinator, on_update)
+        self.membership = self._new_membership(on_update)
         self._join_task: asyncio.Task[tuple[TopicPartition, ...] | None] | None = None
         self._joined_change_count = -1
         self._step_task: asyncio.Task[None] | None = None
         self._listener_problem: Exception | None = None
         self._commits = CommitQueue(self.coordinator)
         self._next_auto_commit_s = self._loop.time() + config.auto_commit_interval_ms / 1000
+
+    def _new_membership(self, on_update: Callable[[], None]) -> GroupMembership:
+        self._classic_membership = Membership(self._cluster, self._config, self.coordinator, on_update)
+        return self._classic_membership
 
     # -- in every poll
 
@@ -116,13 +121,8 @@ class Rebalancer:
             raise RuntimeError(f"{call} cannot be called in a rebalance listener")
 
     async def _step_group(self) -> None:
-        membership, subscription = self.membership, self._subscription
-        if membership.fatal_error is not None:
-            error = membership.fatal_error
-            if not membership.is_fenced:
-                membership.fatal_error = None
-            await self._lose_all()
-            raise error
+        membership, subscription = self._classic_membership, self._subscription
+        await self._raise_fatal_error()
         if membership.is_lost:
             await self._lose_all()
         if self._join_task is not None and self._join_task.done():
@@ -140,13 +140,22 @@ class Rebalancer:
             self._join_task.add_done_callback(_retrieve)
         self._raise_listener_problem()
 
+    async def _raise_fatal_error(self) -> None:
+        membership = self.membership
+        error = membership.fatal_error
+        if error is not None:
+            if not membership.is_fenced:
+                membership.fatal_error = None
+            await self._lose_all()
+            raise error
+
     async def _revoke_before_join(self) -> None:
         """Revoke partitions before joining: all of an eager member, the unsubscribed ones of a
         cooperative member.
         """
         assigned = list(self._subscription.assigned)
         to_revoke = assigned
-        if self.membership.is_cooperative:
+        if self._classic_membership.is_cooperative:
             to_revoke = [partition for partition in assigned if partition.topic not in self._subscription.topics]
         if self._config.auto_commit:
             await self._commit_quietly()

@@ -63,6 +63,13 @@ class Coordinator:
         self.group_id = group_id
         self._node_id: int | None = None
         self._find_lock: asyncio.Lock = asyncio.Lock()
+        self.fetching_identity: Callable[[], GroupIdentity] = GroupIdentity
+        """The member that fetches offsets, in the consumer protocol (KIP-848)."""
+        self.latest_identity: Callable[[GroupIdentity, Iterable[TopicPartition]], GroupIdentity] | None = None
+        """The identity for an attempt to commit these partitions, in the consumer protocol: the member's
+        epoch may have moved since the call.
+        """
+        self.on_member_error: Callable[[ErrorCode], None] | None = None
 
     @property
     def is_known(self) -> bool:
@@ -121,6 +128,8 @@ class Coordinator:
 
     async def commit_once(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: GroupIdentity) -> None:
         """Send one OffsetCommit. Raises the KafkaError of the first refused partition."""
+        if self.latest_identity is not None:
+            identity = self.latest_identity(identity, offsets)
         topics: dict[str, OffsetCommitRequestTopic] = {}
         for (topic, number), offset in offsets.items():
             entry = topics.setdefault(topic, OffsetCommitRequestTopic(name=topic))
@@ -168,6 +177,7 @@ class Coordinator:
             answer = await self.call(request, OffsetFetchResponse, max_version=_LAST_VERSION_WITH_NAMES)
             if version >= 8:
                 group = answer.groups[0] if answer.groups else OffsetFetchResponseGroup()
+                self._check_fetching_member(ErrorCode.of(group.error_code))
                 self._raise_on_error(ErrorCode.of(group.error_code), f"offsets of group {self.group_id!r}")
                 rows = [(new.name, row) for new in group.topics for row in new.partitions]
             else:
@@ -199,13 +209,21 @@ class Coordinator:
             new_topics = None
             if items is not None:
                 new_topics = [OffsetFetchRequestTopics(name=name, partition_indexes=numbers) for name, numbers in items]
-            return OffsetFetchRequest(
-                groups=[OffsetFetchRequestGroup(group_id=self.group_id, topics=new_topics)], require_stable=stable
-            )
+            group = OffsetFetchRequestGroup(group_id=self.group_id, topics=new_topics)
+            identity = self.fetching_identity()
+            if version >= 9 and identity.generation > 0:
+                group.member_id, group.member_epoch = identity.member_id, identity.generation
+            return OffsetFetchRequest(groups=[group], require_stable=stable)
         old_topics = None
         if items is not None:
             old_topics = [OffsetFetchRequestTopic(name=name, partition_indexes=numbers) for name, numbers in items]
         return OffsetFetchRequest(group_id=self.group_id, topics=old_topics, require_stable=stable)
+
+    def _check_fetching_member(self, code: ErrorCode) -> None:
+        """A member that the coordinator does not know learns it from its next heartbeat."""
+        if code is ErrorCode.UNKNOWN_MEMBER_ID and self.on_member_error is not None:
+            self.on_member_error(code)
+            raise KafkaError(ErrorCode.STALE_MEMBER_EPOCH, f"offsets of group {self.group_id!r}")
 
     async def _connection(self, node_id: int) -> Connection:
         try:

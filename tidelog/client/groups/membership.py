@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from tidelog.client.assignment.assignors import Assignor, checked_assignment
 from tidelog.client.assignment.protocol import (
@@ -46,6 +47,37 @@ async def wait_until(deadline: float | None, work: Awaitable[object]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(deadline):
             await work
+
+
+class GroupMembership(Protocol):
+    """What a consumer needs of its membership, in either protocol."""
+
+    needs_join: bool
+    is_lost: bool
+    """Other members own its partitions already."""
+    fatal_error: KafkaError | None
+
+    @property
+    def identity(self) -> GroupIdentity: ...
+
+    @property
+    def is_member(self) -> bool: ...
+
+    @property
+    def is_fenced(self) -> bool: ...
+
+    @property
+    def watched_topics(self) -> Sequence[str]: ...
+
+    def record_poll(self) -> None: ...
+
+    def handle_metadata(self) -> None: ...
+
+    def handle_group_error(self, code: ErrorCode) -> None: ...
+
+    async def leave(self, reason: str, deadline: float | None = None) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 class Membership:

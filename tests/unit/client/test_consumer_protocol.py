@@ -1,0 +1,338 @@
+"""The consumer in a group of the consumer protocol (KIP-848): reconciliation, commits, fencing, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S, until
+from tests.unit.client.fake_broker import DROP, FakeCluster
+from tests.unit.client.test_consumer import T0, T1, fill, read
+from tidelog.client import Consumer, RebalanceListener, TopicPartition
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
+from tidelog.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from tidelog.protocol.messages.metadata import MetadataRequest
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest
+
+FAST = {
+    "retry_backoff_ms": 5,
+    "retry_backoff_max_ms": 10,
+    "reconnect_backoff_ms": 5,
+    "reconnect_backoff_max_ms": 10,
+    "fetch_max_wait_ms": 30,
+    "auto_offset_reset": "earliest",
+    "group_id": "g",
+    "group_protocol": "consumer",
+}
+
+
+def consumer(cluster: FakeCluster, *topics: str, **options: Any) -> Consumer:
+    return Consumer(*topics, **{"bootstrap_servers": cluster.bootstrap, **FAST, **options})
+
+
+class Recorder(RebalanceListener):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, set[TopicPartition]]] = []
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self.events.append(("revoked", set(revoked)))
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self.events.append(("assigned", set(assigned)))
+
+    def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        self.events.append(("lost", set(lost)))
+
+
+async def poll_until(condition: Any, *members: Consumer) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            for member in members:
+                await member.poll(5)
+
+
+def member_of(cluster: FakeCluster) -> Any:
+    (member,) = cluster.consumer_groups.group("g").members.items()
+    return member
+
+
+async def test_two_members_share_and_one_takes_over() -> None:
+    async with FakeCluster(t=2) as cluster:
+        fill(cluster, "t", 0, 10)
+        fill(cluster, "t", 1, 10)
+        recorder = Recorder()
+        async with consumer(cluster) as first:
+            first.subscribe(["t"], listener=recorder)
+            assert len(await read(first, 20)) == 20
+            async with consumer(cluster, "t") as second:
+                await poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 1, first, second)
+                assert first.assignment() | second.assignment() == {T0, T1}
+                # The second begins where the first has committed before it gave its partition up.
+                (taken,) = second.assignment()
+                assert await second.position(taken) == 10
+            await poll_until(lambda: len(first.assignment()) == 2, first)
+        (shared,) = {T0, T1} - {taken}
+        assert recorder.events == [
+            ("assigned", {T0, T1}),
+            ("revoked", {taken}),
+            ("assigned", set()),
+            ("assigned", {taken}),
+            ("revoked", {taken, shared}),
+        ]
+
+
+async def test_partitions_are_given_up_after_the_commit_and_the_listener() -> None:
+    """Until the acknowledgement no other member has them."""
+    async with FakeCluster(t=2) as cluster, consumer(cluster, "t") as second:
+        fill(cluster, "t", 0, 5)
+        fill(cluster, "t", 1, 5)
+        seen: list[Any] = []
+
+        class Watching(RebalanceListener):
+            async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+                committed = cluster.groups.group("g").offsets
+                for _ in range(5):
+                    await second.poll(5)
+                seen.append((set(revoked), {each: committed.get(each, (-1, ""))[0] for each in revoked}))
+                assert not second.assignment() & set(revoked)
+
+        async with consumer(cluster) as first:
+            first.subscribe(["t"], listener=Watching())
+            assert len(await read(first, 10)) == 10
+            await poll_until(lambda: second.assignment(), first, second)
+            ((revoked, committed),) = seen
+            assert committed == dict.fromkeys(revoked, 5)
+
+
+async def test_a_fenced_member_loses_all_and_joins_again_from_what_was_committed() -> None:
+    async with FakeCluster(t=2) as cluster:
+        fill(cluster, "t", 0, 5)
+        recorder = Recorder()
+        async with consumer(cluster, enable_auto_commit=False) as reading:
+            reading.subscribe(["t"], listener=recorder)
+            await read(reading, 5)
+            cluster.consumer_groups.expel("g", member_of(cluster)[0])
+            await poll_until(lambda: len(recorder.events) >= 3, reading)
+            assert recorder.events == [("assigned", {T0, T1}), ("lost", {T0, T1}), ("assigned", {T0, T1})]
+            assert sorted(await read(reading, 5)) == list(range(5))
+
+
+async def test_a_commit_with_a_stale_epoch_is_sent_again_with_the_new_one() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", enable_auto_commit=False) as reading:
+        fill(cluster, "t", 0, 5)
+        await read(reading, 5)
+        group = cluster.consumer_groups.group("g")
+        # A new epoch, in which this member keeps its partitions; the commit is on its way with the old one.
+        cluster.consumer_groups._assign(group)
+
+        def judge(request: OffsetCommitRequest, node: Any) -> Any:
+            is_stale = request.generation_id_or_member_epoch < group.epoch
+            return cluster.groups.commit(request, ErrorCode.STALE_MEMBER_EPOCH if is_stale else ErrorCode.NONE)
+
+        cluster.script(OffsetCommitRequest, *[judge] * 1000)
+        await asyncio.wait_for(reading.commit(), PATIENCE_S)
+        epochs = [each.generation_id_or_member_epoch for each in cluster.sent(OffsetCommitRequest)]
+        assert epochs[0] == epochs[-1] - 1
+        assert cluster.groups.group("g").offsets["t", 0][0] == 5
+
+
+async def test_a_commit_of_revoked_partitions_is_not_sent_under_a_later_epoch() -> None:
+    async with FakeCluster(t=2) as cluster, consumer(cluster, "t", enable_auto_commit=False) as first:
+        fill(cluster, "t", 0, 5)
+        fill(cluster, "t", 1, 5)
+        await read(first, 10)
+        cluster.script(
+            OffsetCommitRequest,
+            *[lambda request, node: cluster.groups.commit(request, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)] * 100,
+        )
+        pending = await first.commit_async()
+        async with consumer(cluster, "t") as second:
+            await poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 1, first, second)
+            cluster.scripts[OffsetCommitRequest].clear()
+            with pytest.raises(KafkaError, match="dealt its partitions anew") as caught:
+                await asyncio.wait_for(pending, PATIENCE_S)
+            assert caught.value.code is ErrorCode.ILLEGAL_GENERATION
+            assert not cluster.groups.group("g").offsets
+
+
+async def test_committed_offsets_are_fetched_as_a_member() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        await poll_until(lambda: cluster.sent(OffsetFetchRequest), reading)
+        (group,) = cluster.sent(OffsetFetchRequest)[0].groups
+        member_id, member = member_of(cluster)
+        assert (group.member_id, group.member_epoch) == (member_id, member.epoch)
+
+
+async def test_a_member_that_the_coordinator_does_not_know_when_it_fetches_offsets_joins_again() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        fill(cluster, "t", 0, 3)
+        cluster.consumer_groups.interval_ms = 3_600_000  # only the refusal makes it ask
+
+        def expel(request: Any, node: Any) -> Any:
+            cluster.consumer_groups.expel("g", member_of(cluster)[0])
+            return node.on_group(request)
+
+        cluster.script(OffsetFetchRequest, expel)
+        assert await read(reading, 3) == [0, 1, 2]
+
+
+async def test_a_pattern_is_the_brokers_to_evaluate() -> None:
+    async with FakeCluster(flights=1, trains=1) as cluster, consumer(cluster) as reading:
+        reading.subscribe(pattern="fl.*")
+        await poll_until(lambda: reading.assignment(), reading)
+        assert reading.assignment() == {TopicPartition("flights", 0)}
+        assert reading.subscription() == {"flights"}
+        joined = cluster.sent(ConsumerGroupHeartbeatRequest)[0]
+        assert (joined.subscribed_topic_regex, joined.subscribed_topic_names) == ("fl.*", [])
+
+
+async def test_a_topic_whose_id_is_not_known_yet_is_taken_when_it_is() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster) as reading:
+        fill(cluster, "t", 0, 3)
+        reading.subscribe(pattern="t|later")
+        await read(reading, 3)
+        cluster.create("later", 1)
+        cluster.consumer_groups._assign(cluster.consumer_groups.group("g"))
+        asked = len(cluster.sent(MetadataRequest))
+        await poll_until(lambda: len(reading.assignment()) == 2, reading)
+        assert len(cluster.sent(MetadataRequest)) > asked
+        await poll_until(
+            lambda: not cluster.consumer_groups.group("g").members[member_of(cluster)[0]].revoking, reading
+        )
+
+
+async def test_a_changed_subscription_is_told_at_once() -> None:
+    async with FakeCluster(t=1, u=1) as cluster, consumer(cluster, "t") as reading:
+        cluster.consumer_groups.interval_ms = 3_600_000
+        await poll_until(lambda: reading.assignment(), reading)
+        reading.subscribe(["u"])
+        await poll_until(lambda: reading.assignment() == {TopicPartition("u", 0)}, reading)
+
+
+async def test_without_an_answer_everything_is_sent_again() -> None:
+    async with FakeCluster(t=2) as cluster, consumer(cluster, "t") as reading:
+        await poll_until(lambda: len(reading.assignment()) == 2, reading)
+        cluster.script(ConsumerGroupHeartbeatRequest, lambda request, node: DROP)
+        before = len(cluster.sent(ConsumerGroupHeartbeatRequest))
+        await poll_until(lambda: len(cluster.sent(ConsumerGroupHeartbeatRequest)) >= before + 2, reading)
+        full = [each for each in cluster.sent(ConsumerGroupHeartbeatRequest)[before:] if each.rebalance_timeout_ms >= 0]
+        assert full
+        assert full[0].subscribed_topic_names == ["t"]
+        assert full[0].member_epoch > 0
+        assert sum(len(topic.partitions) for topic in full[0].topic_partitions) == 2
+        assert len(reading.assignment()) == 2
+
+
+@pytest.mark.parametrize(("instance", "epoch"), [(None, -1), ("i", -2)])
+async def test_closing_leaves_or_says_that_it_may_return(instance: str | None, epoch: int) -> None:
+    async with FakeCluster(t=1) as cluster:
+        async with consumer(cluster, "t", group_instance_id=instance) as reading:
+            await poll_until(lambda: reading.assignment(), reading)
+        assert cluster.sent(ConsumerGroupHeartbeatRequest)[-1].member_epoch == epoch
+        async with consumer(cluster, "t", group_instance_id=instance) as returned:
+            await poll_until(lambda: returned.assignment(), returned)
+        assert len(cluster.consumer_groups.group("g").members) == (0 if instance is None else 1)
+
+
+async def test_an_unsubscribed_consumer_joins_again_with_its_next_subscription() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        await poll_until(lambda: reading.assignment(), reading)
+        await reading.unsubscribe()
+        assert not cluster.consumer_groups.group("g").members
+        reading.subscribe(["t"])
+        await poll_until(lambda: reading.assignment(), reading)
+
+
+async def test_a_member_that_does_not_poll_leaves_until_it_does() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster, max_poll_interval_ms=300) as reading:
+        recorder = Recorder()
+        reading.subscribe(["t"], listener=recorder)
+        await poll_until(lambda: reading.assignment(), reading)
+        await until(lambda: not cluster.consumer_groups.group("g").members)
+        await poll_until(lambda: len(recorder.events) == 3, reading)
+        assert [event for event, _ in recorder.events] == ["assigned", "lost", "assigned"]
+
+
+async def test_a_broker_without_the_protocol_is_one_clear_line() -> None:
+    async with FakeCluster(t=1) as cluster:
+        cluster.versions[68] = (0, -1)
+        began_s = time.monotonic()
+        async with consumer(cluster, "t") as reading:
+            with pytest.raises(KafkaError, match=r"does not serve group_protocol='consumer'.*use 'classic'") as caught:
+                await asyncio.wait_for(anext(reading), PATIENCE_S)
+        assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+        assert "\n" not in str(caught.value)
+        assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+async def test_a_pattern_on_a_broker_that_evaluates_none_is_one_clear_line() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster) as reading:
+        cluster.versions[68] = (0, 0)
+        reading.subscribe(pattern="t.*")
+        with pytest.raises(KafkaError, match="does not evaluate patterns"):
+            await asyncio.wait_for(anext(reading), PATIENCE_S)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.GROUP_MAX_SIZE_REACHED, ErrorCode.UNSUPPORTED_ASSIGNOR])
+async def test_a_refusal_of_the_group_is_raised_and_may_be_tried_again(code: ErrorCode) -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_remote_assignor="range") as reading:
+        refusal = ConsumerGroupHeartbeatResponse(error_code=code, error_message="not today")
+        cluster.script(ConsumerGroupHeartbeatRequest, lambda request, node: refusal)
+        with pytest.raises(KafkaError, match="not today") as caught:
+            await asyncio.wait_for(anext(reading), PATIENCE_S)
+        assert caught.value.code is code
+        await poll_until(lambda: reading.assignment(), reading)
+        assert cluster.sent(ConsumerGroupHeartbeatRequest)[0].server_assignor == "range"
+
+
+async def test_a_second_process_of_a_static_member_ends_the_first() -> None:
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_instance_id="i") as first:
+        await poll_until(lambda: first.assignment(), first)
+        cluster.consumer_groups.group("g").members[member_of(cluster)[0]].has_left_to_return = True
+        async with consumer(cluster, "t", group_instance_id="i") as second:
+            await poll_until(lambda: second.assignment(), second)
+            for _ in range(2):  # it never joins again, which would end the second, and so on
+                with pytest.raises(KafkaError) as caught:
+                    await asyncio.wait_for(anext(first), PATIENCE_S)
+                assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
+
+
+async def test_a_coordinator_that_moves_is_found_again() -> None:
+    async with FakeCluster(t=1, nodes=2) as cluster, consumer(cluster, "t") as reading:
+        await poll_until(lambda: reading.assignment(), reading)
+        cluster.coordinator = 2
+        moved = ConsumerGroupHeartbeatResponse(error_code=ErrorCode.NOT_COORDINATOR)
+        cluster.script(ConsumerGroupHeartbeatRequest, lambda request, node: moved)
+        fill(cluster, "t", 0, 3)
+        assert await read(reading, 3) == [0, 1, 2]
+        await poll_until(
+            lambda: any(
+                node == 2 and isinstance(each, ConsumerGroupHeartbeatRequest) for node, _, each in cluster.requests
+            ),
+            reading,
+        )
+        assert reading.assignment() == {T0}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"group_id": None}, "needs a group_id"),
+        ({"partition_assignment_strategy": "range"}, "partition_assignment_strategy is the broker's"),
+        ({"session_timeout_ms": 10_000}, "session_timeout_ms is the broker's"),
+        ({"heartbeat_interval_ms": 10}, "heartbeat_interval_ms is the broker's"),
+        ({"group_protocol": "classic", "group_remote_assignor": "range"}, "needs group_protocol='consumer'"),
+        ({"group_protocol": "newest"}, "one of classic, consumer"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Consumer("t", **{**FAST, **options})
