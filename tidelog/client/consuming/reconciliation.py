@@ -76,7 +76,7 @@ class Reconciler(Rebalancer):
                 await self._commit_quietly()
             await self._notify("revoked", [partition for partition in assigned if partition not in partitions])
             self._set_assigned(kept)
-        if not membership.is_member or membership.is_lost:
+        if not membership.may_own_partitions():
             return  # lost meanwhile: the next step gives up the rest
         self._set_assigned(partitions)
         if self._subscription.pattern is not None:
@@ -84,7 +84,7 @@ class Reconciler(Rebalancer):
         added = [partition for partition in partitions if partition not in set(kept)]
         if added or not self._waits_for_metadata:
             await self._notify("assigned", added)
-        if membership.is_member and not membership.is_lost:
+        if membership.may_own_partitions():
             membership.acknowledge(list(partitions.values()), target)
 
     def _resolve(self, target: Iterable[IdPartition]) -> dict[TopicPartition, IdPartition]:

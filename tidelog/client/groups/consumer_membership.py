@@ -74,6 +74,10 @@ class ConsumerMembership:
     def is_member(self) -> bool:
         return self._member.is_member
 
+    def may_own_partitions(self) -> bool:
+        """No heartbeat since the last step has said otherwise."""
+        return self._member.is_member and not self.is_lost
+
     @property
     def is_fenced(self) -> bool:
         return self.fatal_error is not None and self.fatal_error.code is ErrorCode.FENCED_INSTANCE_ID
