@@ -7,12 +7,15 @@ ranges of a micro-batch depend on its two offsets and the options alone.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidelog.client.model import TopicPartition
+from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.sync.loop_thread import LoopThread
@@ -176,7 +179,7 @@ class StreamDriver:
         if not self._options.commit_group or not offsets or offset == self._committed:
             return
         try:
-            self._run(lambda cluster: commit_offsets(cluster, self._options, offsets))
+            self._run(lambda cluster: commit_offsets(cluster, self._options, offsets), with_retries=False)
         except KafkaError as error:
             group = self._options.commit_group
             if self._committed is None and not error.retriable:
@@ -194,7 +197,7 @@ class StreamDriver:
 
     # -- the cluster
 
-    def _run(self, call: Callable[[Cluster], Coroutine[Any, Any, Result]]) -> Result:
+    def _run(self, call: Callable[[Cluster], Coroutine[Any, Any, Result]], *, with_retries: bool = True) -> Result:
         """Run the call in the thread that keeps the connections, and wait for its result."""
         if self._thread is None:
             self._thread = LoopThread()
@@ -210,7 +213,26 @@ class StreamDriver:
                 self._cluster = cluster
             return await call(self._cluster)
 
-        return self._thread.run(run())
+        return self._thread.run(self._retry(run) if with_retries else run())
+
+    async def _retry(self, attempt: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Try again after errors that pass, as while a broker is down: a stream must outlive them."""
+        loop = asyncio.get_running_loop()
+        config = self._options.consumer
+        deadline = loop.time() + config.default_api_timeout_ms / 1000
+        backoff = ExponentialBackoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+        failures = 0
+        while True:
+            try:
+                return await attempt()
+            except KafkaError as error:
+                failures += 1
+                wait_s = backoff.wait_ms(failures) / 1000
+                is_passing = error.retriable and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if not is_passing or self._cluster is None or loop.time() + wait_s > deadline:
+                    raise
+                logger.warning("the cluster is asked again: %s", error)
+                await asyncio.sleep(wait_s)
 
     def close(self) -> None:
         """Close the connections and end the thread."""

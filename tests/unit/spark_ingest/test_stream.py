@@ -11,6 +11,7 @@ import pytest
 from tidelog.client.model import TopicPartition
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest import stream as stream_module
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.option_table import STREAM
 from tidelog.spark_ingest.options import SourceOptions
@@ -272,3 +273,56 @@ def test_a_group_with_members_takes_no_progress(node, new_topic):
             with pytest.raises(KafkaError, match=f"group '{group}' takes no commits; it has members") as failure:
                 stream.latest_offset(stream.initial_offset())
             assert failure.value.code is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_errors_that_pass_are_outlived_and_others_are_not(node, new_topic, monkeypatch):
+    topic = new_topic(5)
+    real, errors = stream_module.find_ends, [ErrorCode.NETWORK_EXCEPTION, ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+    async def find_ends(cluster, options):
+        if errors:
+            raise KafkaError(errors.pop(), "a broker is down")
+        return await real(cluster, options)
+
+    monkeypatch.setattr(stream_module, "find_ends", find_ends)
+    with driver(node, subscribe=topic, startingOffsets="earliest") as stream:
+        first = stream.initial_offset()
+        assert stream.latest_offset(first) == {topic: {"0": 5}}
+        errors.append(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        with pytest.raises(KafkaError, match="a broker is down"):
+            stream.latest_offset(first)
+
+
+def test_an_outage_ends_a_stream_when_its_time_is_up(node, new_topic, monkeypatch):
+    attempts = []
+
+    async def find_ends(cluster, options):
+        attempts.append(1)
+        raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "all brokers are down")
+
+    monkeypatch.setattr(stream_module, "find_ends", find_ends)
+    with driver(node, subscribe=new_topic(1), **{"kafka.default.api.timeout.ms": "500"}) as stream:
+        first = stream.initial_offset()
+        with pytest.raises(KafkaError, match="all brokers are down"):
+            stream.latest_offset(first)
+    assert len(attempts) > 1
+
+
+def test_a_commit_that_fails_later_is_a_warning_and_the_stream_goes_on(node, new_topic, monkeypatch, caplog):
+    topic = new_topic(5)
+    real, errors = stream_module.commit_offsets, [ErrorCode.NONE, ErrorCode.GROUP_AUTHORIZATION_FAILED]
+
+    async def commit_offsets(cluster, options, offsets):
+        if errors and (code := errors.pop(0)):
+            raise KafkaError(code, "no")
+        await real(cluster, options, offsets)
+
+    monkeypatch.setattr(stream_module, "commit_offsets", commit_offsets)
+    group = f"warned-{topic}"
+    with driver(node, subscribe=topic, startingOffsets="earliest", commitOffsetsToGroup=group) as stream:
+        first = stream.initial_offset()
+        latest = stream.latest_offset(first)
+        stream.commit(latest)
+        assert any(f"could not be committed for group '{group}'" in message for message in caplog.messages)
+        assert stream.latest_offset(latest) is latest
+    assert committed_of(node, group) == {TopicPartition(topic, 0): 5}
