@@ -11,6 +11,7 @@ import pytest
 from tidelog.client.model import TopicPartition
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest import offsets as offsets_module
 from tidelog.spark_ingest import stream as stream_module
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.option_table import STREAM
@@ -277,7 +278,7 @@ def test_a_group_with_members_takes_no_progress(node, new_topic):
 
 def test_errors_that_pass_are_outlived_and_others_are_not(node, new_topic, monkeypatch):
     topic = new_topic(5)
-    real, errors = stream_module.find_ends, [ErrorCode.NETWORK_EXCEPTION, ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    real, errors = offsets_module.find_ends, [ErrorCode.NETWORK_EXCEPTION, ErrorCode.NOT_LEADER_OR_FOLLOWER]
 
     async def find_ends(cluster, options):
         if errors:
@@ -310,7 +311,7 @@ def test_an_outage_ends_a_stream_when_its_time_is_up(node, new_topic, monkeypatc
 
 def test_a_commit_that_fails_later_is_a_warning_and_the_stream_goes_on(node, new_topic, monkeypatch, caplog):
     topic = new_topic(5)
-    real, errors = stream_module.commit_offsets, [ErrorCode.NONE, ErrorCode.GROUP_AUTHORIZATION_FAILED]
+    real, errors = offsets_module.commit_offsets, [ErrorCode.NONE, ErrorCode.GROUP_AUTHORIZATION_FAILED]
 
     async def commit_offsets(cluster, options, offsets):
         if errors and (code := errors.pop(0)):
