@@ -213,7 +213,7 @@ class InSyncReplicas:
         follower = self.followers.get(broker_id)
         if follower is None:
             return True
-        return follower.log_end_offset != leader_end and now_ms - follower.last_caught_up_ms > self._lag_ms_max
+        return follower.log_end_offset < leader_end and now_ms - follower.last_caught_up_ms > self._lag_ms_max
 
     def _propose(
         self,

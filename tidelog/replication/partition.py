@@ -310,9 +310,22 @@ class Partition:
         """From time to time: propose to leave out who lags, and look whether the mark may move without them."""
         if not self.leads or self.offline or not self.in_sync.followers:
             return
-        ports = self._ports
-        self._propose(self.in_sync.shrinkage(self.log.log_end_offset, ports.now_ms(), ports.broker_epoch()))
+        ports, book = self._ports, self.in_sync
+        end = self.log.log_end_offset
+        if any(each.in_maximal_isr and each.log_end_offset != end for each in book.followers.values()):
+            end = self._copyable_end()
+        self._propose(book.shrinkage(end, ports.now_ms(), ports.broker_epoch()))
         self.advance_high_watermark()
+
+    def _copyable_end(self) -> int:
+        """Where followers must stop: at the log end, or at damage above the high watermark.
+
+        Whoever has come so far does not lag. Were it left out of the ISR, this replica would commit alone what it
+        cannot read, and no other could lead in its place.
+        """
+        log = self.log
+        uncommitted = (each.first_offset for _, each in log.damaged_ranges() if each.first_offset >= log.high_watermark)
+        return min(uncommitted, default=log.log_end_offset)
 
     def resign(self) -> bool:
         """Ask the controller for another leader; False while another change of the ISR is on its way."""

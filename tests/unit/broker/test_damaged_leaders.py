@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
+from tidelog.broker.replicas.damaged_leaders import DEAD_REPLICA_WAIT_S, DamagedLeaders
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.metadata.image import PartitionImage
 from tidelog.replication.isr import InSyncReplicas
@@ -45,10 +45,13 @@ class Leader:
         repairs: Any = SimpleNamespace(
             assignment_of=lambda partition: self.assigned, others=lambda partition: [2, 3], fetch=self.fetch
         )
-        self.leaders = DamagedLeaders(1, repairs, self.image)
+        self.dead: set[int] = set()
+        self.now_s = 100.0
+        self.leaders = DamagedLeaders(1, repairs, self.image, lambda: self.now_s)
 
     def image(self) -> Any:
-        return SimpleNamespace(brokers={each: SimpleNamespace(epoch=epoch) for each, epoch in self.epochs.items()})
+        brokers = {each: SimpleNamespace(epoch=epoch, fenced=each in self.dead) for each, epoch in self.epochs.items()}
+        return SimpleNamespace(brokers=brokers)
 
     async def fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes:
         assert (offset, up_to_log_end) == (5, True)
@@ -90,6 +93,43 @@ async def test_a_replica_that_is_not_to_lead_may_end_anywhere_before(
 async def test_it_goes_on_while_any_replica_may_have_it(isr: tuple[int, ...], answer: Any) -> None:
     """One that is not in sync may have what only its leader acknowledged."""
     assert not await Leader(ENDS_AT_IT, answer, isr=isr).resigns()
+
+
+@pytest.mark.parametrize(("isr", "elr"), [((1, 2), ()), ((1,), (2,)), ((1,), (2, 3))])
+async def test_a_dead_replica_is_waited_for_for_a_while(isr: tuple[int, ...], elr: tuple[int, ...]) -> None:
+    """The partition cannot be written meanwhile, and nothing committed depends on it."""
+    leader = Leader(ENDS_AT_IT, DOWN, isr=isr, elr=elr)
+    leader.dead = {3}
+    assert not await leader.resigns()
+    leader.now_s += DEAD_REPLICA_WAIT_S - 1
+    assert not await leader.resigns()
+    leader.now_s += 2
+    assert await leader.resigns()
+
+
+async def test_a_dead_replica_is_waited_for_anew_for_other_damage() -> None:
+    leader = Leader(ENDS_AT_IT, DOWN, isr=(1, 2))
+    leader.dead = {3}
+    assert not await leader.resigns()
+    leader.leaders.forget(leader.partition)
+    leader.now_s += DEAD_REPLICA_WAIT_S + 1
+    assert not await leader.resigns()
+
+
+async def test_a_dead_replica_that_comes_back_with_the_records_is_heard() -> None:
+    leader = Leader(ENDS_AT_IT, DOWN, isr=(1, 2))
+    leader.dead = {3}
+    assert not await leader.resigns()
+    leader.now_s += DEAD_REPLICA_WAIT_S + 1
+    leader.answers[3] = HAS_IT
+    assert not await leader.resigns()
+
+
+async def test_it_goes_on_where_the_only_eligible_replica_is_dead() -> None:
+    leader = Leader(DOWN, ENDS_AT_IT, isr=(1,), elr=(2,))
+    leader.dead = {2}
+    leader.now_s += DEAD_REPLICA_WAIT_S + 1
+    assert not await leader.resigns()
 
 
 async def test_it_waits_until_who_may_lead_has_copied_what_lies_before() -> None:

@@ -5,14 +5,15 @@ though no committed record is lost: what is damaged was never on another replica
 to elect another one, from the rest of the ISR or from the eligible leader replicas, as if this one had died; then it
 follows, and cuts its log at the damage. Invariant: it does so only if the damage begins at or above its high watermark,
 every other replica has answered that its log ends there or before, and the partition has not changed meanwhile. A
-replica that does not answer may have the records: then nothing is decided.
+replica that does not answer may have the records: then nothing is decided. One that is dead is waited for only for a
+while: what is committed does not depend on it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from tidelog.storage.segments.damage import DamagedRange
 
 logger = logging.getLogger("tidelog.repairs")
+
+DEAD_REPLICA_WAIT_S: Final = 30.0
+"""For a replica that is fenced and does not answer. It cannot lead, but may have what a leader acknowledged alone."""
 
 
 class Replicas(Protocol):
@@ -45,10 +49,17 @@ class _Standing(NamedTuple):
 
 
 class DamagedLeaders:
-    def __init__(self, node_id: int, replicas: Replicas, image: Callable[[], MetadataImage]) -> None:
+    """`now_s`: on the loop's clock."""
+
+    def __init__(
+        self, node_id: int, replicas: Replicas, image: Callable[[], MetadataImage], now_s: Callable[[], float]
+    ) -> None:
         self._node_id = node_id
         self._replicas = replicas
         self._image = image
+        self._now_s = now_s
+        self._waiting: dict[Partition, tuple[int, float]] = {}
+        """The damage for which a dead replica is waited for: its first offset, and until when."""
 
     def may_resign(self, partition: Partition, damage: DamagedRange) -> bool:
         """Whether another replica may lead instead, and nothing of what is damaged is committed."""
@@ -61,18 +72,47 @@ class DamagedLeaders:
         if standing is None:
             return False
         candidates = self._candidates(partition)
+        unheard: list[int] = []
         for source in self._replicas.others(partition):
-            if not await self._ends_before(partition, source, damage, must_reach=source in candidates):
+            ends_before = await self._ends_before(partition, source, damage, must_reach=source in candidates)
+            if ends_before is None and self._is_dead(source):
+                unheard.append(source)
+            elif not ends_before:
                 return False
+        if unheard and self._must_wait(partition, damage, unheard):
+            return False
         is_same = self._standing(partition) == standing
         if not (is_same and self.may_resign(partition, damage) and partition.resign()):
             return False
+        self._waiting.pop(partition, None)
         logger.warning(
-            "%s-%d: another replica is to lead: offsets %d to %d are damaged here, and no other replica has them. "
+            "%s-%d: another replica is to lead: offsets %d to %d are damaged here, and no other replica has them%s. "
             "They and what follows up to offset %d were not committed, and go",
-            partition.topic, partition.index, damage.first_offset, damage.end_offset, partition.log.log_end_offset,
+            partition.topic, partition.index, damage.first_offset, damage.end_offset,
+            f", as far as can be known without brokers {unheard}" if unheard else "", partition.log.log_end_offset,
         )  # fmt: skip
         return True
+
+    def forget(self, partition: Partition) -> None:
+        """Its damage is repaired or cut, or it is gone."""
+        self._waiting.pop(partition, None)
+
+    def _is_dead(self, broker_id: int) -> bool:
+        broker = self._image().brokers.get(broker_id)
+        return broker is None or broker.fenced
+
+    def _must_wait(self, partition: Partition, damage: DamagedRange, unheard: list[int]) -> bool:
+        """Whether dead replicas may still come back in time."""
+        first_offset, until_s = self._waiting.get(partition, (-1, 0.0))
+        if first_offset != damage.first_offset:
+            until_s = self._now_s() + DEAD_REPLICA_WAIT_S
+            self._waiting[partition] = damage.first_offset, until_s
+            logger.warning(
+                "%s-%d: offsets %d to %d are damaged here, and no replica that answers has them; brokers %s, which are "
+                "down, are waited for", partition.topic, partition.index, damage.first_offset, damage.end_offset,
+                unheard,
+            )  # fmt: skip
+        return self._now_s() < until_s
 
     def _candidates(self, partition: Partition) -> set[int]:
         """Of whom the controller elects one: who else is in sync, else who is eligible (KIP-966)."""
@@ -80,7 +120,8 @@ class DamagedLeaders:
         if assigned is None:
             return set()
         others_in_sync = {each for each in assigned.isr if each != self._node_id}
-        return others_in_sync or {each for each in assigned.elr if each != self._node_id}
+        eligible = others_in_sync or {each for each in assigned.elr if each != self._node_id}
+        return {each for each in eligible if not self._is_dead(each)}
 
     def _standing(self, partition: Partition) -> _Standing | None:
         """None where this replica does not lead, or knows another state of the partition than the metadata."""
@@ -93,18 +134,21 @@ class DamagedLeaders:
         epochs = tuple(brokers[each].epoch if each in brokers else -1 for each in assigned.replicas)
         return _Standing(assigned.leader_epoch, assigned.partition_epoch, epochs)
 
-    async def _ends_before(self, partition: Partition, source: int, damage: DamagedRange, *, must_reach: bool) -> bool:
-        """Whether a replica's log ends at the damage, or before it unless it `must_reach` that far.
+    async def _ends_before(
+        self, partition: Partition, source: int, damage: DamagedRange, *, must_reach: bool
+    ) -> bool | None:
+        """Whether a replica's log ends at the damage, or before it unless it `must_reach` that far. None: no answer.
 
         One that may lead is waited for until it has copied what lies before the damage: that much less goes.
         """
+        ends_before: bool | None = None
         try:
             records = await self._replicas.fetch(partition, source, damage.first_offset, up_to_log_end=True)
         except KafkaError as error:
             ends_before = error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not must_reach
             reason = error.code.name
         except PeerUnreachable as error:
-            ends_before, reason = False, str(error)
+            reason = str(error)
         else:
             ends_before, reason = not records, "it has records there"
         if not ends_before:

@@ -82,7 +82,7 @@ class Repairs:
         self._node_id = node_id
         self._partitions = partitions
         self._image = image
-        self._damaged_leaders = DamagedLeaders(node_id, self, image)
+        self._damaged_leaders = DamagedLeaders(node_id, self, image, loop.time)
         self._endpoint_of = endpoint_of
         self._exchange = exchange
         self._loop = loop
@@ -203,6 +203,7 @@ class Repairs:
             self._gaps.pop(partition, None)
             self._lost = {each for each in self._lost if each[0] is not partition}
             self._known.pop(partition, None)
+            self._damaged_leaders.forget(partition)
             return True
         try:
             gap = self._gaps.pop(partition, None)
@@ -216,7 +217,10 @@ class Repairs:
             self._partitions.refusal(partition, error)
             return False
         self._count(partition)
-        return not partition.log.damaged_ranges() or not self.others(partition)
+        if not partition.log.damaged_ranges():
+            self._damaged_leaders.forget(partition)
+            return True
+        return not self.others(partition)
 
     async def _repair_range(self, partition: Partition, segment: Segment, damage: DamagedRange) -> None:
         log = partition.log
