@@ -1,4 +1,4 @@
-"""The half of a node that serves topics: partitions, their replication, the group coordinator, the registration.
+"""The half of a node that serves topics: partitions, their replication, the coordinators, the registration.
 
 A node without the broker role has none of it. It follows the images that the metadata half publishes. Put together by
 `node.py`. Invariant: nothing is led, followed or answered before the logs are open and the first image is applied.
@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING
 from tidelog.broker.cluster.cluster_view import broker_endpoint
 from tidelog.broker.cluster.lifecycle import BrokerLifecycle, LifecycleSettings
 from tidelog.broker.cluster.lost_brokers import PROBE_MS_MAX, LostBrokers
+from tidelog.broker.cluster.producer_ids import ProducerIdManager, controller_blocks
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
 from tidelog.broker.coordinators.group_ports import GroupPorts
 from tidelog.broker.coordinators.marker_writer import MarkerWriter
+from tidelog.broker.coordinators.transaction.config import TransactionCoordinatorConfig
+from tidelog.broker.coordinators.transaction.service import TOPIC as TRANSACTIONS_TOPIC
+from tidelog.broker.coordinators.transaction.service import TransactionCoordinatorService
 from tidelog.broker.coordinators.transaction_markers import TransactionMarkers
-from tidelog.broker.coordinators.transaction_verifier import CoordinatorVerifier, LocalCoordinator, NoCoordinators
+from tidelog.broker.coordinators.transaction_verifier import CoordinatorVerifier
 from tidelog.broker.metadata_wiring import broker_registration
 from tidelog.broker.replicas.directory_assignments import DirectoryAssignments
 from tidelog.broker.replicas.hosting import Hosting
@@ -35,7 +39,7 @@ from tidelog.broker.replicas.scrubber import Scrubber
 from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
 from tidelog.broker.replicas.upkeep import Upkeep
 from tidelog.protocol.uuids import uuid_to_text
-from tidelog.replication.controller.metadata.image import METADATA_VERSION
+from tidelog.replication.controller.metadata.image import METADATA_VERSION, TRANSACTION_VERSION
 from tidelog.replication.controller.metadata.image_delta import everything
 from tidelog.replication.controller.metadata.record_codec import CORDONED_VERSION
 from tidelog.replication.fetcher import ReplicaFetchers
@@ -135,6 +139,7 @@ class BrokerSide:
         self._make_caretakers()
         self.transaction_timeout_ms_max = config.integer("transaction.max.timeout.ms")
         self.groups = self._make_groups()
+        self.producer_ids = ProducerIdManager(controller_blocks(channel, config.node_id, self._broker_epoch))
         self._make_transactions()
 
     def _make_caretakers(self) -> None:
@@ -185,7 +190,7 @@ class BrokerSide:
             GroupCoordinatorConfig.from_node(self._config.integer),
             GroupPorts(OFFSETS_TOPIC, self.partitions, self._loop, self._ports.clock_ms),
             self._ports.rng,
-            self._offsets_partition_count,
+            lambda: self._partition_count(OFFSETS_TOPIC, "offsets.topic.num.partitions"),
         )
 
     def _make_transactions(self) -> None:
@@ -197,7 +202,14 @@ class BrokerSide:
             config.node_id, self.markers, lambda: self._metadata.image, self._endpoint_of, self._channels.exchange,
             loop, ports.rng, request_timeout_ms=timeout_ms,
         )  # fmt: skip
-        self.transactions: LocalCoordinator = NoCoordinators()
+        self.transactions = TransactionCoordinatorService(
+            TransactionCoordinatorConfig.from_node(config.integer),
+            GroupPorts(TRANSACTIONS_TOPIC, self.partitions, loop, ports.clock_ms),
+            self.marker_sender,
+            lambda: self._partition_count(TRANSACTIONS_TOPIC, "transaction.state.log.num.partitions"),
+            lambda: self._metadata.image.feature_level(TRANSACTION_VERSION),
+            self.producer_ids.take,
+        )
         self.verifier = CoordinatorVerifier(
             config.node_id, lambda: self.transactions, lambda: self._metadata.image, self._endpoint_of,
             self._channels.exchange, loop, request_timeout_ms=timeout_ms,
@@ -330,22 +342,30 @@ class BrokerSide:
         found = None if broker is None else broker.endpoints.get(self._inter_broker_listener)
         return None if found is None else Endpoint(found.host, found.port)
 
-    def _offsets_partition_count(self) -> int:
-        topic = self._metadata.image.topics_by_name.get(OFFSETS_TOPIC)
-        return len(topic.partitions) if topic else self._config.integer("offsets.topic.num.partitions")
+    def _partition_count(self, topic_name: str, default_key: str) -> int:
+        topic = self._metadata.image.topics_by_name.get(topic_name)
+        return len(topic.partitions) if topic else self._config.integer(default_key)
 
     def _on_role(self, partition: Partition, leads: bool) -> None:
+        coordinators: GroupCoordinatorService | TransactionCoordinatorService
         if partition.topic == OFFSETS_TOPIC:
-            if leads:
-                self.groups.on_partition_elected(partition.index, partition.leader_epoch)
-            else:
-                self.groups.on_partition_resigned(partition.index)
+            coordinators = self.groups
+        elif partition.topic == TRANSACTIONS_TOPIC:
+            coordinators = self.transactions
+        else:
+            return
+        if leads:
+            coordinators.on_partition_elected(partition.index, partition.leader_epoch)
+        else:
+            coordinators.on_partition_resigned(partition.index)
 
     # ------------------------------------------------------------------------------------------------------------- stop
 
     async def close(self) -> None:
         """No more is appended or fetched; what was appended is on its way to the disk."""
         self.groups.close()
+        self.transactions.close()
+        await self.producer_ids.close()
         await self.marker_sender.close()
         await self.verifier.close()
         self.lost_brokers.close()

@@ -200,6 +200,8 @@ class Node:
             directories=self._directories,
             moves=broker.moves if broker else missing("moves"),
             groups=broker.groups if broker else missing("groups"),
+            producer_ids=broker.producer_ids if broker else missing("producer ids"),
+            transactions=broker.transactions if broker else missing("transactions"),
             markers=broker.markers if broker else missing("markers"),
             verifier=broker.verifier if broker else missing("verifier"),
             controller=metadata.controller,

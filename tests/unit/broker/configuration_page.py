@@ -17,7 +17,7 @@ from tidelog.broker.config.node_config import NodeConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 # Named where their defaults for a lone node are, but nothing reads them yet.
-_NOT_YET = ("share.", "transaction.")
+_NOT_YET = ("share.",)
 _AT_RUN_TIME = {CLUSTER_WIDE: "cluster", PER_BROKER: "broker"}
 PAGE = ROOT / "docs" / "configuration.md"
 

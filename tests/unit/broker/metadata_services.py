@@ -14,16 +14,17 @@ from tidelog.broker.apis.dispatch import Dispatcher
 from tidelog.broker.apis.served import CONTROLLER_APIS
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.broker.cluster.producer_ids import ProducerIdManager, controller_blocks
 from tidelog.broker.config.dynamic_config import DynamicConfig
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.metadata_wiring import controller_settings
 from tidelog.broker.network.request import RequestContext
 
 
-class Groups:
-    """Every group lives in partition 3."""
+class Coordinators:
+    """Every group and every transactional id lives in partition 3."""
 
-    def partition_for(self, group_id: str) -> int:
+    def partition_for(self, group_or_id: str) -> int:
         return 3
 
 
@@ -42,6 +43,10 @@ async def running_services(path: Path, options: Mapping[str, str] | None = None)
     channel = ControllerChannel(
         is_local=lambda: True, local=ask_here, leader=lambda: None, exchange=cast(Any, None), loop=loop, rng=rng
     )
+
+    def broker_epoch() -> int:
+        return node.controller.image.brokers[1].epoch
+
     services = Services(
         config=config,
         settings=settings,
@@ -51,11 +56,13 @@ async def running_services(path: Path, options: Mapping[str, str] | None = None)
         image=lambda: node.controller.image,
         partitions=cast(Any, None),
         controller=node.controller,
-        groups=cast(Any, Groups()),
+        groups=cast(Any, Coordinators()),
+        transactions=cast(Any, Coordinators()),
+        producer_ids=ProducerIdManager(controller_blocks(channel, 1, broker_epoch)),
         rng=rng,
         controller_channel=channel,
         raft=node.raft,
-        broker_epoch=lambda: node.controller.image.brokers[1].epoch,
+        broker_epoch=broker_epoch,
     )
     dispatcher = Dispatcher(services, CONTROLLER_APIS)
     yield services

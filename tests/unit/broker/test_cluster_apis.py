@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,7 @@ async def test_versions_are_what_is_served(services, version):
         supported = [
             ("metadata.version", 7, 30),
             ("eligible.leader.replicas.version", 0, 1),
+            ("transaction.version", 0, 2),
             ("kraft.version", 0, 1),
         ]
         assert [(f.name, f.min_version, f.max_version) for f in response.supported_features] == (
@@ -43,14 +45,15 @@ async def test_versions_are_what_is_served(services, version):
         assert {f.name: f.max_version_level for f in response.finalized_features} == {
             "metadata.version": 30,
             "eligible.leader.replicas.version": 1,
+            "transaction.version": 2,
         }
         assert response.finalized_features_epoch == services.image().offset
 
 
 async def test_features_that_are_not_served_are_not_finalized(services):
-    services.image().features["transaction.version"] = 2
+    services.image().features["group.version"] = 1
     response = api_versions.handle(services, context(4), software())
-    assert "transaction.version" not in [f.name for f in response.finalized_features]
+    assert "group.version" not in [f.name for f in response.finalized_features]
 
 
 @pytest.mark.parametrize(("name", "version"), [("", "1"), ("x y", "1"), ("x", "-1"), ("x", "")])
@@ -118,11 +121,25 @@ async def test_many_groups_at_once(services, version):
 
 
 @pytest.mark.parametrize("version", range(1, 7))
-@pytest.mark.parametrize(("kind", "code"), [(1, 53), (2, 42), (9, 42)])
-async def test_other_coordinators_are_not_there(services, version, kind, code):
-    (found,) = await find(services, version, kind=kind)
-    assert (found.error_code, found.node_id, found.port) == (code, -1, -1)
-    assert ("transactions are not served" in (found.error_message or "")) == (kind == 1)
+async def test_the_topic_of_transactions_is_created_on_the_way_to_their_coordinator(services, version):
+    for _ in range(2):
+        (found,) = await find(services, version, kind=1)
+        assert (found.error_code, found.node_id, found.host, found.port) == (0, 1, "host", 9001)
+    (topic,) = services.image().topics_by_name.values()
+    assert (topic.name, len(topic.partitions)) == ("__transaction_state", 50)
+    assert services.image().topic_config(topic.name) == {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "min.insync.replicas": "1",
+        "segment.bytes": "104857600",
+        "unclean.leader.election.enable": "false",
+    }
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+async def test_other_coordinators_are_not_there(services, version):
+    (found,) = await find(services, version, kind=9)
+    assert (found.error_code, found.node_id, found.port) == (ErrorCode.INVALID_REQUEST, -1, -1)
     assert not services.image().topics_by_name
 
 
@@ -154,7 +171,7 @@ async def test_an_id_a_producer_had_is_not_kept_without_a_transaction(services):
     request = InitProducerIdRequest(
         transactional_id=None, transaction_timeout_ms=1000, producer_id=700, producer_epoch=4
     )
-    answer = await init_producer_id.handle(services, context(5), request)
+    answer: Any = await init_producer_id.handle(services, context(5), request)
     assert (answer.producer_id, answer.producer_epoch) == (0, 0)
 
 
@@ -163,8 +180,6 @@ async def test_an_id_a_producer_had_is_not_kept_without_a_transaction(services):
     [
         ({"producer_id": 5}, ErrorCode.INVALID_REQUEST),
         ({"producer_epoch": 5}, ErrorCode.INVALID_REQUEST),
-        ({"transactional_id": ""}, ErrorCode.INVALID_REQUEST),
-        ({"transactional_id": "tx"}, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     ],
 )
 async def test_what_cannot_be_had_is_refused(services, fields, code):

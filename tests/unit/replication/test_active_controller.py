@@ -31,7 +31,7 @@ async def new_topic(member, name="t", *assignments, **configs):
 async def test_a_new_cluster_gets_its_features_and_its_controller():
     _, member, brokers = await cluster([1])
     image = member.controller.image
-    assert image.features == {"metadata.version": 30, "eligible.leader.replicas.version": 1}
+    assert image.features == {"metadata.version": 30, "eligible.leader.replicas.version": 1, "transaction.version": 2}
     assert list(image.controllers) == [100]
     assert image.brokers[1].is_active
     assert image.brokers[1].epoch == brokers[1].epoch

@@ -53,6 +53,13 @@ from tidelog.broker.apis.topics import (
     incremental_alter_configs,
     list_config_resources,
 )
+from tidelog.broker.apis.transactions import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    describe_transactions,
+    end_txn,
+    list_transactions,
+)
 
 # A module with REQUEST, handle() and refuse(), or a row that has them.
 Api = ModuleType | DelegatedApi[Any]
@@ -72,6 +79,8 @@ FORWARDED: Final = frozenset(api.REQUEST.API_KEY for api in _FORWARDED_APIS)
 
 BROKER_APIS: Final[tuple[Api, ...]] = (
     *_FORWARDED_APIS,
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_replica_log_dirs,
     api_versions,
     delete_groups,
@@ -82,6 +91,8 @@ BROKER_APIS: Final[tuple[Api, ...]] = (
     describe_log_dirs,
     describe_producers,
     describe_topic_partitions,
+    describe_transactions,
+    end_txn,
     find_coordinator,
     heartbeat,
     init_producer_id,
@@ -90,6 +101,7 @@ BROKER_APIS: Final[tuple[Api, ...]] = (
     list_config_resources,
     list_groups,
     list_offsets,
+    list_transactions,
     metadata,
     offset_commit,
     offset_delete,

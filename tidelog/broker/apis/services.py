@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.cluster.heartbeats import HeartbeatConnections
 from tidelog.broker.cluster.lost_brokers import LostBrokers
-from tidelog.broker.cluster.producer_ids import ProducerIdManager
 from tidelog.broker.cluster.topic_creation import TopicCreator
 from tidelog.broker.network.counters import RequestCounters
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
-from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
-from tidelog.replication.controller.decisions.state import ProducerIdBlock
 
 if TYPE_CHECKING:
     import random
 
     from tidelog.broker.cluster.controller_channel import ControllerChannel
+    from tidelog.broker.cluster.producer_ids import ProducerIdManager
     from tidelog.broker.config.dynamic_config import DynamicConfig
     from tidelog.broker.config.node_config import NodeConfig
     from tidelog.broker.coordinators.group.service import GroupCoordinatorService
@@ -73,6 +70,7 @@ class Services:
     raft: RaftNode
     broker_epoch: Callable[[], int]
     # Of nodes with the broker role; what a controller alone serves asks for none of them.
+    producer_ids: ProducerIdManager = field(default_factory=lambda: missing("producer ids"))
     transactions: TransactionCoordinatorService = field(default_factory=lambda: missing("transactions"))
     directories: LogDirectories = field(default_factory=lambda: missing("directories"))
     moves: ReplicaMoves = field(default_factory=lambda: missing("moves"))
@@ -83,12 +81,10 @@ class Services:
     inspections: Inspections = field(default_factory=lambda: missing("inspections"))
     turns: FairScheduler = field(default_factory=lambda: FairScheduler(asyncio.get_running_loop().call_soon))
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
-    producer_ids: ProducerIdManager = field(init=False)
     topic_creation: TopicCreator = field(init=False)
     heartbeats: HeartbeatConnections = field(init=False)
 
     def __post_init__(self) -> None:
-        self.producer_ids = ProducerIdManager(self._allocate_producer_ids)
         self.topic_creation = TopicCreator(self.config, self.controller_channel)
         self.heartbeats = HeartbeatConnections(self._broker_connection_lost)
 
@@ -99,10 +95,3 @@ class Services:
     def _broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
         if self.controller is not None:
             self.controller.broker_connection_lost(broker_id, broker_epoch)
-
-    async def _allocate_producer_ids(self) -> ProducerIdBlock:
-        request = AllocateProducerIdsRequest(broker_id=self.node_id, broker_epoch=self.broker_epoch())
-        response = await self.controller_channel.call(request, 0)
-        if response.error_code:
-            raise KafkaError(ErrorCode(response.error_code))
-        return ProducerIdBlock(response.producer_id_start, response.producer_id_len)

@@ -11,12 +11,29 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
+from tidelog.replication.controller.decisions.state import ProducerIdBlock
 
 if TYPE_CHECKING:
-    from tidelog.replication.controller.decisions.state import ProducerIdBlock
+    from tidelog.broker.cluster.controller_channel import ControllerChannel
 
 logger = logging.getLogger("tidelog.transactions")
+
+
+def controller_blocks(
+    channel: ControllerChannel, node_id: int, broker_epoch: Callable[[], int]
+) -> Callable[[], Awaitable[ProducerIdBlock]]:
+    """The blocks of ids that the controller allocates to this broker."""
+
+    async def allocate() -> ProducerIdBlock:
+        request = AllocateProducerIdsRequest(broker_id=node_id, broker_epoch=broker_epoch())
+        response = await channel.call(request, 0)
+        if response.error_code:
+            raise KafkaError(ErrorCode(response.error_code))
+        return ProducerIdBlock(response.producer_id_start, response.producer_id_len)
+
+    return allocate
 
 
 class ProducerIdManager:

@@ -1,5 +1,4 @@
-"""Automatic creation of topics: unknown names in Metadata requests, and the group coordinator's
-topic.
+"""Automatic creation of topics: unknown names in Metadata requests, and the coordinators' topics.
 
 Invariant: one creation per name is under way at a time, and the number of creations is bounded. The
 topics of one request are created together. An internal topic gets Kafka's settings
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.topics")
 
 GROUP_TOPIC = "__consumer_offsets"
+TRANSACTION_TOPIC = "__transaction_state"
 CREATIONS_MAX = 100
 # The log line of a creation has at most this many names.
 LOGGED_NAMES_MAX = 20
@@ -91,6 +91,19 @@ class TopicCreator:
                     ("cleanup.policy", "compact"),
                     ("compression.type", "producer"),
                     ("segment.bytes", str(config.integer("offsets.topic.segment.bytes"))),
+                ),
+            )
+        if name == TRANSACTION_TOPIC:
+            return NewTopic(
+                name,
+                config.integer("transaction.state.log.num.partitions"),
+                config.integer("transaction.state.log.replication.factor"),
+                configs=(
+                    ("cleanup.policy", "compact"),
+                    ("compression.type", "uncompressed"),
+                    ("min.insync.replicas", str(config.integer("transaction.state.log.min.isr"))),
+                    ("segment.bytes", str(config.integer("transaction.state.log.segment.bytes"))),
+                    ("unclean.leader.election.enable", "false"),
                 ),
             )
         # This broker's own defaults: the controller, which may be another node, has defaults of its

@@ -31,7 +31,6 @@ _PREFIXES: Final = (
     "sasl.",
     "share.",
     "ssl.",
-    "transaction",
 )
 _NAMES: Final = frozenset(
     """
@@ -54,7 +53,9 @@ _NAMES: Final = frozenset(
     queued.max.requests quota.window.num quota.window.size.seconds replica.socket.receive.buffer.bytes
     replication.quota.window.num replication.quota.window.size.seconds security.providers
     server.max.startup.time.ms socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
-    socket.listen.backlog.size telemetry.max.bytes unstable.api.versions.enable unstable.feature.versions.enable
+    socket.listen.backlog.size telemetry.max.bytes
+    transaction.state.log.load.buffer.size transaction.two.phase.commit.enable
+    unstable.api.versions.enable unstable.feature.versions.enable
     """.split()
 )
 _SECURITY_PREFIXES: Final = ("delegation.token.", "sasl.", "ssl.")
@@ -70,7 +71,7 @@ _SECURITY: Final = frozenset(
     }
 )
 # Sizes of topics that are not there yet: every configuration of a small cluster has them.
-_EXPECTED: Final = ("transaction.state.log.", "share.coordinator.state.topic.")
+_EXPECTED: Final = ("share.coordinator.state.topic.",)
 
 
 def has_effect(name: str) -> bool:

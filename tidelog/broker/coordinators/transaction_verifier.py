@@ -60,19 +60,6 @@ class LocalCoordinator(Protocol):
     ) -> Errors | Deferred: ...
 
 
-class NoCoordinators:
-    """A node that has no transaction coordinators."""
-
-    def partition_for(self, transactional_id: str) -> int:
-        return -1
-
-    def add_partitions(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Collection[TopicPartition], *,
-        verify_only: bool, transaction_version: int,
-    ) -> Errors:  # fmt: skip
-        return dict.fromkeys(partitions, ErrorCode.NOT_COORDINATOR)
-
-
 class _Question:
     __slots__ = ("adds", "answer", "deadline_s", "partitions", "producer_epoch", "producer_id", "retry_ms", "txn_id")
 

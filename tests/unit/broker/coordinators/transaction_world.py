@@ -74,7 +74,8 @@ class TransactionWorld:
         return next(self._producer_ids) if self.has_producer_ids else None
 
     def restart(self) -> None:
-        """Another coordinator loads the log; what is not committed is lost, or committed, with the log's end."""
+        """Another coordinator loads the log, all of which is committed by then."""
+        self.service.close()
         self.ports._timers.clear()
         self.ports._waiting.clear()
         for partition in range(self.partitions):

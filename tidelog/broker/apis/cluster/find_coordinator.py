@@ -1,8 +1,8 @@
-"""FindCoordinator (key 10, versions 0-6): the broker that coordinates a group; from version 4 on for many keys at once.
+"""FindCoordinator (key 10, versions 0-6): the broker that coordinates a group or a transactional id; from version 4
+on for many keys at once.
 
-`__consumer_offsets` is created on demand. Deviation: the answer waits for that creation, where Kafka answers
-COORDINATOR_NOT_AVAILABLE and lets the client ask again. Transactions and share groups have no coordinator here yet: a
-transactional id is refused in a way that every stock client takes as final (`NO_TRANSACTIONS`).
+`__consumer_offsets` and `__transaction_state` are created on demand. Deviation: the answer waits for that creation,
+where Kafka answers COORDINATOR_NOT_AVAILABLE and lets the client ask again. Share groups have no coordinator here yet.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from tidelog.broker.apis.records.init_producer_id import NO_TRANSACTIONS
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import broker_endpoint
-from tidelog.broker.cluster.topic_creation import GROUP_TOPIC
+from tidelog.broker.cluster.topic_creation import GROUP_TOPIC, TRANSACTION_TOPIC
 from tidelog.broker.network.request import RequestContext
 from tidelog.broker.scheduling.pieces import Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -25,6 +24,7 @@ IN_PIECES = Arrays("coordinator_keys", "coordinators")
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
 MANY_KEYS_FROM = 4
+TOPICS = {GROUP_KEY: GROUP_TOPIC, TRANSACTION_KEY: TRANSACTION_TOPIC}
 
 _MESSAGES = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): "The coordinator is not available."}
 
@@ -32,18 +32,19 @@ _MESSAGES = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): "The coordinator is not a
 def handle(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse | Coroutine[Any, Any, FindCoordinatorResponse]:
-    if request.key_type == GROUP_KEY and GROUP_TOPIC not in services.image().topics_by_name:
-        return _after_creation(services, context, request)
+    topic = TOPICS.get(request.key_type)
+    if topic is not None and topic not in services.image().topics_by_name:
+        return _after_creation(services, context, request, topic)
     return _answer(services, context, request)
 
 
 async def _after_creation(
-    services: Services, context: RequestContext, request: FindCoordinatorRequest
+    services: Services, context: RequestContext, request: FindCoordinatorRequest, topic: str
 ) -> FindCoordinatorResponse:
     try:
-        await services.topic_creation.ensure(GROUP_TOPIC)
+        await services.topic_creation.ensure(topic)
     except KafkaError:
-        pass  # logged there; the client is told below that there is no coordinator
+        pass  # logged there; the answer says that there is no coordinator
     return _answer(services, context, request)
 
 
@@ -62,12 +63,12 @@ def _answer(services: Services, context: RequestContext, request: FindCoordinato
 
 
 def _find(services: Services, context: RequestContext, key_type: int, key: str) -> Coordinator:
-    if key_type == TRANSACTION_KEY:
-        return _nobody(key, NO_TRANSACTIONS.code, NO_TRANSACTIONS.message)
-    if key_type != GROUP_KEY:
+    topic = TOPICS.get(key_type)
+    if topic is None:
         return _nobody(key, ErrorCode.INVALID_REQUEST)
     image = services.image()
-    partition = image.partition(GROUP_TOPIC, services.groups.partition_for(key))
+    coordinator = services.groups if key_type == GROUP_KEY else services.transactions
+    partition = image.partition(topic, coordinator.partition_for(key))
     if partition is None:
         return _nobody(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     endpoint = broker_endpoint(image, partition.leader, context.listener_name)
@@ -76,8 +77,8 @@ def _find(services: Services, context: RequestContext, key_type: int, key: str) 
     return Coordinator(key=key, node_id=partition.leader, host=endpoint.host, port=endpoint.port)
 
 
-def _nobody(key: str, error: ErrorCode, message: str | None = None) -> Coordinator:
-    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)
+def _nobody(key: str, error: ErrorCode) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=None)
 
 
 def refuse(request: FindCoordinatorRequest, error: KafkaError, version: int) -> FindCoordinatorResponse:

@@ -1,33 +1,44 @@
-"""InitProducerId (key 22, versions 0-5): a producer id and epoch for an idempotent producer.
+"""InitProducerId (key 22, versions 0-5): a producer id and epoch for an idempotent or transactional producer.
 
-Without a transactional id every call gets a new id with epoch 0, whatever id it had, as in Kafka. Deviation:
-transactional producers are refused for good (`NO_TRANSACTIONS`), since no transaction coordinator is served yet.
+Without a transactional id every call gets a new id with epoch 0, whatever id it had, as in Kafka. With one the
+transaction coordinator answers: it fences the former producer of the id, and first ends its open transaction, which
+the client waits for (CONCURRENT_TRANSACTIONS). Before version 4 the error PRODUCER_FENCED is INVALID_PRODUCER_EPOCH.
 """
 
 from __future__ import annotations
 
 from tidelog.broker.apis.services import Services
-from tidelog.broker.network.request import RequestContext
+from tidelog.broker.apis.transactions.answers import error_for_version, mapped
+from tidelog.broker.coordinators.transaction.transitions import NO_IDENTITY, ProducerIdentity
+from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 REQUEST = InitProducerIdRequest
 
-NO_TRANSACTIONS = KafkaError(
-    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    "transactions are not served by this broker; use no transactional.id",
-)
-"""The one code that Java, librdkafka, aiokafka and kafka-python all take as fatal at once: librdkafka asks for a
-coordinator again after any other but CLUSTER_AUTHORIZATION_FAILED, until its caller runs out of time."""
+PRODUCER_FENCED_FROM = 4
 
 
-async def handle(services: Services, context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    if (request.producer_id == -1) != (request.producer_epoch == -1) or request.transactional_id == "":
+async def handle(
+    services: Services, context: RequestContext, request: InitProducerIdRequest
+) -> InitProducerIdResponse | Deferred:
+    if (request.producer_id == -1) != (request.producer_epoch == -1):
         raise KafkaError(ErrorCode.INVALID_REQUEST)
-    if request.transactional_id is not None:
-        raise NO_TRANSACTIONS
-    return InitProducerIdResponse(producer_id=await services.producer_ids.next(), producer_epoch=0)
+    if request.transactional_id is None:
+        return _response(ProducerIdentity(await services.producer_ids.next(), 0))
+    if services.producer_ids.is_empty:
+        await services.producer_ids.fill()  # the coordinator may need one, and cannot wait
+    present = ProducerIdentity(request.producer_id, request.producer_epoch)
+    answer = services.transactions.initialize(
+        request.transactional_id, request.transaction_timeout_ms, None if present == NO_IDENTITY else present
+    )
+    return mapped(answer, _response)
+
+
+def _response(identity: ProducerIdentity) -> InitProducerIdResponse:
+    return InitProducerIdResponse(producer_id=identity.producer_id, producer_epoch=identity.epoch)
 
 
 def refuse(request: InitProducerIdRequest, error: KafkaError, version: int) -> InitProducerIdResponse:
-    return InitProducerIdResponse(error_code=error.code, producer_id=-1, producer_epoch=-1)
+    code = error_for_version(error.code, version, PRODUCER_FENCED_FROM)
+    return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.replication.controller.metadata.image import ELR_FEATURE, METADATA_VERSION
+from tidelog.replication.controller.metadata.image import ELR_FEATURE, METADATA_VERSION, TRANSACTION_VERSION
 from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, LOWEST_METADATA_VERSION
 
 # The lowest and the highest level. Features with unserved protocols are not listed, so that no
@@ -10,6 +10,11 @@ from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA
 SUPPORTED_FEATURES: dict[str, tuple[int, int]] = {
     METADATA_VERSION: (LOWEST_METADATA_VERSION, LATEST_METADATA_VERSION),
     ELR_FEATURE: (0, 1),
+    TRANSACTION_VERSION: (0, 2),
     "kraft.version": (0, 1),  # the quorum finalizes it in its control records
 }
-NEW_CLUSTER_FEATURES: dict[str, int] = {METADATA_VERSION: LATEST_METADATA_VERSION, ELR_FEATURE: 1}
+NEW_CLUSTER_FEATURES: dict[str, int] = {
+    METADATA_VERSION: LATEST_METADATA_VERSION,
+    ELR_FEATURE: 1,
+    TRANSACTION_VERSION: 2,
+}

@@ -26,6 +26,7 @@ GROUP_RESOURCE = 32
 
 METADATA_VERSION = "metadata.version"
 ELR_FEATURE = "eligible.leader.replicas.version"
+TRANSACTION_VERSION = "transaction.version"  # 2: each transaction has an epoch of its own (KIP-890)
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 

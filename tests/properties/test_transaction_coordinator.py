@@ -1,0 +1,142 @@
+"""Random histories of the transaction coordinator, and mistakes planted in it, each of which must be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.properties.transaction_history import History
+from tidelog.broker.coordinators.transaction import coordinator, records, transitions
+from tidelog.broker.coordinators.transaction.coordinator import TransactionalId, TransactionCoordinator
+from tidelog.broker.coordinators.transaction.states import TransactionState
+from tidelog.broker.coordinators.transaction.transitions import TransactionMetadata
+from tidelog.protocol.errors import ErrorCode
+
+STEPS = 120
+SEEDS_OF_A_MISTAKE = 60
+
+
+def run_histories(seeds: range, version: int) -> None:
+    for seed in seeds:
+        History(seed, version).run(STEPS)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("chunk", range(4))
+def test_what_must_hold_in_every_history(version: int, chunk: int):
+    run_histories(range(chunk * 10, chunk * 10 + 10), version)
+
+
+def _adopt_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = TransactionCoordinator._begin
+
+    def hasty(self: Any, transactional_id: str, metadata: TransactionMetadata, *others: Any) -> None:
+        begin(self, transactional_id, metadata, *others)
+        if transactional_id in self.ids and self.ids[transactional_id].metadata is not None:
+            self.ids[transactional_id].metadata = metadata
+
+    monkeypatch.setattr(TransactionCoordinator, "_begin", hasty)
+
+
+def _complete_after_the_first_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_marked = TransactionCoordinator.on_marked
+
+    def careless(self: Any, transactional_id: str, producer: Any, partitions: Any, now: Any) -> Any:
+        return on_marked(self, transactional_id, producer, frozenset([("t", 0), ("t", 1), ("u", 0)]), now)
+
+    monkeypatch.setattr(TransactionCoordinator, "on_marked", careless)
+
+
+def _allow_two_transitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionalId, "is_busy", property(lambda self: False))
+
+
+def _fence_without_a_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fence(current: TransactionMetadata, *others: Any) -> TransactionMetadata:
+        return current._replace(state=TransactionState.PREPARE_ABORT, client_version=0)
+
+    monkeypatch.setattr(transitions, "fence_and_abort", fence)
+
+
+def _forget_prepared_transactions_in_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_loaded = TransactionCoordinator.on_loaded
+
+    def forgetful(self: Any, now: Any) -> Any:
+        self._to_mark.clear()
+        return on_loaded(self, now)
+
+    monkeypatch.setattr(TransactionCoordinator, "on_loaded", forgetful)
+
+
+def _forget_late_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def next_deadline_ms(self: Any) -> int | None:
+        deadline_ms: int | None = self._timers.next_deadline_ms()
+        return deadline_ms
+
+    monkeypatch.setattr(TransactionCoordinator, "next_deadline_ms", next_deadline_ms)
+    monkeypatch.setattr(TransactionCoordinator, "on_deadline", _without_markers(TransactionCoordinator.on_deadline))
+
+
+def _without_markers(on_deadline: Callable[..., Any]) -> Callable[..., Any]:
+    def careless(self: Any, now: Any) -> Any:
+        kept, self._to_mark = self._to_mark, {}
+        outcome = on_deadline(self, now)
+        self._to_mark = kept
+        return outcome
+
+    return careless
+
+
+def _give_up_a_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "COMPLETION_RETRY_MS", 10**12)
+
+
+def _store_no_next_producer_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = records.encode
+
+    def lossy(record: Any, version: int) -> Any:
+        metadata = record.metadata
+        return encode(record._replace(metadata=metadata and metadata._replace(next_producer_id=-1)), version)
+
+    monkeypatch.setattr(records, "encode", lossy)
+
+
+def _take_the_epoch_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "EXHAUSTED_EPOCH", 32_767)
+
+
+def _release_an_id_whose_record_may_be_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_failed = TransactionCoordinator.on_failed
+    monkeypatch.setattr(
+        TransactionCoordinator,
+        "on_failed",
+        lambda self, context, error, in_log, now: on_failed(self, context, error, False, now),
+    )
+
+
+def _accept_any_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "_identity_error", lambda current, producer: ErrorCode.NONE)
+
+
+MISTAKES = [
+    _accept_any_epoch,
+    _adopt_before_the_commit,
+    _allow_two_transitions,
+    _complete_after_the_first_marker,
+    _fence_without_a_new_epoch,
+    _forget_late_commits,
+    _forget_prepared_transactions_in_a_load,
+    _give_up_a_completion,
+    _release_an_id_whose_record_may_be_committed,
+    _store_no_next_producer_id,
+    _take_the_epoch_beyond_the_limit,
+]
+
+
+@pytest.mark.parametrize("plant", MISTAKES)
+def test_a_planted_mistake_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError)):
+        run_histories(range(SEEDS_OF_A_MISTAKE), 2)

@@ -1,0 +1,66 @@
+"""Patterns of transactional ids: which are accepted, and that none of those takes long."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.broker.coordinators.transaction.patterns import ID_LENGTH_MAX, PATTERN_LENGTH_MAX, IdPattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("tx-.*", "tx-7", "my-tx-7"),
+        (".*tx.*", "my-tx-7", "my-7"),
+        ("(orders|payments)-[0-9]+", "payments-12", "invoices-12"),
+        ("orders-(0|1)", "orders-1", "orders-2"),
+        ("a{3}b{2}c{1}d?", "aaabbc", "aabbc"),
+        ("(ab)*", "abab", "aba"),
+        ("[^-]+-x", "abc-x", "-x"),
+        ("^a$", "a", "aa"),
+        ("a*?b+", "aab", "aa"),
+        (r"\w+\.x", "a.x", "a-x"),
+    ],
+)
+def test_a_pattern_matches_the_whole_id(pattern: str, matching: str, other: str):
+    assert IdPattern(pattern).matches(matching)
+    assert not IdPattern(pattern).matches(other)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+b", "(a|a)*b", "(a|ab)*c", "((a*)b?)*c", r"(a)\1", "(?=a)a", "(?<!a)b", "(?(1)a|b)", ".*a.*b.*",
+        "(a?){20}b", "[", "a**", "(", "\\", "a" * (PATTERN_LENGTH_MAX + 1), "(" * 900, "a{99999999999}", "*",
+    ],
+)  # fmt: skip
+def test_a_pattern_that_is_malformed_or_has_no_bound_is_refused(pattern: str):
+    with pytest.raises(ValueError, match=r".+"):
+        IdPattern(pattern)
+
+
+def test_an_id_that_is_very_long_does_not_match():
+    assert IdPattern("a*").matches("a" * ID_LENGTH_MAX)
+    assert not IdPattern("a*").matches("a" * (ID_LENGTH_MAX + 1))
+
+
+@pytest.mark.parametrize("pattern", [".*a.*b", "(a*)(a*)b", "a*?a*?b", "(x|a*a*|y)b", "(aa)*a*b"])
+def test_the_worst_of_the_accepted_patterns_takes_milliseconds(pattern: str):
+    compiled = IdPattern(pattern)
+    began_s = time.process_time()
+    assert not compiled.matches("a" * ID_LENGTH_MAX)
+    assert time.process_time() - began_s < 1, "far below what a pattern without a bound takes"
+
+
+@given(st.text("ab(|)*+?[]{},12.^$\\", max_size=12), st.text("ab12", max_size=12))
+def test_an_accepted_pattern_means_what_it_means_to_python(pattern: str, transactional_id: str):
+    try:
+        compiled = IdPattern(pattern)
+    except ValueError:
+        return
+    assert compiled.matches(transactional_id) == (re.fullmatch(pattern, transactional_id) is not None)

@@ -1,0 +1,65 @@
+"""DescribeTransactions (key 65, version 0): the state of transactional ids (KIP-664).
+
+Each id is answered by the coordinator of its partition; one that is elsewhere or loads carries that
+error. A prepared transaction shows the partitions that still lack its marker.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.apis.repeats import check_repeats
+from tidelog.broker.apis.services import Services
+from tidelog.broker.coordinators.transaction.states import STATE_NAMES
+from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.pieces import Arrays
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    DescribeTransactionsResponseTopicData,
+    DescribeTransactionsResponseTransactionState,
+)
+
+REQUEST = DescribeTransactionsRequest
+IN_PIECES = Arrays("transactional_ids", "transaction_states")
+
+
+def check(request: DescribeTransactionsRequest) -> None:
+    check_repeats(request.transactional_ids)
+
+
+def handle(
+    services: Services, context: RequestContext, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    check(request)
+    return DescribeTransactionsResponse(
+        transaction_states=[_described(services, transactional_id) for transactional_id in request.transactional_ids]
+    )
+
+
+def _described(services: Services, transactional_id: str) -> DescribeTransactionsResponseTransactionState:
+    try:
+        metadata = services.transactions.describe(transactional_id)
+    except KafkaError as error:
+        return _refused(transactional_id, error)
+    topics: dict[str, DescribeTransactionsResponseTopicData] = {}
+    for topic, partition in sorted(metadata.partitions):
+        topics.setdefault(topic, DescribeTransactionsResponseTopicData(topic=topic)).partitions.append(partition)
+    return DescribeTransactionsResponseTransactionState(
+        transactional_id=transactional_id,
+        transaction_state=STATE_NAMES[metadata.state],
+        transaction_timeout_ms=metadata.timeout_ms,
+        transaction_start_time_ms=metadata.start_ms,
+        producer_id=metadata.producer_id,
+        producer_epoch=metadata.producer_epoch,
+        topics=list(topics.values()),
+    )
+
+
+def _refused(transactional_id: str, error: KafkaError) -> DescribeTransactionsResponseTransactionState:
+    return DescribeTransactionsResponseTransactionState(error_code=error.code, transactional_id=transactional_id)
+
+
+def refuse(request: DescribeTransactionsRequest, error: KafkaError, version: int) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        transaction_states=[_refused(transactional_id, error) for transactional_id in request.transactional_ids]
+    )

@@ -1,0 +1,76 @@
+"""ListTransactions (key 66, versions 0-2): the transactional ids that this broker coordinates.
+
+A client asks all brokers. Version 1 filters by the age of the transaction, 2 by a pattern of the id.
+COORDINATOR_LOAD_IN_PROGRESS for the whole while a partition is being loaded. As in Kafka, an id
+without a transaction counts as older than any duration. Deviation: patterns are those of Python's
+`re` whose matching has a bound (`coordinators/transaction/patterns.py`); others are refused with
+INVALID_REGULAR_EXPRESSION.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidelog.broker.apis.refusals import refusing
+from tidelog.broker.apis.services import Services
+from tidelog.broker.coordinators.transaction.patterns import IdPattern
+from tidelog.broker.coordinators.transaction.states import STATE_NAMES, STATES_BY_NAME
+from tidelog.broker.coordinators.transaction.transitions import TransactionMetadata
+from tidelog.broker.network.request import RequestContext
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    ListTransactionsResponseTransactionState,
+)
+
+REQUEST = ListTransactionsRequest
+refuse = refusing(ListTransactionsResponse)
+
+IDS_PER_TURN = 500
+# Between two turns while a pattern is matched, whose steps for one id are bounded but may be many.
+IDS_PER_TURN_WITH_PATTERN = 20
+
+
+async def handle(
+    services: Services, context: RequestContext, request: ListTransactionsRequest
+) -> ListTransactionsResponse:
+    pattern = _pattern(request.transactional_id_pattern)
+    states = {STATES_BY_NAME[name] for name in request.state_filters if name in STATES_BY_NAME}
+    producer_ids = frozenset(request.producer_id_filters)
+    now_ms = services.clock_ms()
+    response = ListTransactionsResponse(
+        unknown_state_filters=[name for name in dict.fromkeys(request.state_filters) if name not in STATES_BY_NAME]
+    )
+
+    def is_wanted(transactional_id: str, metadata: TransactionMetadata) -> bool:
+        return (
+            (not producer_ids or metadata.producer_id in producer_ids)
+            and (not request.state_filters or metadata.state in states)
+            and (request.duration_filter < 0 or now_ms - metadata.start_ms > request.duration_filter)
+            and (pattern is None or pattern.matches(transactional_id))
+        )
+
+    per_turn = IDS_PER_TURN if pattern is None else IDS_PER_TURN_WITH_PATTERN
+    for number, (transactional_id, metadata) in enumerate(services.transactions.transactions(), 1):
+        if is_wanted(transactional_id, metadata):
+            response.transaction_states.append(
+                ListTransactionsResponseTransactionState(
+                    transactional_id=transactional_id,
+                    producer_id=metadata.producer_id,
+                    transaction_state=STATE_NAMES[metadata.state],
+                )
+            )
+        if number % per_turn == 0:
+            await asyncio.sleep(0)
+    return response
+
+
+def _pattern(text: str | None) -> IdPattern | None:
+    if not text:
+        return None
+    try:
+        return IdPattern(text)
+    except ValueError as error:
+        message = f"Transaction ID pattern `{text}` is not a valid regular expression: {error}."
+        raise KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, message) from None
