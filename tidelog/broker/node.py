@@ -179,6 +179,7 @@ class Node:
             exchange=channels.exchange,
             loop=loop,
             rng=ports.rng,
+            published=metadata.tracker.wait_for,
         )
         if config.is_broker:
             self._broker = BrokerSide(

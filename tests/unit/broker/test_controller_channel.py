@@ -13,6 +13,12 @@ from tidelog.broker.cluster import controller_channel
 from tidelog.broker.cluster.controller_channel import ControllerChannel, forwarding_ms
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import CreateTopicsRequest
+from tidelog.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    DescribeQuorumResponsePartitionData,
+    DescribeQuorumResponseTopicData,
+)
 from tidelog.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from tidelog.replication.controller.decisions.state import NewTopic
 from tidelog.replication.ports import Endpoint, PeerUnreachable
@@ -29,6 +35,9 @@ class Controller:
         self.silent: set[str] = set()
         self.leader: Endpoint | None = Endpoint("controller", 9093)
         self.asked: list[Endpoint] = []
+        self.committed_offset = 41
+        self.awaited: dict[int, asyncio.Future[None]] = {}
+        """Offsets of metadata records that this node is to publish before a client has its answer."""
         self.channel = ControllerChannel(
             is_local=lambda: False,
             local=self._never,
@@ -57,7 +66,18 @@ class Controller:
             raise PeerUnreachable("no answer in time") from None
         finally:
             self.lanes.remove(lane)
+        if isinstance(request, DescribeQuorumRequest):
+            partition = DescribeQuorumResponsePartitionData(high_watermark=self.committed_offset + 1)
+            return DescribeQuorumResponse(topics=[DescribeQuorumResponseTopicData(partitions=[partition])])
         return EnvelopeResponse(response_data=b"answer")
+
+    def lags(self) -> None:
+        """From now on this node publishes metadata when the test does it."""
+
+        def published(offset: int) -> asyncio.Future[None]:
+            return self.awaited.setdefault(offset, asyncio.get_running_loop().create_future())
+
+        self.channel._published = published
 
 
 async def test_requests_under_way_share_no_connection() -> None:
@@ -141,3 +161,39 @@ async def test_a_controller_that_still_leads_is_waited_for() -> None:
 def test_a_forwarded_request_takes_as_long_as_its_client_waits(timeout_ms: int, expected_ms: int) -> None:
     assert forwarding_ms(CreateTopicsRequest(timeout_ms=timeout_ms)) == expected_ms
     assert forwarding_ms(EnvelopeRequest()) == 30_000
+
+
+CREATE = (19).to_bytes(2, "big") + b"request"
+
+
+async def test_an_answer_waits_until_this_node_has_what_the_controller_committed() -> None:
+    """Else a client that creates a topic and asks this node for it at once would hear that there is none."""
+    controller = Controller()
+    controller.lags()
+    controller.gate.set()
+    request = asyncio.ensure_future(controller.channel.forward(CREATE, "127.0.0.1"))
+    await until(lambda: 41 in controller.awaited)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not request.done()
+    controller.awaited[41].set_result(None)
+    assert await asyncio.wait_for(request, PATIENCE_S) == b"answer"
+
+
+async def test_an_answer_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_channel, "CATCH_UP_MS_MAX", 20)
+    controller = Controller()
+    controller.lags()
+    controller.gate.set()
+    assert await asyncio.wait_for(controller.channel.forward(CREATE, "127.0.0.1"), PATIENCE_S) == b"answer"
+    assert list(controller.awaited) == [41]
+
+
+@pytest.mark.parametrize("api_key", [46, 55], ids=["ListPartitionReassignments", "DescribeQuorum"])
+async def test_what_changes_nothing_is_answered_at_once(api_key: int) -> None:
+    controller = Controller()
+    controller.lags()
+    controller.gate.set()
+    frame = api_key.to_bytes(2, "big") + b"request"
+    assert await asyncio.wait_for(controller.channel.forward(frame, "127.0.0.1"), PATIENCE_S) == b"answer"
+    assert not controller.awaited

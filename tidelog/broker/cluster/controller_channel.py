@@ -1,8 +1,9 @@
 """The channel to the active controller, which runs in this process or on another node.
 
 The channel finds the controller, sends requests, and retries while the controller changes. Clients'
-requests that only the controller can answer travel in an Envelope (KIP-590). Invariant: a caller
-gets the answer of a controller that was active when it answered, or REQUEST_TIMED_OUT.
+requests that only the controller can answer travel in an Envelope (KIP-590). Invariants: a caller
+gets the answer of a controller that was active when it answered, or REQUEST_TIMED_OUT. A client that
+has its answer finds what it changed in the metadata of this node (`_catch_up`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,15 @@ from tidelog.protocol.messages.create_topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
+from tidelog.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+)
 from tidelog.protocol.messages.envelope import EnvelopeRequest
+from tidelog.protocol.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
 from tidelog.replication.backoff import Backoff
+from tidelog.replication.controller.decisions.topic_names import METADATA_TOPIC
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 
 if TYPE_CHECKING:
@@ -39,6 +48,11 @@ BACKOFF_MAX_MS = 500
 TIMEOUT_MS = 30_000
 FORWARDED_REQUESTS_MAX = 32
 FORWARDING_GRACE_MS = 500
+DESCRIBE_QUORUM_VERSION = 0
+CATCH_UP_MS_MAX = 2_000
+"""How long an answer waits for this node's metadata at most."""
+_READ_APIS = frozenset({DescribeQuorumRequest.API_KEY, ListPartitionReassignmentsRequest.API_KEY})
+"""Forwarded APIs that change nothing."""
 _HEADER = Struct(">hhih")  # API key, version, correlation id, length of the client id (-1 for none)
 
 # Kafka's DefaultPrincipalData, version 0: User:ANONYMOUS, not by token. Without
@@ -46,6 +60,8 @@ _HEADER = Struct(">hhih")  # API key, version, correlation id, length of the cli
 _ANONYMOUS = b"\x00\x00\x05User\x0aANONYMOUS\x00\x00"
 
 LocalController = Callable[[Any, int], Awaitable[Any]]
+
+logger = logging.getLogger("tidelog.forwarding")
 
 
 class _LanePool:
@@ -89,6 +105,7 @@ class ControllerChannel:
     is active.
 
     `leader()` is the endpoint of the active controller, or None while it is unknown.
+    `published(offset)` is done when this node has published the metadata record at `offset`.
     """
 
     def __init__(
@@ -100,8 +117,10 @@ class ControllerChannel:
         exchange: Exchange,
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
+        published: Callable[[int], asyncio.Future[None]] | None = None,
     ) -> None:
         self.is_local = is_local
+        self._published = published
         self._local = local
         self._leader = leader
         self._exchange = exchange
@@ -182,8 +201,9 @@ class ControllerChannel:
 
     async def forward(self, request: bytes, client_host: str, timeout_ms: int = TIMEOUT_MS) -> bytes:
         """Send a client's request with its header to the controller; returns the response with its
-        header.
+        header, when this node has the metadata that the controller had as it answered.
         """
+        deadline = self._loop.time() + timeout_ms / 1000
         try:
             address = ipaddress.ip_address(client_host).packed
         except ValueError:
@@ -195,7 +215,30 @@ class ControllerChannel:
         data = response.response_data
         if data is None:
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "an empty envelope came back")
+        if self._published is not None and int.from_bytes(request[:2], "big") not in _READ_APIS:
+            wait_ms = min((deadline - self._loop.time()) * 1000, CATCH_UP_MS_MAX)
+            try:
+                async with asyncio.timeout(max(wait_ms, 0) / 1000):
+                    await self._catch_up(self._published, CATCH_UP_MS_MAX)
+            except (TimeoutError, KafkaError):
+                logger.info("an answer of the controller is passed on before its metadata: it is late")
         return bytes(data)
+
+    async def _catch_up(self, published: Callable[[int], asyncio.Future[None]], timeout_ms: int) -> None:
+        """Wait until this node has published all that the controller has committed by now.
+
+        A client that creates a topic and then describes it asks this node both times. Raises
+        KafkaError.
+        """
+        topic = DescribeQuorumRequestTopicData(
+            topic_name=METADATA_TOPIC, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
+        )
+        request = DescribeQuorumRequest(topics=[topic])
+        response = await self._call_on_own_connection(request, DESCRIBE_QUORUM_VERSION, timeout_ms)
+        for described_topic in response.topics:
+            for partition in described_topic.partitions:
+                if not partition.error_code:
+                    await published(partition.high_watermark - 1)
 
     async def forward_message(self, request: Any, version: int, client_host: str) -> Any:
         """As `forward`, for a request message of this broker; returns the

@@ -17,8 +17,15 @@ from tidelog.client.network.connection import Connection
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
+CREATION_SPREADS_MS = 10_000
+"""How long a broker may not know a topic that this client has created."""
+
 Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
+
+
+class _NotYetKnown(KafkaError):
+    """UNKNOWN_TOPIC_OR_PARTITION for a topic that this client has just created."""
 
 
 class AdminBase:
@@ -29,6 +36,8 @@ class AdminBase:
         self._cluster: Cluster | None = None
         self._closed = False
         self._uses_forwarding = True
+        self._created_topics: dict[str, float] = {}
+        """Topics that a broker may not know yet, with the time from which each is to be known."""
 
     # -- lifecycle
 
@@ -38,6 +47,7 @@ class AdminBase:
             raise RuntimeError("this admin client is closed")
         if self._cluster is None:
             cluster = Cluster(self._config)
+            cluster.keeps_broker = True
             try:
                 await cluster.start()
             except BaseException:
@@ -80,10 +90,27 @@ class AdminBase:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
                 is_unanswered = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
-                is_final = not error.retriable or error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not isinstance(error, _NotYetKnown)
+                is_final = not error.retriable or is_unknown
                 if is_final or (is_unanswered and not repeatable) or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
+
+    def _note_created(self, topic: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._created_topics = {name: until_s for name, until_s in self._created_topics.items() if until_s > now_s}
+        self._created_topics[topic] = now_s + CREATION_SPREADS_MS / 1000
+
+    def _note_deleted(self, topic: str) -> None:
+        self._created_topics.pop(topic, None)
+
+    def _retry_if_new(self, topic: str | None, code: int) -> None:
+        """Inside an attempt: raise the error of a topic that this client has just created, for another
+        attempt. Kafka's brokers learn of a topic one after the other.
+        """
+        until_s = self._created_topics.get(topic or "", 0.0)
+        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and asyncio.get_running_loop().time() < until_s:
+            raise _NotYetKnown(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r}")
 
     async def _controller(self) -> Connection:
         """The connection for controller requests: any broker that forwards them, else the named

@@ -87,6 +87,9 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
             repeatable=False,
         )
         for topic in response.topics:
+            if not topic.error_code and not validate_only:
+                self._note_created(topic.name)
+        for topic in response.topics:
             raise_on_error(topic.error_code, topic.error_message, f"topic {topic.name!r}")
         return {topic.name: topic.topic_id for topic in response.topics}
 
@@ -110,6 +113,8 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
             self._redirect(cluster, (result.error_code for result in response.responses))
             return response
 
+        for name in topic_names:
+            self._note_deleted(name)
         response = await self._retry(attempt, repeatable=False)
         for result in response.responses:
             raise_on_error(result.error_code, result.error_message, f"topic {result.name!r}")
@@ -138,7 +143,10 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
 
     async def _fetch_metadata(self, topics: list[str] | None) -> MetadataResponse:
         async def attempt() -> MetadataResponse:
-            return await (await self._connected_cluster()).fetch_metadata(topics)
+            response = await (await self._connected_cluster()).fetch_metadata(topics)
+            for topic in response.topics:
+                self._retry_if_new(topic.name, topic.error_code)
+            return response
 
         return await self._retry(attempt)
 

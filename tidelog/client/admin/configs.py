@@ -156,7 +156,11 @@ class ConfigAdmin(AdminBase):
             connection = await (cluster.any_connection() if broker is None else cluster.connection(broker))
             if not connection.supports(DescribeConfigsRequest, 3):
                 request.include_documentation = False
-            return await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
+            response = await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
+            for result in response.results:
+                if result.resource_type == TYPES["topic"]:
+                    self._retry_if_new(result.resource_name, result.error_code)
+            return response
 
         return (await self._retry(attempt)).results
 

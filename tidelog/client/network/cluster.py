@@ -73,6 +73,11 @@ class Cluster:
         self._auto_create_topics = auto_create_topics
         self._addresses = config.bootstrap_addresses()
         self._links: dict[tuple[int, str], _Link] = {}
+        self.keeps_broker = False
+        """Send requests that any broker answers to the same broker while it is connected: it knows
+        at once what it has changed, and others a moment later.
+        """
+        self._kept_connection: Connection | None = None
         self._bootstrap: Connection | None = None
         self._bootstrap_attempt: asyncio.Task[Connection] | None = None
         self._topics: dict[str, float] = {}
@@ -223,7 +228,17 @@ class Cluster:
             self.request_refresh()
 
     async def any_connection(self) -> Connection:
-        """A connection to any broker: the least busy open one, else the first reachable broker."""
+        """A connection to any broker: the least busy open one, else the first reachable broker.
+
+        The same as before with `keeps_broker`.
+        """
+        if not self.keeps_broker:
+            return await self._any_connection()
+        if self._kept_connection is None or self._kept_connection.closed:
+            self._kept_connection = await self._any_connection()
+        return self._kept_connection
+
+    async def _any_connection(self) -> Connection:
         candidates = [
             link.connection for (_, purpose), link in self._links.items() if link.connection and purpose == DATA
         ]
