@@ -28,6 +28,7 @@ _COMMANDS = {
     "produce": ("tidelog.cli.produce", "Send lines of standard input to a topic."),
     "consume": ("tidelog.cli.consume", "Print the records of a topic."),
     "producers": ("tidelog.cli.producers", "Describe the idempotent producers of a topic."),
+    "transactions": ("tidelog.cli.transactions", "List and describe transactions, find and end those that hang."),
     "groups": ("tidelog.cli.groups.command", "List and describe consumer groups, reset and delete their offsets."),
     "brokers": ("tidelog.cli.brokers.command", "List and describe brokers: roles, sizes, versions."),
     "log-dirs": ("tidelog.cli.brokers.log_dirs", "Describe the log directories of brokers."),

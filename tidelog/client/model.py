@@ -247,6 +247,67 @@ class ProducerState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """A transactional id in the list of its coordinator."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+    coordinator_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id and its transaction.
+
+    `start_time_ms` is None without an open transaction. `partitions` are those that have no marker
+    yet.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_time_ms: int | None
+    partitions: tuple[TopicPartition, ...]
+    coordinator_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open in a partition.
+
+    `description` is None when no coordinator knows the producer id. `is_expected` says whether a
+    coordinator will end it in this partition; otherwise it hangs, unless it ended meanwhile.
+    """
+
+    partition: TopicPartition
+    producer: ProducerState
+    description: TransactionDescription | None
+
+    @property
+    def is_expected(self) -> bool:
+        return self.description is not None and self.partition in self.description.partitions
+
+    @property
+    def open_since_ms(self) -> int:
+        """The start of the transaction, or the last write of its producer where only that is known."""
+        start_ms = self.description.start_time_ms if self.description is not None and self.is_expected else None
+        return self.producer.last_timestamp_ms if start_ms is None else start_ms
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedPartition:
+    """A partition whose last stable offset is held back by an open transaction."""
+
+    partition: TopicPartition
+    last_stable_offset: int
+    high_watermark: int
+    blocker: OpenTransaction
+
+
+@dataclass(frozen=True, slots=True)
 class QuorumReplica:
     """A voter or observer of the metadata quorum in its leader's view.
 

@@ -17,6 +17,7 @@ from tidelog.client.admin.configs import ConfigAdmin
 from tidelog.client.admin.features import FeaturesAdmin
 from tidelog.client.admin.groups import GroupAdmin
 from tidelog.client.admin.log_dirs import LogDirsAdmin
+from tidelog.client.admin.transactions import TransactionAdmin
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -24,15 +25,13 @@ from tidelog.client.model import (
     NewTopic,
     OffsetAndTimestamp,
     PartitionDescription,
-    ProducerState,
     TopicDescription,
     TopicPartition,
     as_names,
     as_partition,
 )
-from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.offsets import list_offsets, raise_for_missing_partitions
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.client.network.offsets import list_offsets
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -47,18 +46,12 @@ from tidelog.protocol.messages.delete_records import (
     DeleteRecordsTopic,
 )
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
-from tidelog.protocol.messages.describe_producers import (
-    DescribeProducersRequest,
-    DescribeProducersRequestTopicRequest,
-    DescribeProducersResponse,
-    DescribeProducersResponseProducerState,
-)
 from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
 _SPECIAL_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
 
 
-class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
+class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, TransactionAdmin):
     """Manages a cluster. Options are Kafka's admin options with underscores.
 
     async with Admin(bootstrap_servers="127.0.0.1:9092") as admin:
@@ -202,66 +195,6 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin):
 
         await self._retry(attempt)
         return low_watermarks
-
-    async def describe_producers(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, list[ProducerState]]:
-        """The state of the active producer ids in these partitions, from their leaders (KIP-664).
-
-        Raises the KafkaError of the first failed partition, such as UNKNOWN_TOPIC_OR_PARTITION.
-        """
-        cluster = await self._connected_cluster()
-        targets = [as_partition(partition) for partition in partitions]
-        for topic in {partition.topic for partition in targets}:
-            await cluster.topic(topic, self._config.default_api_timeout_ms)
-        producers: dict[TopicPartition, list[ProducerState]] = {}
-
-        async def attempt() -> None:
-            missing = [partition for partition in targets if partition not in producers]
-            for leader, led_partitions in self._by_leader(cluster, missing).items():
-                topics: dict[str, DescribeProducersRequestTopicRequest] = {}
-                for topic, number in led_partitions:
-                    entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
-                    entry.partition_indexes.append(number)
-                request = DescribeProducersRequest(topics=list(topics.values()))
-                response = await cluster.call(leader, request, DescribeProducersResponse)
-                for topic_result in response.topics:
-                    for result in topic_result.partitions:
-                        partition = TopicPartition(topic_result.name, result.partition_index)
-                        if ErrorCode.of(result.error_code).invalidates_metadata:
-                            cluster.request_refresh()
-                        raise_on_error(result.error_code, result.error_message, str(partition))
-                        producers[partition] = sorted(_producer(state) for state in result.active_producers)
-
-        await self._retry(attempt)
-        return {partition: producers[partition] for partition in targets if partition in producers}
-
-    @staticmethod
-    def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Partitions by leader.
-
-        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE.
-        """
-        by_leader: dict[int, list[TopicPartition]] = {}
-        for partition in partitions:
-            leader = cluster.metadata.leader(partition)
-            if leader < 0:
-                raise_for_missing_partitions(cluster, [partition])
-                cluster.request_refresh()
-                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
-            by_leader.setdefault(leader, []).append(partition)
-        return by_leader
-
-
-def _producer(state: DescribeProducersResponseProducerState) -> ProducerState:
-    return ProducerState(
-        state.producer_id,
-        state.producer_epoch,
-        state.last_sequence,
-        state.last_timestamp,
-        state.coordinator_epoch,
-        state.current_txn_start_offset,
-    )
 
 
 def _to_creatable_topic(topic: Any) -> CreatableTopic:

@@ -7,17 +7,17 @@ does not concern the others.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from tidelog.client.admin.base import AdminBase, error_of, raise_on_error
+from tidelog.client.admin.base import error_of, raise_on_error
+from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin, gather
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.model import DEAD, GroupDescription, GroupListing, GroupMember, PartitionLag
 from tidelog.client.model import LATEST_TIMESTAMP, Node, OffsetAndMetadata, TopicPartition, as_names, as_partition
-from tidelog.client.network.cluster import COORDINATOR, Cluster
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.record_times import first_record_times
 from tidelog.protocol.codec.schema import Message
@@ -42,10 +42,9 @@ Response = TypeVar("Response", bound=Message)
 Row = TypeVar("Row")
 
 _FIRST_VERSION_WITH_STATES, _FIRST_VERSION_WITH_TYPES = 4, 5
-_LOOKUPS_AT_ONCE = 50
 
 
-class GroupAdmin(AdminBase):
+class GroupAdmin(CoordinatorAdmin):
     """The consumer group calls of `Admin`."""
 
     # -- groups
@@ -77,7 +76,7 @@ class GroupAdmin(AdminBase):
             node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
             if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
                 await cluster.wait_for_metadata(self._config.request_timeout_ms)
-            await _gather(call(cluster, node_id) for node_id in node_ids if node_id not in responses)
+            await gather(call(cluster, node_id) for node_id in node_ids if node_id not in responses)
 
         await self._retry(attempt)
         listings = {
@@ -93,6 +92,7 @@ class GroupAdmin(AdminBase):
         GROUP_ID_NOT_FOUND means that the group does not exist.
         """
         results = await self._call_coordinators(
+            GROUP,
             as_names(group_ids),
             lambda groups: DescribeGroupsRequest(groups=groups),
             DescribeGroupsResponse,
@@ -112,6 +112,7 @@ class GroupAdmin(AdminBase):
         The result of a deleted group is None.
         """
         results = await self._call_coordinators(
+            GROUP,
             as_names(group_ids),
             lambda groups: DeleteGroupsRequest(groups_names=groups),
             DeleteGroupsResponse,
@@ -155,46 +156,6 @@ class GroupAdmin(AdminBase):
             )
             for member in (await self._retry(attempt)).members
         }
-
-    async def _call_coordinators(
-        self,
-        group_ids: list[str],
-        request_for: Callable[[list[str]], Message],
-        response_class: type[Response],
-        rows: Callable[[Response], Mapping[str, tuple[int, Row]]],
-    ) -> dict[str, tuple[Node | None, int, Row]]:
-        """For each group its coordinator, error code and row, with one request to each coordinator.
-
-        Retriable errors, such as a moved coordinator, are retried.
-        """
-        results: dict[str, tuple[Node | None, int, Row]] = {}
-        unique_ids = list(dict.fromkeys(group_ids))
-
-        async def call(cluster: Cluster, node_id: int, groups: list[str]) -> None:
-            response = await cluster.call(node_id, request_for(groups), response_class, purpose=COORDINATOR)
-            last_error: KafkaError | None = None
-            for group_id, (code, row) in rows(response).items():
-                error = error_of(code, None, f"group {group_id!r}")
-                if error is not None and error.retriable:
-                    last_error = error
-                else:
-                    results[group_id] = (cluster.metadata.nodes.get(node_id), code, row)
-            if last_error is not None:
-                raise last_error
-
-        async def attempt() -> None:
-            cluster = await self._connected_cluster()
-            missing = [group_id for group_id in unique_ids if group_id not in results]
-            by_node: dict[int, list[str]] = {}
-            for start in range(0, len(missing), _LOOKUPS_AT_ONCE):
-                part = missing[start : start + _LOOKUPS_AT_ONCE]
-                nodes = await asyncio.gather(*(cluster.find_coordinator(group_id) for group_id in part))
-                for group_id, node_id in zip(part, nodes):
-                    by_node.setdefault(node_id, []).append(group_id)
-            await _gather(call(cluster, node_id, groups) for node_id, groups in by_node.items())
-
-        await self._retry(attempt)
-        return {group_id: results[group_id] for group_id in unique_ids}
 
     # -- offsets
 
@@ -313,13 +274,6 @@ class GroupAdmin(AdminBase):
             }
 
         return await self._retry(attempt) if grouped else {}
-
-
-async def _gather(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all calls, then raise the first error."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
 
 
 def _to_description(group: DescribedGroup, node: Node | None) -> GroupDescription:

@@ -9,6 +9,7 @@ from tidelog.client.admin import client as admin
 from tidelog.client.admin.configs import ConfigChange, ConfigResource
 from tidelog.client.groups.model import GroupDescription, GroupListing, PartitionLag
 from tidelog.client.model import (
+    BlockedPartition,
     BrokerVersions,
     ClusterDescription,
     ConfigEntry,
@@ -16,6 +17,7 @@ from tidelog.client.model import (
     NewTopic,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    OpenTransaction,
     PartitionReassignment,
     ProducerState,
     QuorumDescription,
@@ -23,6 +25,8 @@ from tidelog.client.model import (
     ReplicaLogDirs,
     TopicDescription,
     TopicPartition,
+    TransactionDescription,
+    TransactionListing,
 )
 from tidelog.client.sync.loop_thread import BlockingClient
 from tidelog.protocol.errors import KafkaError
@@ -80,6 +84,31 @@ class Admin(BlockingClient):
 
     def describe_producers(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerState]]:
         return self._run(lambda: self._admin.describe_producers(partitions))
+
+    def list_transactions(self, **filters: Any) -> list[TransactionListing]:
+        return self._run(lambda: self._admin.list_transactions(**filters))
+
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
+        return self._run(lambda: self._admin.describe_transactions(transactional_ids))
+
+    def open_transactions(self, partitions: Iterable[TopicPartition] | None = None) -> list[OpenTransaction]:
+        return self._run(lambda: self._admin.open_transactions(partitions))
+
+    def find_hanging_transactions(
+        self, partitions: Iterable[TopicPartition] | None = None, **options: Any
+    ) -> list[OpenTransaction]:
+        return self._run(lambda: self._admin.find_hanging_transactions(partitions, **options))
+
+    def blocked_partitions(self, partitions: Iterable[TopicPartition] | None = None) -> list[BlockedPartition]:
+        return self._run(lambda: self._admin.blocked_partitions(partitions))
+
+    def abort_transaction(
+        self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
+    ) -> None:
+        self._run(lambda: self._admin.abort_transaction(partition, producer_id, producer_epoch, coordinator_epoch))
+
+    def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, tuple[int, int] | KafkaError]:
+        return self._run(lambda: self._admin.fence_producers(transactional_ids))
 
     def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
         return self._run(lambda: self._admin.describe_replica_log_dirs(replicas))

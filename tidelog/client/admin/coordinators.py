@@ -1,0 +1,72 @@
+"""The base of admin calls that coordinators of groups and of transactional ids answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from tidelog.client.admin.base import AdminBase, error_of
+from tidelog.client.model import Node
+from tidelog.client.network.cluster import COORDINATOR, Cluster
+from tidelog.protocol.codec.schema import Message
+from tidelog.protocol.errors import KafkaError
+
+Response = TypeVar("Response", bound=Message)
+Row = TypeVar("Row")
+
+GROUP, TRANSACTION = 0, 1
+_NOUNS = {GROUP: "group", TRANSACTION: "transactional id"}
+_LOOKUPS_AT_ONCE = 50
+
+
+class CoordinatorAdmin(AdminBase):
+    """Calls to coordinators."""
+
+    async def _call_coordinators(
+        self,
+        key_type: int,
+        keys: list[str],
+        request_for: Callable[[list[str]], Message],
+        response_class: type[Response],
+        rows: Callable[[Response], Mapping[str, tuple[int, Row]]],
+    ) -> dict[str, tuple[Node | None, int, Row]]:
+        """For each key its coordinator, error code and row, with one request to each coordinator.
+
+        Retriable errors, such as a moved coordinator, are retried.
+        """
+        results: dict[str, tuple[Node | None, int, Row]] = {}
+        unique_ids = list(dict.fromkeys(keys))
+
+        async def call(cluster: Cluster, node_id: int, part: list[str]) -> None:
+            response = await cluster.call(node_id, request_for(part), response_class, purpose=COORDINATOR)
+            last_error: KafkaError | None = None
+            for key, (code, row) in rows(response).items():
+                error = error_of(code, None, f"{_NOUNS[key_type]} {key!r}")
+                if error is not None and error.retriable:
+                    last_error = error
+                else:
+                    results[key] = (cluster.metadata.nodes.get(node_id), code, row)
+            if last_error is not None:
+                raise last_error
+
+        async def attempt() -> None:
+            cluster = await self._connected_cluster()
+            missing = [key for key in unique_ids if key not in results]
+            by_node: dict[int, list[str]] = {}
+            for start in range(0, len(missing), _LOOKUPS_AT_ONCE):
+                part = missing[start : start + _LOOKUPS_AT_ONCE]
+                nodes = await asyncio.gather(*(cluster.find_coordinator(key, key_type) for key in part))
+                for key, node_id in zip(part, nodes):
+                    by_node.setdefault(node_id, []).append(key)
+            await gather(call(cluster, node_id, part) for node_id, part in by_node.items())
+
+        await self._retry(attempt)
+        return {key: results[key] for key in unique_ids}
+
+
+async def gather(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all calls, then raise the first error."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

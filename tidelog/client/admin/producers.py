@@ -1,0 +1,81 @@
+"""The admin call about producers in partitions (KIP-664), and the requests to leaders that other modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidelog.client.admin.base import AdminBase, raise_on_error
+from tidelog.client.model import ProducerState, TopicPartition, as_partition
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.offsets import raise_for_missing_partitions
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersRequestTopicRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponseProducerState,
+)
+
+
+class ProducersAdmin(AdminBase):
+    """The calls of `Admin` about producers."""
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[ProducerState]]:
+        """The state of the active producer ids in these partitions, from their leaders (KIP-664).
+
+        Raises the KafkaError of the first failed partition, such as UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        cluster = await self._connected_cluster()
+        targets = [as_partition(partition) for partition in partitions]
+        for topic in {partition.topic for partition in targets}:
+            await cluster.topic(topic, self._config.default_api_timeout_ms)
+        producers: dict[TopicPartition, list[ProducerState]] = {}
+
+        async def attempt() -> None:
+            missing = [partition for partition in targets if partition not in producers]
+            for leader, led_partitions in self._by_leader(cluster, missing).items():
+                topics: dict[str, DescribeProducersRequestTopicRequest] = {}
+                for topic, number in led_partitions:
+                    entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
+                    entry.partition_indexes.append(number)
+                request = DescribeProducersRequest(topics=list(topics.values()))
+                response = await cluster.call(leader, request, DescribeProducersResponse)
+                for topic_result in response.topics:
+                    for result in topic_result.partitions:
+                        partition = TopicPartition(topic_result.name, result.partition_index)
+                        if ErrorCode.of(result.error_code).invalidates_metadata:
+                            cluster.request_refresh()
+                        raise_on_error(result.error_code, result.error_message, str(partition))
+                        producers[partition] = sorted(_producer(state) for state in result.active_producers)
+
+        await self._retry(attempt)
+        return {partition: producers[partition] for partition in targets if partition in producers}
+
+    @staticmethod
+    def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Partitions by leader.
+
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE.
+        """
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            leader = cluster.metadata.leader(partition)
+            if leader < 0:
+                raise_for_missing_partitions(cluster, [partition])
+                cluster.request_refresh()
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+            by_leader.setdefault(leader, []).append(partition)
+        return by_leader
+
+
+def _producer(state: DescribeProducersResponseProducerState) -> ProducerState:
+    return ProducerState(
+        state.producer_id,
+        state.producer_epoch,
+        state.last_sequence,
+        state.last_timestamp,
+        state.coordinator_epoch,
+        state.current_txn_start_offset,
+    )

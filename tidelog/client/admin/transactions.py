@@ -1,0 +1,278 @@
+"""Admin calls about transactions: lists, descriptions, those that hang, and their ends (KIP-664, 994, 1152).
+
+A transactional id belongs to its coordinator, an open transaction of a partition to the partition's
+leader. A transaction hangs when a leader knows it as open and no coordinator will end it; then the
+partition's last stable offset stays where it is. Invariant: a transaction counts as hanging only
+when its producer has been silent for longer than any transaction may last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from tidelog.client.admin.base import error_of, raise_on_error
+from tidelog.client.admin.coordinators import TRANSACTION, CoordinatorAdmin, gather
+from tidelog.client.admin.producers import ProducersAdmin
+from tidelog.client.model import (
+    LATEST_TIMESTAMP,
+    BlockedPartition,
+    OpenTransaction,
+    TopicPartition,
+    TransactionDescription,
+    TransactionListing,
+    as_names,
+    as_partition,
+)
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.offsets import list_offsets
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    DescribeTransactionsResponseTransactionState,
+)
+from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tidelog.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from tidelog.protocol.messages.metadata import MetadataResponse
+from tidelog.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+MAX_TRANSACTION_TIMEOUT_MS = 900_000
+"""`transaction.max.timeout.ms` by default: no transaction lasts longer."""
+_FIRST_VERSION_WITH_DURATION, _FIRST_VERSION_WITH_PATTERN = 1, 2
+
+
+class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
+    """The transaction calls of `Admin`."""
+
+    async def list_transactions(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        min_duration_ms: int | None = None,
+        id_pattern: str | None = None,
+    ) -> list[TransactionListing]:
+        """The transactional ids of all coordinators that pass every filter; sorted by id.
+
+        States are Kafka's, such as "Ongoing". `min_duration_ms` leaves only transactions that are
+        open that long; `id_pattern` is a regular expression of the broker's (RE2 in Kafka). Raises
+        KafkaError when a broker does not answer, INVALID_REQUEST for an unknown state,
+        UNSUPPORTED_VERSION when a broker is too old for a filter.
+        """
+        request = ListTransactionsRequest(
+            state_filters=as_names(states),
+            producer_id_filters=list(producer_ids),
+            duration_filter=-1 if min_duration_ms is None else min_duration_ms,
+            transactional_id_pattern=id_pattern,
+        )
+        needed_version = 0 if min_duration_ms is None else _FIRST_VERSION_WITH_DURATION
+        needed_version = needed_version if id_pattern is None else _FIRST_VERSION_WITH_PATTERN
+        responses: dict[int, ListTransactionsResponse] = {}
+
+        async def call(cluster: Cluster, node_id: int) -> None:
+            connection = await cluster.connection(node_id)
+            if not connection.supports(ListTransactionsRequest, needed_version):
+                raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"broker {node_id} cannot choose among transactions so")
+            response = await connection.call(request, ListTransactionsResponse, self._config.request_timeout_ms)
+            raise_on_error(response.error_code, None, f"transactions of broker {node_id}")
+            if response.unknown_state_filters:
+                text = f"no state of a transaction: {', '.join(response.unknown_state_filters)}"
+                raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+            responses[node_id] = response
+
+        async def attempt() -> None:
+            cluster = await self._connected_cluster()
+            node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
+            if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
+                await cluster.wait_for_metadata(self._config.request_timeout_ms)
+            await gather(call(cluster, node_id) for node_id in node_ids if node_id not in responses)
+
+        await self._retry(attempt)
+        listings = [
+            TransactionListing(state.transactional_id, state.producer_id, state.transaction_state, node_id)
+            for node_id, response in responses.items()
+            for state in response.transaction_states
+        ]
+        return sorted(listings, key=lambda listing: (listing.transactional_id, listing.coordinator_id))
+
+    async def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
+        """State, producer and partitions by transactional id.
+
+        Raises the KafkaError of the first failed id, such as TRANSACTIONAL_ID_NOT_FOUND.
+        """
+        descriptions: dict[str, TransactionDescription] = {}
+        for name, result in (await self._describe(as_names(transactional_ids))).items():
+            if isinstance(result, KafkaError):
+                raise result
+            descriptions[name] = result
+        return descriptions
+
+    async def _describe(self, transactional_ids: list[str]) -> dict[str, TransactionDescription | KafkaError]:
+        results = await self._call_coordinators(
+            TRANSACTION,
+            transactional_ids,
+            lambda ids: DescribeTransactionsRequest(transactional_ids=ids),
+            DescribeTransactionsResponse,
+            lambda response: {
+                state.transactional_id: (state.error_code, state) for state in response.transaction_states
+            },
+        )
+        descriptions: dict[str, TransactionDescription | KafkaError] = {}
+        for name, (node, code, state) in results.items():
+            error = error_of(code, None, f"transactional id {name!r}")
+            descriptions[name] = error or _to_description(state, -1 if node is None else node.node_id)
+        return descriptions
+
+    # -- open transactions
+
+    async def open_transactions(self, partitions: Iterable[TopicPartition] | None = None) -> list[OpenTransaction]:
+        """The transactions that are open in these partitions, or in all; sorted by partition and start offset.
+
+        Raises the KafkaError of the first failed partition.
+        """
+        targets = await self._all_partitions() if partitions is None else [as_partition(each) for each in partitions]
+        producers = await self.describe_producers(targets)
+        found = [
+            (partition, producer)
+            for partition, states in producers.items()
+            for producer in states
+            if producer.transaction_start_offset >= 0
+        ]
+        if not found:
+            return []
+        listings = await self.list_transactions(producer_ids={producer.producer_id for _, producer in found})
+        described = await self._describe([listing.transactional_id for listing in listings])
+        by_producer_id = {
+            description.producer_id: description
+            for description in described.values()
+            if isinstance(description, TransactionDescription)
+        }
+        for name, error in described.items():
+            if isinstance(error, KafkaError) and error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                raise KafkaError(error.code, f"transactional id {name!r}")
+        transactions = [
+            OpenTransaction(partition, producer, by_producer_id.get(producer.producer_id))
+            for partition, producer in found
+        ]
+        return sorted(transactions, key=lambda each: (each.partition, each.producer.transaction_start_offset))
+
+    async def find_hanging_transactions(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        max_transaction_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS,
+    ) -> list[OpenTransaction]:
+        """Open transactions that no coordinator will end, silent for longer than `max_transaction_timeout_ms`."""
+        oldest_ms = time.time() * 1000 - max_transaction_timeout_ms
+        return [
+            transaction
+            for transaction in await self.open_transactions(partitions)
+            if not transaction.is_expected and transaction.producer.last_timestamp_ms < oldest_ms
+        ]
+
+    async def blocked_partitions(self, partitions: Iterable[TopicPartition] | None = None) -> list[BlockedPartition]:
+        """Partitions whose last stable offset is held back, with the transaction that does it."""
+        oldest: dict[TopicPartition, OpenTransaction] = {}
+        for transaction in await self.open_transactions(partitions):
+            oldest.setdefault(transaction.partition, transaction)
+        cluster, timeout_ms = await self._connected_cluster(), self._config.default_api_timeout_ms
+        latest = dict.fromkeys(oldest, LATEST_TIMESTAMP)
+        ends = await list_offsets(cluster, latest, timeout_ms=timeout_ms)
+        stable = await list_offsets(cluster, latest, isolation_level="read_committed", timeout_ms=timeout_ms)
+        blocked = []
+        for partition, transaction in oldest.items():
+            end, last_stable = ends.get(partition), stable.get(partition)
+            if end is not None and last_stable is not None:
+                blocked.append(BlockedPartition(partition, last_stable.offset, end.offset, transaction))
+        return blocked
+
+    async def _all_partitions(self) -> list[TopicPartition]:
+        async def attempt() -> MetadataResponse:
+            return await (await self._connected_cluster()).fetch_metadata(None)
+
+        return [
+            TopicPartition(topic.name, partition.partition_index)
+            for topic in (await self._retry(attempt)).topics
+            if topic.name is not None
+            for partition in topic.partitions
+        ]
+
+    # -- ends
+
+    async def abort_transaction(
+        self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
+    ) -> None:
+        """Write an abort marker into one partition, to end a hanging transaction (WriteTxnMarkers).
+
+        The numbers are those of `describe_producers`. Raises KafkaError: INVALID_PRODUCER_EPOCH,
+        TRANSACTION_COORDINATOR_FENCED, CLUSTER_AUTHORIZATION_FAILED.
+        """
+        partition = as_partition(partition)
+        cluster = await self._connected_cluster()
+        await cluster.topic(partition.topic, self._config.default_api_timeout_ms)
+        marker = WritableTxnMarker(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transaction_result=False,
+            topics=[WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],
+            # Without a marker so far there is no epoch; 0 is not above that of any coordinator.
+            coordinator_epoch=max(coordinator_epoch, 0),
+        )
+
+        async def attempt() -> None:
+            [leader] = self._by_leader(cluster, [partition])
+            response = await cluster.call(leader, WriteTxnMarkersRequest(markers=[marker]), WriteTxnMarkersResponse)
+            codes = [
+                each.error_code for result in response.markers for topic in result.topics for each in topic.partitions
+            ]
+            code = codes[0] if codes else int(ErrorCode.UNKNOWN_SERVER_ERROR)
+            if ErrorCode.of(code).invalidates_metadata:
+                cluster.request_refresh()
+            raise_on_error(code, None, f"transaction of producer {producer_id} in {partition}")
+
+        await self._retry(attempt)
+
+    async def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, tuple[int, int] | KafkaError]:
+        """Fence the producers of these ids and abort their transactions.
+
+        Returns the next (producer id, epoch) of each id, or its KafkaError. An unknown id is created.
+        """
+
+        async def fence(name: str) -> tuple[int, int] | KafkaError:
+            request = InitProducerIdRequest(
+                transactional_id=name, transaction_timeout_ms=min(self._config.request_timeout_ms, 60_000)
+            )
+
+            async def attempt() -> InitProducerIdResponse:
+                cluster = await self._connected_cluster()
+                node_id = await cluster.find_coordinator(name, TRANSACTION)
+                response = await cluster.call(node_id, request, InitProducerIdResponse)
+                raise_on_error(response.error_code, None, f"transactional id {name!r}")
+                return response
+
+            try:
+                answer = await self._retry(attempt)
+            except KafkaError as error:
+                return error
+            return answer.producer_id, answer.producer_epoch
+
+        return {name: await fence(name) for name in dict.fromkeys(as_names(transactional_ids))}
+
+
+def _to_description(state: DescribeTransactionsResponseTransactionState, node_id: int) -> TransactionDescription:
+    return TransactionDescription(
+        state.transactional_id,
+        state.transaction_state,
+        state.producer_id,
+        state.producer_epoch,
+        state.transaction_timeout_ms,
+        state.transaction_start_time_ms if state.transaction_start_time_ms >= 0 else None,
+        tuple(sorted(TopicPartition(topic.topic, number) for topic in state.topics for number in topic.partitions)),
+        node_id,
+    )
