@@ -53,6 +53,8 @@ class Performer:
         self.history, self.name, self._clock, self.isolation = history, name, clock, isolation
         self.is_open = False
         self.needs_rewind = False
+        self._assignment: dict[int, int | None] | None = None
+        """What a member of a group was assigned since its last operation, if that changed."""
 
     def _begin(self, outcome: Outcome) -> Operation:
         operations = self.history.operations
@@ -162,16 +164,18 @@ class Performer:
         if self.needs_rewind:
             yield Call("rewind")
             self.needs_rewind = False
+        records: list[Record] = yield Call("poll", (plan.limit,))
+        assignment = yield Call("assignment")
+        if assignment is not None:
+            self._assignment = assignment
+        if not records:
+            return
         operation = self._begin(Outcome.UNKNOWN)
+        if self._assignment is not None:
+            operation.steps.append(Attach(self._assignment))
+            self._assignment = None
+        operation.steps.append(Poll(self._clock(), records))
         try:
-            records: list[Record] = yield Call("poll", (plan.limit,))
-            assignment = yield Call("assignment")
-            if assignment is not None:
-                operation.steps.append(Attach(assignment))
-            operation.steps.append(Poll(self._clock(), records))
-            if not records:
-                operation.outcome, operation.ended_at = Outcome.PLAIN, self._clock()
-                return
             yield Call("begin")
             for record, planned in zip(records, plan.outputs, strict=False):
                 yield self._send(operation, planned, (record.partition, record.offset))

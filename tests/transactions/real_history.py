@@ -25,7 +25,7 @@ confluent: Any = confluent_kafka
 admin: Any = confluent_kafka.admin
 MakeClient = Callable[[ClientSettings], Any]
 MAKERS: dict[str, MakeClient] = {"confluent": ConfluentClient, "java": JavaClient}
-STABLE_S = 90.0
+STABLE_S = 180.0
 """How long the end of all transactions is waited for; a transaction times out long before."""
 
 

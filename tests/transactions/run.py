@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -101,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--keep", type=Path, help="where histories are kept that break a rule")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # the nodes end too
     faults = [] if options.faults == "none" else options.faults.split(",")
     totals = Totals()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
