@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, FakeNode, FakePartition
 from tests.unit.client.test_consumer import T0, T1, consumer, fill, read, until
-from tidelog.client import Consumer, RebalanceListener, TopicPartition
+from tidelog.client import Consumer, ConsumerGroupMetadata, RebalanceListener, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -222,6 +222,23 @@ class TestMembershipThatIsLost:
                 await consuming.commit({T0: 5})
             assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
             assert not cluster.sent(OffsetCommitRequest), "the broker would take it for a consumer without a group"
+
+    async def test_a_transaction_is_told_the_membership_and_nothing_without_one(self):
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:
+            with pytest.raises(KafkaError) as caught:
+                consuming.group_metadata()
+            assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID, "without a generation no broker checks it"
+            await until(lambda: consuming.assignment() == {T0}, consuming)
+            metadata = consuming.group_metadata()
+            assert metadata.group_id == "g"
+            assert metadata.generation_id == cluster.groups.group("g").generation
+            assert metadata.member_id in cluster.groups.group("g").members
+
+    async def test_assigned_partitions_are_committed_without_a_membership(self):
+        async with FakeCluster(t=1) as cluster, consumer(cluster, group_id="g") as consuming:
+            consuming.assign([T0])
+            await consuming.poll()
+            assert consuming.group_metadata() == ConsumerGroupMetadata("g")
 
 
 async def test_a_partition_that_is_added_while_the_leader_waits_for_its_assignment_is_dealt_out_too():

@@ -26,6 +26,7 @@ from tidelog.client.consuming.subscription import RebalanceListener, Subscriptio
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    ConsumerGroupMetadata,
     ConsumerRecord,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -420,6 +421,15 @@ class Consumer:
         return self._subscription.lag(as_partition(partition))
 
     # -- offsets in the cluster
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """What `send_offsets_to_transaction` of a producer needs to know of this consumer.
+
+        Raises KafkaError: UNKNOWN_MEMBER_ID or REBALANCE_IN_PROGRESS while it is no member of its group.
+        """
+        if self._group is None:
+            raise RuntimeError("group_metadata needs a started consumer with a group_id")
+        return self._group.metadata()
 
     async def commit(self, offsets: Offsets | None = None) -> None:
         """Commit these offsets, or all positions, and wait.

@@ -22,7 +22,7 @@ from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.groups.commit_queue import CommitQueue
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.membership import GroupMembership, Membership, wait_until
-from tidelog.client.model import OffsetAndMetadata, TopicPartition
+from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -229,6 +229,22 @@ class Rebalancer:
     def _identity(self) -> GroupIdentity:
         return self.membership.identity if self._subscription.subscribed else GroupIdentity()
 
+    def metadata(self) -> ConsumerGroupMetadata:
+        """The identity for commits by a transaction. Raises KafkaError while this consumer is no member: without a
+        generation the broker would take the commit for that of a consumer outside of any group.
+        """
+        identity = self._identity
+        if self._subscription.subscribed and identity.generation == UNKNOWN_GENERATION:
+            raise KafkaError(self._refusal_code, "the consumer is not a member of its group now")
+        assert self._config.group_id is not None
+        return ConsumerGroupMetadata(
+            self._config.group_id, identity.generation, identity.member_id, identity.instance_id
+        )
+
+    @property
+    def _refusal_code(self) -> ErrorCode:
+        return ErrorCode.REBALANCE_IN_PROGRESS if self._join_task is not None else ErrorCode.UNKNOWN_MEMBER_ID
+
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
         """Commit and wait.
 
@@ -250,8 +266,7 @@ class Rebalancer:
             # of any group.
             refusal: asyncio.Future[None] = self._loop.create_future()
             if offsets:
-                code = ErrorCode.REBALANCE_IN_PROGRESS if self._join_task is not None else ErrorCode.UNKNOWN_MEMBER_ID
-                refusal.set_exception(KafkaError(code))
+                refusal.set_exception(KafkaError(self._refusal_code))
             else:
                 refusal.set_result(None)
             return refusal, identity

@@ -17,6 +17,7 @@ from tidelog.client.consuming import consumer
 from tidelog.client.consuming.consumer import Batch, Offsets
 from tidelog.client.consuming.subscription import RebalanceListener
 from tidelog.client.model import (
+    ConsumerGroupMetadata,
     ConsumerRecord,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -203,6 +204,9 @@ class Consumer(BlockingClient):
 
     def commit(self, offsets: Offsets | None = None) -> None:
         self._run(lambda: self._consumer.commit(offsets))
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        return self._consumer.group_metadata()
 
     def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
         return self._run(lambda: self._consumer.committed(*partitions))
