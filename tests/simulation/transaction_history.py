@@ -1,7 +1,7 @@
 """A history of a cluster whose clients use transactions; what they saw is judged by `tests/transactions/checker.py`.
 
-The clients are our own, with the plans that real clients have in `tests/transactions`. When all is healed every transaction
-must end, and every partition is read from its beginning, committed records alone and all.
+The clients are our own, with the plans that real clients have in `tests/transactions`. When all is healed every
+transaction must end, and every partition is read from its beginning, committed records alone and all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ WHERE = Topics("t", "u", SHAPE)
 class TransactionalClient(Client):
     """Performs plans until told to stop."""
 
-    def __init__(self, history: TransactionHistory, name: str, settings: ClientSettings, seed: int, number: int) -> None:
+    def __init__(
+        self, history: TransactionHistory, name: str, settings: ClientSettings, seed: int, number: int
+    ) -> None:
         super().__init__(history.cluster, history.knowledge)
         self.settings = settings
         rng = Random(seed)

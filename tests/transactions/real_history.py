@@ -17,6 +17,7 @@ from tests.transactions.checker import Anomaly, check
 from tests.transactions.confluent_client import ConfluentClient, final_read
 from tests.transactions.history import Chain, History, Isolation
 from tests.transactions.java_client import JavaClient
+from tests.transactions.own_client import OwnClient
 from tests.transactions.performing import ClientError, Performer, drive
 from tests.transactions.topics import ClientSettings, Topics
 from tests.transactions.workload import ChainPlan, Plan, Shape, chain_plans, isolation_of, plans
@@ -24,7 +25,7 @@ from tests.transactions.workload import ChainPlan, Plan, Shape, chain_plans, iso
 confluent: Any = confluent_kafka
 admin: Any = confluent_kafka.admin
 MakeClient = Callable[[ClientSettings], Any]
-MAKERS: dict[str, MakeClient] = {"confluent": ConfluentClient, "java": JavaClient}
+MAKERS: dict[str, MakeClient] = {"confluent": ConfluentClient, "java": JavaClient, "tidelog": OwnClient}
 STABLE_S = 180.0
 """How long the end of all transactions is waited for; a transaction times out long before."""
 
