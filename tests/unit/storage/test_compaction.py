@@ -214,6 +214,28 @@ class TestProducersAndTransactions:
         assert [value for _, key, value in contents(logs.log) if key == b"a"] == [b"2"]
         assert [value for _, key, value in contents(logs.log) if key == b"b"] == [b"1", b"2", b"3"]
 
+    def test_a_control_batch_that_ends_a_segment_never_leaves_a_hole(self, logs: Logs):
+        """A consumer that reads committed records would wait before the missing offset for ever."""
+        logs.append(keyed(("a", "1"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        logs.append(marker(abort=True), from_client=False)
+        roll(logs.log)
+        logs.append(keyed(("a", "2"), producer_id=8, producer_epoch=0, base_sequence=0, transactional=True))
+        logs.append(marker(abort=False, producer_id=8), from_client=False)
+        roll(logs.log)
+        for round in range(4):
+            clean_again(logs, NOW + round * CONFIG.delete_retention_ms)
+        log = logs.kill_and_open()
+        assert log.last_stable_offset == log.log_end_offset == log.high_watermark
+        for segment in list(log.segments)[:-1]:
+            assert segment.next_offset == log.segments[log.segments.floor_index(segment.next_offset)].base_offset
+            assert [h.next_offset for _, h in headers(segment)][-1:] in ([], [segment.next_offset])
+        at = 0
+        while at < log.last_stable_offset:
+            result = log.read(at, 10_000, log.last_stable_offset)
+            assert result.next_offset > at
+            at = result.next_offset
+        assert at == log.last_stable_offset
+
 
 def controls(log: PartitionLog) -> list[int]:
     return [h.base_offset for segment in log.segments for _, h in headers(segment) if h.is_control and h.record_count]

@@ -404,6 +404,55 @@ def test_the_last_five_batches_of_a_producer_are_known_again(logs, how: str):
         assert (info.duplicate, info.first_offset) == (True, start)
 
 
+@pytest.mark.parametrize("how", ["closed", "killed", "truncated", "an old snapshot is copied back"])
+def test_transactional_batches_are_known_again(logs: MakeLogs, how: str):
+    """Those of the open transaction, behind a marker of the one before it; what was cut off is not among them."""
+    home = logs()
+    home.append(*(idempotent(sequence, transactional=True) for sequence in range(3)))
+    home.append(marker(abort=False), from_client=False)
+    home.append(idempotent(3, transactional=True))
+    home.close()
+    home.open()
+    home.append(*(idempotent(sequence, transactional=True) for sequence in range(4, 7)))
+    lost: list[int] = []
+    if how == "truncated":
+        home.log.truncate_to(7)
+        lost = [6]
+    elif how == "killed":
+        home.kill()
+    else:
+        home.close()
+    if how == "an old snapshot is copied back":
+        newest, oldest = home.files("*.snapshot")[-1], home.files("*.snapshot")[0]
+        assert newest != oldest
+        (home.folder / newest).unlink()
+    if how != "truncated":
+        home.open()
+    entry = home.log.producers.entries[7]
+    assert (entry.transaction_first_offset, home.log.last_stable_offset) == (4, 4)
+    known = [sequence for sequence in range(2, 7) if sequence not in lost]
+    assert [batch[0] for batch in entry.batches] == known if not lost else entry.batches[-1][0] == 5
+    for sequence in known[-4:]:
+        info = home.log.append_as_leader(idempotent(sequence, transactional=True), 0, NOW)
+        assert (info.duplicate, info.first_offset) == (True, sequence + (sequence > 2))
+    for sequence in lost:
+        assert not home.log.append_as_leader(idempotent(sequence, transactional=True), 0, NOW).duplicate
+
+
+def test_a_transactions_end_is_known_after_a_start(logs: MakeLogs):
+    """The epoch that a marker of version 2 has raised fences the producer's late batches after a restart, too."""
+    home = logs()
+    home.append(*(idempotent(sequence, transactional=True) for sequence in range(3)))
+    home.append(marker(abort=False, epoch=1, coordinator_epoch=5), from_client=False)
+    for log in (home.close_and_open(), home.kill_and_open()):
+        entry = log.producers.entries[7]
+        assert (entry.epoch, entry.coordinator_epoch, entry.transaction_first_offset) == (1, 5, -1)
+        assert entry.batches == []
+        with pytest.raises(KafkaError) as caught:
+            log.append_as_leader(idempotent(2, transactional=True), 0, NOW)
+        assert caught.value.code == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_large_batches_of_several_producers_are_known_again(logs: MakeLogs, how: str):
     """Five batches of each lie further apart than one read, and in several segments."""
