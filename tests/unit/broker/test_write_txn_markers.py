@@ -20,6 +20,7 @@ from tests.unit.broker.transactions import (
     write_markers,
 )
 from tidelog.broker.apis.records import write_txn_markers
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.offset_fetch import (
@@ -148,6 +149,23 @@ async def test_too_many_markers_are_refused(wire: Wire, topic: None, monkeypatch
     monkeypatch.setattr(write_txn_markers, "MARKERS_MAX", 2)
     answered = await write_markers(wire, marker([("t", index) for index in range(3)]))
     assert set(answered.values()) == {E.INVALID_REQUEST}
+
+
+async def test_very_many_markers_are_written_in_pieces(
+    running: RunningNode, wire: Wire, topic: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(write_txn_markers, "PIECE_ELEMENTS_MAX", 2)
+    ends: list[int] = []
+    pause = FairScheduler.pause
+
+    async def noted(turns: FairScheduler, loop: asyncio.AbstractEventLoop) -> None:
+        ends.append(partition_of(running).log.log_end_offset)
+        await pause(turns, loop)
+
+    monkeypatch.setattr(FairScheduler, "pause", noted)
+    answered = await write_markers(wire, *(marker([T0], producer_id=producer_id) for producer_id in range(5)))
+    assert answered == {(producer_id, "t", 0): E.NONE for producer_id in range(5)}
+    assert ends == [0, 2, 4]
 
 
 async def test_other_internal_topics_take_no_markers(wire: Wire, topic: None):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.coordinators.broker_queues import BrokerQueues
 from tidelog.broker.coordinators.marker_writer import Marker, MarkerWriter, TopicPartition
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -168,14 +169,19 @@ class TransactionMarkers:
             self._settle(pending, dict.fromkeys(deleted, ErrorCode.NONE))
 
     def _write_here(self, pending: _Pending, partitions: list[TopicPartition]) -> None:
+        """Write a piece, and the rest when others were served."""
+        piece, rest = partitions[:PIECE_ELEMENTS_MAX], partitions[PIECE_ELEMENTS_MAX:]
         results: dict[TopicPartition, ErrorCode] = {}
 
         def on_written(partition: TopicPartition, error: ErrorCode) -> None:
             results[partition] = error
-            if len(results) == len(partitions):
+            if len(results) == len(piece):
                 self._settle(pending, results)
 
-        self._writer.write(pending.as_written(), partitions, on_written)
+        if not pending.is_over:
+            self._writer.write(pending.as_written(), piece, on_written)
+        if rest:
+            self._loop.call_soon(self._write_here, pending, rest)
 
     async def _send_request(self, broker_id: int, pieces: list[_Piece], lane: str) -> None:
         endpoint = self._endpoint_of(broker_id)

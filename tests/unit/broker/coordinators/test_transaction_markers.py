@@ -263,6 +263,19 @@ async def test_a_request_is_bounded(room: Room, monkeypatch: pytest.MonkeyPatch)
     assert sizes == [4, 4, 2]
 
 
+async def test_very_many_partitions_of_this_node_are_written_in_pieces(room: Room, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transaction_markers, "PIECE_ELEMENTS_MAX", 4)
+    partitions = [("a", index) for index in range(10)]
+    for topic, index in partitions:
+        room.cluster.lead(topic, index, OWN_ID)
+    room.send(*partitions)
+    written: list[int] = []
+    while len(room.done) < 10:
+        await asyncio.sleep(0)
+        written.append(len(room.writer.written))
+    assert written == [4, 8, 10]
+
+
 async def test_after_the_end_nothing_is_sent_or_told(room: Room):
     room.cluster.hold(2)
     room.send(B)

@@ -6,12 +6,14 @@ markers are checked as those of version 0.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
 from tidelog.broker.apis.services import Services
 from tidelog.broker.coordinators.marker_writer import Marker, TopicPartition
 from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -30,33 +32,62 @@ Results = dict[int, dict[TopicPartition, ErrorCode]]
 """Producer id -> partition -> error. As in Kafka, markers of one producer share one result."""
 
 
+class _Answer(Deferred):
+    """The results of a request, which is answered when all are there."""
+
+    __slots__ = ("_open_count", "_results")
+
+    def __init__(self, request: WriteTxnMarkersRequest, count: int) -> None:
+        super().__init__()
+        self._results: Results = {each.producer_id: {} for each in request.markers}
+        self._open_count = count
+        if not count:
+            self.complete(_response(self._results))
+
+    def on_written(self, producer_id: int, partition: TopicPartition, error: ErrorCode) -> None:
+        self._results[producer_id][partition] = error
+        self._open_count -= 1
+        if not self._open_count:
+            self.complete(_response(self._results))
+
+
 def handle(services: Services, context: RequestContext, request: WriteTxnMarkersRequest) -> Any:
-    markers = [(each, _partitions(each)) for each in request.markers]
-    open_count = sum(len(partitions) for _, partitions in markers)
-    if open_count > MARKERS_MAX:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{open_count} markers in one request, above {MARKERS_MAX}")
-    results: Results = {each.producer_id: {} for each in request.markers}
-    deferred = Deferred()
+    markers = [
+        (_marker(each), partition) for each in request.markers for partition in _partitions(each)
+    ]  # of each partition
+    if len(markers) > MARKERS_MAX:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{len(markers)} markers in one request, above {MARKERS_MAX}")
+    answer = _Answer(request, len(markers))
+    if len(markers) > PIECE_ELEMENTS_MAX:
+        return _write_in_pieces(services, markers, answer)
+    _write(services, markers, answer)
+    return answer
 
-    def on_written(producer_id: int, partition: TopicPartition, error: ErrorCode) -> None:
-        nonlocal open_count
-        results[producer_id][partition] = error
-        open_count -= 1
-        if open_count == 0 and is_begun:
-            deferred.complete(_response(results))
 
-    is_begun = False
-    for each, partitions in markers:
-        marker = Marker(
-            each.producer_id,
-            each.producer_epoch,
-            each.transaction_result,
-            each.coordinator_epoch,
-            each.transaction_version,
-        )
-        services.markers.write(marker, partitions, partial(on_written, each.producer_id))
-    is_begun = True
-    return deferred if open_count else _response(results)
+def _write(services: Services, markers: list[tuple[Marker, TopicPartition]], answer: _Answer) -> None:
+    for marker, partition in markers:
+        services.markers.write(marker, (partition,), partial(answer.on_written, marker.producer_id))
+
+
+async def _write_in_pieces(
+    services: Services, markers: list[tuple[Marker, TopicPartition]], answer: _Answer
+) -> _Answer:
+    """Others are served in between."""
+    loop = asyncio.get_running_loop()
+    for start in range(0, len(markers), PIECE_ELEMENTS_MAX):
+        await services.turns.pause(loop)
+        _write(services, markers[start : start + PIECE_ELEMENTS_MAX], answer)
+    return answer
+
+
+def _marker(marker: WritableTxnMarker) -> Marker:
+    return Marker(
+        marker.producer_id,
+        marker.producer_epoch,
+        marker.transaction_result,
+        marker.coordinator_epoch,
+        marker.transaction_version,
+    )
 
 
 def _partitions(marker: WritableTxnMarker) -> dict[TopicPartition, None]:
