@@ -339,9 +339,13 @@ class Repairs:
 
     async def _copy(self, partition: Partition, repair: RangeRepair, source: int) -> None:
         """Raises CopyRefused, KafkaError, PeerUnreachable, OSError."""
-        is_interior = repair.damage.end_offset < partition.log.log_end_offset
+        first_offset, log = repair.damage.first_offset, partition.log
+        is_own = partition.leads and log.leader_epochs.epoch_for_offset(first_offset) == partition.leader_epoch
+        # What this leader appended is the same wherever it is. For the last records of other epochs a replica may have
+        # what another leader wrote instead, unless they are committed.
+        up_to_log_end = is_own or repair.damage.end_offset < log.log_end_offset
         while not repair.is_complete and not repair.is_obsolete:
-            data = await self.fetch(partition, source, repair.next_offset, up_to_log_end=is_interior)
+            data = await self.fetch(partition, source, repair.next_offset, up_to_log_end=up_to_log_end)
             if not data:
                 raise PeerUnreachable("it has not come that far yet")
             before = repair.next_offset
