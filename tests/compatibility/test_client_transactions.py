@@ -47,16 +47,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module", params=SERVERS)
 def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with start(request.param, tmp_path_factory.mktemp(request.param), **OPTIONS) as started:
-        serves_transactions(started)
         yield started
-
-
-def serves_transactions(node: ServerProcess) -> None:
-    """Skip the test on a broker that has no transactions yet."""
-    with Wire(node.port) as connection:
-        found: Any = connection.ask("find_coordinator", 3, key="probe", key_type=1)
-    if ErrorCode.of(int(found.error_code)) is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        pytest.skip("this broker serves no transactions yet")
 
 
 @pytest.fixture(params=[2, 1])

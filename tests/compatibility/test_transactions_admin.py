@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from tests.compatibility.conftest import SERVERS, create_topic, start
-from tests.compatibility.test_client_transactions import OPTIONS, serves_transactions
+from tests.compatibility.test_client_transactions import OPTIONS
 from tests.patience import PATIENCE_S
 from tidelog import Admin, KafkaError, Producer, ProducerFenced, TopicPartition
 from tidelog.cli.main import main
@@ -25,7 +25,6 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module", params=SERVERS)
 def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with start(request.param, tmp_path_factory.mktemp(request.param), **OPTIONS) as started:
-        serves_transactions(started)
         yield started
 
 

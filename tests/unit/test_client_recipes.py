@@ -128,3 +128,43 @@ async def test_a_weighted_assignor_deals_by_weight(brokers: str, recipe: Any) ->
         while (len(light.assignment()), len(heavy.assignment())) != (1, 3):
             await light.poll(50)
             await heavy.poll(50)
+
+
+class Transform(Handler):
+    """Makes an invoice of an order; the broker refuses one invoice at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused_once = {b"77"}
+
+    async def __call__(self, record: ConsumerRecord) -> bytes:  # type: ignore[override]
+        await super().__call__(record)
+        assert record.value is not None
+        if record.value in self.refused_once:
+            self.refused_once.remove(record.value)
+            return bytes(2_000)
+        return b"invoice " + record.value
+
+
+async def test_every_order_has_one_invoice_whatever_crashes(brokers: str, recipe: Any) -> None:
+    await fill(brokers)
+    async with Admin(bootstrap_servers=brokers) as admin:
+        await admin.create_topics([NewTopic("invoices", 2, configs={"max.message.bytes": "1000"})])
+    transform = Transform()
+    transform.crash_before = {b"%d" % number for number in (0, 137, 138, 299)}
+    await run(recipe("exactly_once"), transform, has_committed_all(brokers, "billing"))
+    assert not transform.crash_before
+    assert not transform.refused_once
+    assert max(transform.seen.values()) > 1, "no batch was read again: the crashes came to nothing"
+    invoices: Counter[bytes | None] = Counter()
+    expected = {b"invoice %d" % number for number in range(RECORDS)}
+    async with (
+        Consumer(
+            "invoices", bootstrap_servers=brokers, isolation_level="read_committed", auto_offset_reset="earliest"
+        ) as consumer,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        while invoices.keys() < expected:
+            for records in (await consumer.poll(100)).values():
+                invoices.update(record.value for record in records)
+    assert invoices == Counter(expected)
