@@ -1,57 +1,106 @@
-"""Stock clients with a transactional id hear at once, and for good, that transactions are not served."""
+"""Stock clients with a transactional id: what they commit is read, what they abort is not, an older one is fenced."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from tests.compatibility.conftest import start
 from tests.patience import PATIENCE_S
 from tidelog.testing.processes import ServerProcess
 
-
-@pytest.fixture(scope="module")
-def tidelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with start("tidelog", tmp_path_factory.mktemp("tidelog")) as node:
-        yield node
+NewTopic = Callable[..., str]
+ROUNDS = 6
 
 
-def test_confluent_kafka(tidelog: ServerProcess) -> None:
+def committed(server: ServerProcess, topic: str, count: int) -> list[str]:
+    """What a reader of committed records gets, to the end of the topic."""
     confluent = pytest.importorskip("confluent_kafka")
-    producer = confluent.Producer(
+    consumer = confluent.Consumer(
         {
-            "bootstrap.servers": tidelog.bootstrap_servers,
-            "transactional.id": "t",
-            "log_level": 0,
-            "logger": logging.getLogger(),
+            "bootstrap.servers": server.bootstrap_servers,
+            "group.id": f"read-{topic}",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
         }
     )
+    partitions = [confluent.TopicPartition(topic, index, 0) for index in range(2)]
+    consumer.assign(partitions)
+    values, ended = [], set()
+    while len(ended) < len(partitions) or len(values) < count:
+        message = consumer.poll(PATIENCE_S)
+        assert message is not None, (values, ended)
+        if message.error() is None:
+            values.append(message.value().decode())
+        else:
+            ended.add(message.partition())
+    consumer.close()
+    return sorted(values)
+
+
+def expected() -> list[str]:
+    return sorted(f"{number}-{index}" for number in range(0, ROUNDS, 2) for index in range(2))
+
+
+def test_confluent_kafka(server: ServerProcess, new_topic: NewTopic) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    topic = new_topic(partitions=2)
+    config = {"bootstrap.servers": server.bootstrap_servers, "transactional.id": topic, "log_level": 0}
+    old = confluent.Producer(config)
+    old.init_transactions(PATIENCE_S)
+    producer = confluent.Producer(config)
+    producer.init_transactions(PATIENCE_S)
+    for number in range(ROUNDS):
+        producer.begin_transaction()
+        for index in range(2):
+            producer.produce(topic, f"{number}-{index}", partition=index)
+        end = producer.abort_transaction if number % 2 else producer.commit_transaction
+        producer.flush(PATIENCE_S)
+        end(PATIENCE_S)
+    old.begin_transaction()
+    old.produce(topic, "fenced", partition=0)
     with pytest.raises(confluent.KafkaException) as caught:
-        producer.init_transactions(PATIENCE_S)
-    error = caught.value.args[0]
-    assert error.code() == confluent.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert error.fatal()
+        old.commit_transaction(PATIENCE_S)
+    assert caught.value.args[0].code() == confluent.KafkaError._FENCED
+    assert committed(server, topic, ROUNDS) == expected()
 
 
-async def test_aiokafka(tidelog: ServerProcess) -> None:
+async def test_aiokafka(server: ServerProcess, new_topic: NewTopic) -> None:
     aiokafka = pytest.importorskip("aiokafka")
-    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=tidelog.bootstrap_servers, transactional_id="t")
-    try:
-        with pytest.raises(aiokafka.errors.TransactionalIdAuthorizationFailed):
-            await producer.start()
-    finally:
-        await producer.stop()
+    topic = new_topic(partitions=2)
+
+    def client() -> object:
+        return aiokafka.AIOKafkaProducer(bootstrap_servers=server.bootstrap_servers, transactional_id=topic)
+
+    old, producer = client(), client()
+    await old.start()
+    await producer.start()
+    for number in range(ROUNDS):
+        await producer.begin_transaction()
+        for index in range(2):
+            await producer.send_and_wait(topic, f"{number}-{index}".encode(), partition=index)
+        await (producer.abort_transaction() if number % 2 else producer.commit_transaction())
+    await old.begin_transaction()
+    with pytest.raises(aiokafka.errors.ProducerFenced):
+        await old.send_and_wait(topic, b"fenced", partition=0)
+    await producer.stop()
+    await old.stop()
+    assert await asyncio.to_thread(committed, server, topic, ROUNDS) == expected()
 
 
-def test_kafka_python(tidelog: ServerProcess) -> None:
+def test_kafka_python(server: ServerProcess, new_topic: NewTopic) -> None:
     kafka = pytest.importorskip("kafka")
+    topic = new_topic(partitions=2)
     producer = kafka.KafkaProducer(
-        bootstrap_servers=tidelog.bootstrap_servers, transactional_id="t", max_block_ms=1000 * PATIENCE_S
+        bootstrap_servers=server.bootstrap_servers, transactional_id=topic, max_block_ms=1000 * PATIENCE_S
     )
-    try:
-        with pytest.raises(kafka.errors.TransactionalIdAuthorizationFailedError):
-            producer.init_transactions()
-    finally:
-        producer.close(timeout=1)
+    producer.init_transactions()
+    for number in range(ROUNDS):
+        producer.begin_transaction()
+        for index in range(2):
+            producer.send(topic, f"{number}-{index}".encode(), partition=index).get(PATIENCE_S)
+        (producer.abort_transaction if number % 2 else producer.commit_transaction)()
+    producer.close()
+    assert committed(server, topic, ROUNDS) == expected()
