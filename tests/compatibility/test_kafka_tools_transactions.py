@@ -1,7 +1,9 @@
-"""Kafka's Java producer with transactions, its TransactionsCommand and dump tool, on a Tidelog node and on Kafka's own."""
+"""Kafka's Java producer in transactions, its TransactionsCommand and its dump tool, on Tidelog and on Kafka itself."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +77,12 @@ def test_the_dump_tool_reads_the_log_of_transactions(tmp_path: Path) -> None:
     file = next(directory.glob("*.log"))
     done = peers.java("org.apache.kafka.tools.DumpLogSegments", "--transaction-log-decoder", "--files", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
-    values = re.findall(r"key: (\S+) payload: (.*)", done.stdout)
-    print(done.stdout[:3000])
-    assert values
+    payloads = [json.loads(payload)["data"] for payload in re.findall(r"payload: (.*)", done.stdout)]
+    states = [state for state, _ in itertools.groupby(payload["transactionStatus"] for payload in payloads)]
+    assert states[0] == 0
+    assert states[1:] == [1, 2, 4] * ((len(states) - 1) // 3), "each transaction: ongoing, prepared, complete"
+    assert len(states) > 3
+    epochs = [payload["producerEpoch"] for payload in payloads if payload["transactionStatus"] == 4]
+    assert epochs == list(range(1, len(epochs) + 1)), "each transaction has an epoch of its own"
+    assert payloads[1]["transactionPartitions"][0]["topic"] == "t"
+    assert 'key: {"type":"0","data":{"transactionalId":"tx"}}' in done.stdout

@@ -239,6 +239,17 @@ async def test_prepared_transactions_are_completed_after_a_restart(start_node: S
     assert await produce(wire, {T0: batch}, version=12) == [E.NONE]
 
 
+async def test_ongoing_transactions_are_shown_with_their_age(running: RunningNode, ready: Wire):
+    broker: Any = running.node._broker
+    identity = await producer(ready)
+    assert (broker.transactions.id_count, list(broker.transactions.open_start_times_ms())) == (1, [])
+    await add(ready, identity, [T0])
+    (start_ms,) = broker.transactions.open_start_times_ms()
+    assert start_ms == (await state(ready)).transaction_start_time_ms > 0
+    await end(ready, identity)
+    assert list(broker.transactions.open_start_times_ms()) == []
+
+
 async def test_transactions_are_listed_by_state_producer_age_and_pattern(ready: Wire):
     identity = await producer(ready)
     await producer_of(ready, "other")

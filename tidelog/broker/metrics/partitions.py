@@ -181,6 +181,11 @@ def collect_transactions(totals: PartitionTotals, broker: BrokerSide, out: Expos
     out.add("tidelog_open_transactions", totals.open_transactions)
     out.add("tidelog_oldest_open_transaction_seconds", totals.oldest_transaction_ms / 1000)
     out.add("tidelog_partitions_with_late_transactions", totals.late_transactions)
+    starts_ms = list(broker.transactions.open_start_times_ms())
+    oldest_ms = broker.partitions.wall_ms() - min(starts_ms) if starts_ms else 0
+    out.add("tidelog_transactional_ids", broker.transactions.id_count)
+    out.add("tidelog_ongoing_transactions", len(starts_ms))
+    out.add("tidelog_oldest_ongoing_transaction_seconds", max(oldest_ms, 0) / 1000)
     out.add("tidelog_transaction_markers_waiting", len(broker.marker_sender))
     out.add("tidelog_transaction_markers_retried", broker.marker_sender.waiting_partitions)
     out.add("tidelog_transaction_verification_failures_total", broker.verifier.failures)

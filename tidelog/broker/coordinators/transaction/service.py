@@ -10,7 +10,7 @@ Source: Kafka's `TransactionCoordinator`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -199,11 +199,15 @@ class TransactionCoordinatorService:
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return list(chain.from_iterable(self._read_all(lambda coordinator: coordinator.transactions())))
 
+    @property
+    def id_count(self) -> int:
+        return sum(len(ids) for ids in self._read_all(lambda coordinator: coordinator.ids))
+
     def open_start_times_ms(self) -> Iterator[int]:
         """When each open transaction began, by the wall clock."""
         return chain.from_iterable(self._read_all(lambda coordinator: coordinator.open_start_times_ms()))
 
-    def _read_all(self, operation: Callable[[TransactionCoordinator], Iterable[Any]]) -> Iterator[Iterable[Any]]:
+    def _read_all(self, operation: Callable[[TransactionCoordinator], Any]) -> Iterator[Any]:
         for partition in self._runtime.active_partitions():
             yield self._runtime.read(partition, operation)
 
