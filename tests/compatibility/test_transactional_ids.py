@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,8 @@ def committed(server: ServerProcess, topic: str, count: int) -> list[str]:
     )
     partitions = [confluent.TopicPartition(topic, index, 0) for index in range(2)]
     consumer.assign(partitions)
-    values, ended = [], set()
+    values: list[str] = []
+    ended: set[int] = set()
     while len(ended) < len(partitions) or len(values) < count:
         message = consumer.poll(PATIENCE_S)
         assert message is not None, (values, ended)
@@ -71,7 +73,7 @@ async def test_aiokafka(server: ServerProcess, new_topic: NewTopic) -> None:
     aiokafka = pytest.importorskip("aiokafka")
     topic = new_topic(partitions=2)
 
-    def client() -> object:
+    def client() -> Any:
         return aiokafka.AIOKafkaProducer(bootstrap_servers=server.bootstrap_servers, transactional_id=topic)
 
     old, producer = client(), client()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ EMPTY = TransactionMetadata(
 )
 ONGOING = EMPTY._replace(state=TransactionState.ONGOING, partitions=frozenset({("t", 3)}), start_ms=4)
 ABORTING = ONGOING._replace(state=TransactionState.PREPARE_ABORT, producer_epoch=32_767, next_producer_id=1_009)
-V0 = {"previous_producer_id": -1, "next_producer_id": -1, "client_version": 0}
+V0: dict[str, Any] = {"previous_producer_id": -1, "next_producer_id": -1, "client_version": 0}
 
 # (metadata, transaction version, Kafka's bytes of the value)
 BY_KAFKA = [
