@@ -52,7 +52,7 @@ def test_an_example_of_a_test_passes(number: int, tmp_path: Path):
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=4 * PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -295,11 +295,11 @@ async def test_groups_are_loaded_once_there_are_descriptors_again(
         return answer.error_code, answer.topics[0].partitions[0].committed_offset if answer.topics else -1
 
     async def until_committed() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await committed() != (0, 7):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await wire.call(commit, 2, OffsetCommitResponse)).topics[0].partitions[0].error_code:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await until_committed()

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.broker.metadata_services import running_services
 from tidelog.broker.apis.cluster import envelope
 from tidelog.broker.apis.dispatch import Dispatcher
@@ -63,7 +64,7 @@ async def test_a_node_that_led_itself_asks_the_next_controller(tmp_path: Path) -
         assert isinstance(answer, Deferred)
         told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         answer.on_complete(told.set_result)
-        frame = bytes(await asyncio.wait_for(told, 30))
+        frame = bytes(await asyncio.wait_for(told, PATIENCE_S))
         assert (int.from_bytes(frame[:4], "big"), frame[4:9]) == (len(frame) - 4, b"\0\0\0\x2a\0")
         response = CreateTopicsResponse.decode(frame[9:], 7)
         assert [(topic.name, topic.error_code) for topic in response.topics] == [("t", 0)]

@@ -37,7 +37,7 @@ from tidelog.protocol.messages.produce import ProduceResponse
 ALL = MetadataRequest(topics=[])
 
 
-async def answers(wire: Wire, seconds: float = 5.0) -> bool:
+async def answers(wire: Wire, seconds: float = PATIENCE_S) -> bool:
     try:
         await asyncio.wait_for(wire.call(ALL, 9, MetadataResponse), seconds)
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -45,7 +45,7 @@ async def answers(wire: Wire, seconds: float = 5.0) -> bool:
     return True
 
 
-async def closed(wire: Wire, seconds: float = 5.0) -> bool:
+async def closed(wire: Wire, seconds: float = PATIENCE_S) -> bool:
     try:
         return await asyncio.wait_for(wire.reader.read(1), seconds) == b""
     except ConnectionError:
@@ -96,7 +96,7 @@ async def test_beyond_the_rate_connections_are_read_later(start_node: StartNode)
     began = loop.time()
     wires = [await running.connect() for _ in range(6)]
     assert all(await asyncio.gather(*map(answers, wires)))
-    assert 0.2 < loop.time() - began < 3
+    assert 0.2 < loop.time() - began < PATIENCE_S
 
 
 async def test_the_last_files_are_for_logs(start_node: StartNode) -> None:
@@ -153,8 +153,8 @@ async def test_who_sends_nothing_or_next_to_nothing_is_idle(start_node: StartNod
 
     tasks = [asyncio.create_task(trickle()), asyncio.create_task(work())]
     try:
-        assert await closed(silent, 3)
-        assert await closed(trickling, 3)
+        assert await closed(silent)
+        assert await closed(trickling)
         assert not tasks[1].done()
     finally:
         for task in tasks:
@@ -174,7 +174,7 @@ async def test_who_is_closed_and_does_not_take_its_answers_is_cut_off(start_node
     lazy.writer.transport.pause_reading()  # type: ignore[attr-defined]
     for _ in range(5):
         lazy.send(fetch("t"), 11)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while server.connections:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert server.cut["idle"] == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import StartNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker.scheduling import inspections
@@ -88,7 +88,7 @@ async def test_with_acks_0_a_refusal_ends_the_connection_and_nothing_else_is_ans
     answer = await wire.call(produce("t", keyed(1)), 9, ProduceResponse)
     assert produced(answer) == [(0, LONG)]
     wire.send(produce("t", keyed(LONG, key=None), acks=0), 9)
-    assert await asyncio.wait_for(wire.reader.read(1), 10) == b""
+    assert await asyncio.wait_for(wire.reader.read(1), PATIENCE_S) == b""
     assert produced(await other.call(produce("t", keyed(1)), 9, ProduceResponse)) == [(0, LONG + 1)]
 
 

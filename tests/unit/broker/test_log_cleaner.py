@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -204,17 +205,16 @@ async def test_a_device_that_refuses_takes_its_directory(node: Node, monkeypatch
 async def test_what_broke_off_is_not_begun_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path, **{"log.cleaner.backoff.ms": "100"})
     node.fill("t", 50)
-    begun: list[Compaction] = []
+    begun_s: list[float] = []
 
     def refuse(compaction: Compaction, *_: Any) -> Any:
-        begun.append(compaction)
+        begun_s.append(time.monotonic())
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(Compaction, "_note_keys", refuse)
     node.start()
-    await node.until(lambda: bool(begun))
-    await asyncio.sleep(0.25)
-    assert 1 <= len(begun) <= 4
+    await node.until(lambda: len(begun_s) >= 3)
+    assert all(later - before > 0.09 for before, later in itertools.pairwise(begun_s))
     monkeypatch.undo()
     await node.until(lambda: node.cleaner.totals.cleanings == 1)
     await node.cleaner.close()

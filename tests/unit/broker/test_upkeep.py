@@ -173,7 +173,7 @@ async def test_a_deleted_topic_goes_from_the_disk(start_node: Any, make_batch: A
     assert (await wire.call(request, 9, ProduceResponse)).responses[0].partition_responses[0].error_code == 0
     deletion = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
     assert (await wire.call(deletion, 6, DeleteTopicsResponse)).responses[0].error_code == 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while _left(running):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert threads
