@@ -168,3 +168,31 @@ async def test_every_order_has_one_invoice_whatever_crashes(brokers: str, recipe
             for records in (await consumer.poll(100)).values():
                 invoices.update(record.value for record in records)
     assert invoices == Counter(expected)
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("pandas_frames", "pandas"), ("polars_frames", "polars"), ("duckdb_counts", "duckdb")]
+)
+async def test_tables_go_into_frames_and_queries(brokers: str, recipe: Any, name: str, library: str) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip(library)
+    await fill(brokers)
+    values: list[Any] = []
+
+    async def handle(frame: Any) -> None:
+        if library == "duckdb":
+            if frame == dict.fromkeys(range(4), RECORDS // 4):
+                raise Enough
+            return
+        values.extend(frame["value"].to_list())
+        if len(values) == RECORDS:
+            raise Enough
+
+    with pytest.raises(Enough):
+        await asyncio.wait_for(recipe(name)(handle), PATIENCE_S)
+    if library != "duckdb":
+        assert sorted(int(value) for value in values) == list(range(RECORDS))

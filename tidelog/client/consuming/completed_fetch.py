@@ -1,20 +1,25 @@
-"""The batches of one partition from one fetch response, decoded into records in steps.
+"""The batches of one partition from one fetch response, decoded into records or Arrow columns in steps.
 
 Pure. Invariants: records come in offset order, from the requested offset on. Records of control
 batches and of aborted transactions are left out. A batch is decoded only when its first record is
-due. `position` is always the offset at which a later fetch continues.
+due. `position` is always the offset at which a later fetch continues, and at which either kind of
+decoding continues after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidelog.client.model import ConsumerRecord, TopicPartition
-from tidelog.protocol.batches.record_batch import Buffer, check_crc, iter_headers
+from tidelog.protocol.batches.columnar import decode_columns
+from tidelog.protocol.batches.record_batch import BatchHeader, Buffer, check_crc, iter_headers
 from tidelog.protocol.batches.records import decode_batch, iter_data_batches
 from tidelog.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Deserializer = Callable[[bytes], Any]
 
@@ -23,12 +28,15 @@ class CompletedFetch:
     """Record batches of one partition, and the position up to which they are handed out."""
 
     __slots__ = (
+        "_aborted",
         "_batches",
         "_buffer",
         "_check_crcs",
+        "_columns",
         "_cursor",
         "_error",
         "_key_deserializer",
+        "_pieces",
         "_records",
         "_traceback",
         "_value_deserializer",
@@ -67,7 +75,11 @@ class CompletedFetch:
         self._check_crcs = check_crcs
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        self._batches = iter_data_batches(buffer, aborted)
+        self._aborted = tuple(aborted)
+        self._batches = iter_data_batches(buffer, self._aborted)
+        self._pieces: Iterator[pa.RecordBatch] | None = None
+        """The decoding into columns, which the next `take` ends; None while there is none."""
+        self._columns: tuple[str, ...] = ()
         self._records: list[ConsumerRecord] = []
         self._cursor = 0
         self._error: Exception | None = None
@@ -118,6 +130,9 @@ class CompletedFetch:
         the deserializer's exception when it refused the next record. Later calls raise the same
         error.
         """
+        if self._pieces is not None:
+            self._pieces = None
+            self._batches = iter_data_batches(self._buffer, self._aborted)
         records: list[ConsumerRecord] = []
         while len(records) < limit:
             if self._cursor >= len(self._records):
@@ -141,20 +156,97 @@ class CompletedFetch:
             self.position = records[-1].offset + 1
         return records
 
+    def take_columns(self, columns: Sequence[str]) -> pa.RecordBatch | None:
+        """Return the next records as a batch of Arrow columns and move `position` behind them; None at
+        the end. Its size is limited by `columnar.PIECE_ROWS` and `columnar.PIECE_BYTES`.
+
+        Raises KafkaError as `take`.
+        """
+        if self._pieces is None or self._columns != tuple(columns):
+            self._columns = tuple(columns)
+            self._records, self._cursor, self._error = [], 0, None
+            self._pieces = self._decode_pieces(self._columns)
+        try:
+            piece = next(self._pieces, None)
+        except KafkaError:
+            self._pieces = None  # a later call raises it again
+            raise
+        if piece is None:
+            self._pieces, self._buffer = None, b""
+            self.position, self.leader_epoch = self.end_offset, self.end_epoch
+        return piece
+
+    def _decode_pieces(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+        """The rest of the batches as pieces, up to a broken batch; then its error."""
+        batches: list[tuple[int, BatchHeader]] = []
+        damaged: KafkaError | None = None
+        for start, header in iter_data_batches(self._buffer, self._aborted):
+            if header.last_offset < self.position:
+                continue
+            if self._check_crcs and not check_crc(self._buffer, start, header):
+                damaged = self._crc_error(header)
+                break
+            batches.append((start, header))
+        if batches:
+            try:
+                end = batches[-1][1].next_offset
+                yield from self._pieces_of(self._buffer, end, columns, self._aborted, batches)
+            except KafkaError:
+                # The records before a malformed batch are handed out first.
+                view = memoryview(self._buffer)
+                for start, header in batches:
+                    if header.next_offset > self.position:
+                        one = view[start : start + header.size_bytes]
+                        yield from self._pieces_of(one, header.next_offset, columns, (), [(start, header)])
+        if damaged is not None:
+            raise damaged
+
+    def _pieces_of(
+        self,
+        buffer: Buffer,
+        end_offset: int,
+        columns: tuple[str, ...],
+        aborted: Iterable[tuple[int, int]],
+        batches: list[tuple[int, BatchHeader]],
+    ) -> Iterator[pa.RecordBatch]:
+        topic, partition = self.partition
+        # The position moves by the offsets, which the caller may not want.
+        wanted = columns if "offset" in columns else (*columns, "offset")
+        pieces = decode_columns(
+            buffer,
+            topic=topic,
+            partition=partition,
+            first_offset=self.position,
+            end_offset=end_offset,
+            columns=wanted,
+            aborted=aborted,
+        )
+        epochs = iter(batches)
+        header: BatchHeader | None = None
+        for piece in pieces:
+            if not piece.num_rows:
+                continue
+            last_offset = piece.column(wanted.index("offset"))[-1].as_py()
+            while header is None or header.last_offset < last_offset:
+                _, header = next(epochs)
+            self.position, self.leader_epoch = last_offset + 1, header.partition_leader_epoch
+            yield piece if wanted == columns else piece.select(list(columns))
+
+    def _crc_error(self, header: BatchHeader) -> KafkaError:
+        problem = f"{self.partition}: the batch at offset {header.base_offset} fails its CRC"
+        return KafkaError(ErrorCode.CORRUPT_MESSAGE, problem)
+
     def _decode_next(self) -> bool:
         """Decode the next batch that has a record to hand out; False when no such batch follows."""
         for start, header in self._batches:
             if self._check_crcs and not check_crc(self._buffer, start, header):
-                raise KafkaError(
-                    ErrorCode.CORRUPT_MESSAGE,
-                    f"{self.partition}: the batch at offset {header.base_offset} fails its CRC",
-                )
+                raise self._crc_error(header)
             topic, partition = self.partition
             timestamp_type, epoch, new = header.timestamp_type, header.partition_leader_epoch, tuple.__new__
             records = [
                 new(ConsumerRecord, (topic, partition, offset, timestamp, timestamp_type, key, value, headers, epoch))
                 for offset, timestamp, key, value, headers in decode_batch(self._buffer, start, header)
-                if offset >= self.start_offset
+                if offset >= self.position
             ]
             if records:
                 self._records = self._deserialize(records)

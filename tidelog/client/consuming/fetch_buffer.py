@@ -7,12 +7,16 @@ fetched before a seek or a rebalance are dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class FetchBuffer:
@@ -68,31 +72,81 @@ class FetchBuffer:
                     if not remaining:
                         break
         if not records_by_partition:
-            for partition, failure in errors.items():
-                if isinstance(failure, KafkaError):
-                    self.discard((partition,))
-                raise failure
-            self._raise_partition_error()
+            self._raise_first(errors)
         return records_by_partition
 
+    def _raise_first(self, errors: Mapping[TopicPartition, Exception]) -> None:
+        for partition, failure in errors.items():
+            if isinstance(failure, KafkaError):
+                self.discard((partition,))
+            raise failure
+        self._raise_partition_error()
+
     def _take_from(self, partition: TopicPartition, limit: int) -> list[ConsumerRecord]:
-        queue = self._fetches[partition]
-        fetch = queue[0]
-        state = self._subscription.assigned.get(partition)
-        if state is None or state.position != fetch.position:
-            self.discard((partition,))
-            return []
-        if state.paused:
+        fetch = self._due_fetch(partition)
+        if fetch is None:
             return []
         before = fetch.position
         records = fetch.take(limit)
+        self._advance(fetch, before)
+        return records
+
+    def _due_fetch(self, partition: TopicPartition) -> CompletedFetch | None:
+        """The fetch that continues at the position, unless the partition is paused."""
+        fetch = self._fetches[partition][0]
+        state = self._subscription.assigned.get(partition)
+        if state is None or state.position != fetch.position:
+            self.discard((partition,))
+            return None
+        return None if state.paused else fetch
+
+    def _advance(self, fetch: CompletedFetch, before: int) -> None:
+        """Move the position behind what was taken, and go on with the next fetch at the end of one."""
+        partition = fetch.partition
+        queue = self._fetches[partition]
         self._subscription.advance_position(partition, before, fetch.position, fetch.leader_epoch)
         if fetch.exhausted:
             queue.popleft()
             del self._fetches[partition]
             if queue:
                 self._fetches[partition] = queue  # moved to the end, behind the other partitions
-        return records
+
+    def take_columns(self, columns: Sequence[str], rows: int, size_bytes: int) -> list[pa.RecordBatch]:
+        """Return records as Arrow columns, a batch or more a partition, and move the positions behind
+        them. Ends after the batch with which there are this many rows or bytes.
+
+        Raises as `take`.
+        """
+        taken: list[pa.RecordBatch] = []
+        errors: dict[TopicPartition, Exception] = {}
+        progress = True
+        while progress and rows > 0 and size_bytes > 0:
+            progress = False
+            for partition in list(self._fetches):
+                try:
+                    piece = self._take_piece(partition, columns)
+                except Exception as error:
+                    errors[partition] = error
+                    continue
+                if piece is not None:
+                    taken.append(piece)
+                    rows -= piece.num_rows
+                    size_bytes -= piece.nbytes
+                    progress = True
+                    if rows <= 0 or size_bytes <= 0:
+                        break
+        if not taken:
+            self._raise_first(errors)
+        return taken
+
+    def _take_piece(self, partition: TopicPartition, columns: Sequence[str]) -> pa.RecordBatch | None:
+        fetch = self._due_fetch(partition)
+        if fetch is None:
+            return None
+        before = fetch.position
+        piece = fetch.take_columns(columns)
+        self._advance(fetch, before)
+        return piece
 
     def is_readable(self, fetch: CompletedFetch) -> bool:
         """Whether this response has unread records and its partition is not paused."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.completed_fetch import CompletedFetch
@@ -36,6 +37,9 @@ from tidelog.protocol.messages.fetch import (
     ForgottenTopic,
     PartitionData,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
@@ -398,6 +402,10 @@ class Fetcher:
         Raises as `FetchBuffer.take`.
         """
         return self._buffer.take(limit)
+
+    def take_columns(self, columns: Sequence[str], rows: int, size_bytes: int) -> list[pa.RecordBatch]:
+        """Return records as Arrow columns; as `FetchBuffer.take_columns`."""
+        return self._buffer.take_columns(columns, rows, size_bytes)
 
     def _drop_finished_responses(self, node: _NodeFetches) -> None:
         while node.responses and not any(

@@ -9,8 +9,8 @@ poll. Only one thread at a time may use a consumer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ClientConfig
 from tidelog.client.consuming import consumer
@@ -29,6 +29,10 @@ from tidelog.client.sync.admin import Admin
 from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import BlockingClient
 from tidelog.client.sync.producer import Producer
+from tidelog.protocol.batches.columnar import COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Admin", "Consumer", "Producer", "RawReader"]
 
@@ -124,6 +128,12 @@ class Consumer(BlockingClient):
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> Batch:
         return self._run_with_listener("poll", lambda: self._consumer.poll(timeout_ms, max_records))
+
+    def poll_arrow(
+        self, timeout_ms: float = 0, max_records: int = 1_000_000, columns: Sequence[str] = COLUMNS
+    ) -> pa.Table:
+        """As `poll`, but the records are rows of a `pyarrow.Table`; see `tidelog.Consumer.poll_arrow`."""
+        return self._run_with_listener("poll", lambda: self._consumer.poll_arrow(timeout_ms, max_records, columns))
 
     def batches(self, max_records: int | None = None) -> Iterator[Batch]:
         """Iterate over polls: each batch is what `poll` returns, and never empty.

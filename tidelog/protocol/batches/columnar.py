@@ -360,6 +360,8 @@ def _bytes_array(arrow_type: pa.DataType, data: Any, starts: Any, sizes: Any) ->
 
     from tidelog.protocol.batches.columnar_kernel import gather
 
+    if len(sizes) and sizes.max() < 0:
+        return pa.nulls(len(sizes), arrow_type)
     ends = _offsets_of(sizes)
     out = np.empty(int(ends[-1]), np.uint8)
     gather(data, starts, ends, out)
@@ -376,12 +378,14 @@ def _headers_array(data: Any, places: Any, rows: int) -> pa.Array:
     from tidelog.protocol.batches.columnar_kernel import scan_headers
 
     counts = places[6, :rows]
+    list_type = arrow_schema().field("headers").type
+    if not counts.any():
+        return pa.nulls(rows, list_type)
     ends = _offsets_of(counts)
     header_places = np.empty((4, int(ends[-1])), np.int64)
     scan_headers(data, places, rows, header_places)
     keys = _text_array(data, header_places[0], header_places[1])
     values = _bytes_array(pa.binary(), data, header_places[2], header_places[3])
-    list_type = arrow_schema().field("headers").type
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(list_type.value_type))
     validity, nulls = _validity_of(counts > 0)
     return pa.Array.from_buffers(list_type, rows, [validity, pa.py_buffer(ends)], nulls, children=[pairs])
