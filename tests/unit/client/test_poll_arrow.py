@@ -22,7 +22,7 @@ pa = pytest.importorskip("pyarrow")
 
 
 async def read_table(reading: Consumer, count: int, **options: Any) -> Any:
-    tables = []
+    tables: list[Any] = []
     async with asyncio.timeout(PATIENCE_S):
         while sum(table.num_rows for table in tables) < count:
             tables.append(await reading.poll_arrow(1000, **options))
@@ -40,7 +40,7 @@ async def test_a_table_has_what_polls_have(has_numba: bool, monkeypatch: pytest.
             cluster.topics["t"][partition].append(bytes(encode_batch(rows, compression=codec)))
         table = await read_table(reading, 40)
         assert table.schema == arrow_schema()
-        records = []
+        records: list[Any] = []
         while len(records) < 40:
             records += [each for polled in (await beside.poll(1000)).values() for each in polled]
         expected = sorted(
@@ -91,7 +91,7 @@ async def test_a_limit_ends_a_table_with_the_piece_that_reaches_it(monkeypatch: 
     monkeypatch.setattr(columnar, "PIECE_ROWS", 4)
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
         fill(cluster, "t", 0, 30, per_batch=4)
-        sizes = []
+        sizes: list[int] = []
         async with asyncio.timeout(PATIENCE_S):
             while sum(sizes) < 30:
                 sizes.append((await reading.poll_arrow(1000, max_records=6)).num_rows)
