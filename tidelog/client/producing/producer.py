@@ -61,6 +61,51 @@ class _Route:
         self.unkeyed_partitioner = unkeyed_partitioner
 
 
+class _TransactionalAccumulator(Accumulator[Ticket]):
+    """Takes records only in an open transaction.
+
+    A subclass, so that a producer without transactions pays nothing for the check.
+    """
+
+    def __init__(self, manager: TransactionManager, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._manager = manager
+
+    def append(
+        self,
+        queue: PartitionQueue[Ticket],
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        ticket: Ticket,
+        now_ms: float,
+    ) -> bool:
+        """Add a record. Raises without an open transaction."""
+        self._manager.add_partition(queue.partition)
+        return super().append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
+
+
+def _accumulator(config: ProducerConfig, manager: TransactionManager | None) -> Accumulator[Ticket]:
+    codec = CODECS[config.compression_type]
+    is_transactional = manager is not None
+
+    def new_builder() -> BatchBuilder:
+        return BatchBuilder(config.batch_size, codec, config.compression_level, transactional=is_transactional)
+
+    options: dict[str, Any] = {
+        "memory_bytes": config.buffer_memory,
+        "max_record_bytes": config.max_request_size,
+        "linger_ms": config.linger_ms,
+        "delivery_timeout_ms": config.delivery_timeout_ms,
+    }
+    return (
+        Accumulator(new_builder, **options)
+        if manager is None
+        else _TransactionalAccumulator(manager, new_builder, **options)
+    )
+
+
 class Producer:
     """Sends records. Options are Kafka's producer options with underscores (see `docs/client.md`).
 
@@ -75,26 +120,14 @@ class Producer:
     def __init__(self, **options: Any) -> None:
         self._config = ProducerConfig.from_options(options)
         config = self._config
-        codec = CODECS[config.compression_type]
-        self._accumulator: Accumulator[Ticket] = Accumulator(
-            lambda: BatchBuilder(
-                config.batch_size,
-                codec,
-                config.compression_level,
-                transactional=config.transactional_id is not None,
-            ),
-            memory_bytes=config.buffer_memory,
-            max_record_bytes=config.max_request_size,
-            linger_ms=config.linger_ms,
-            delivery_timeout_ms=config.delivery_timeout_ms,
-        )
+        self._manager = None if config.transactional_id is None else TransactionManager(config.transactional_id)
+        self._transactions: Transactions | None = None
+        self._accumulator = _accumulator(config, self._manager)
         self._session = ProducerSession(
             idempotent=config.idempotent,
             max_in_flight=config.max_in_flight_requests_per_connection,
             transactional=config.transactional_id is not None,
         )
-        self._manager = None if config.transactional_id is None else TransactionManager(config.transactional_id)
-        self._transactions: Transactions | None = None
         self._custom_partitioner: CustomPartitioner | None = (
             None if isinstance(config.partitioner, str) else config.partitioner
         )
@@ -243,8 +276,6 @@ class Producer:
             if ticket is None:
                 ticket = loop.create_future()
             queue = route.queues[partition]
-            if self._manager is not None:
-                self._manager.add_partition(queue.partition)
             if self._memory_waiter_count or not accumulator.append(
                 queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000
             ):
