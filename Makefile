@@ -30,7 +30,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check check-code check-tests format bench clients \
-        bench-report hunt sim kill-test cluster-test compat compat-table fuzz properties other-hunts build clean
+        bench-report hunt sim kill-test cluster-test transactions compat compat-table fuzz properties other-hunts build clean
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
@@ -44,6 +44,7 @@ help:
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"
 	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
+	@echo "make transactions  random transactions of several clients, every history judged"
 	@echo "make chaos      pipelined producers under kills and pauses, Java's too (MINUTES=5 RUNS=20)"
 	@echo "make sim        simulated disks and clusters (SEED=7 replays one run)"
 	@echo "make fuzz       coverage-guided fuzzing (MINUTES=60), then make properties"
@@ -99,7 +100,7 @@ bench-report: $(VENV)/.dev-installed
 	$(BIN)/python -m tidelog.bench report $(ARGS)
 
 # Hunts try the same again and again, or need programs that are not Python's. Those that measure time run by themselves.
-hunt: sim kill-test cluster-test compat fuzz other-hunts
+hunt: sim kill-test cluster-test transactions compat fuzz other-hunts
 
 chaos: $(VENV)/.dev-installed
 	TIDELOG_CHAOS_MINUTES=$(or $(MINUTES),5) TIDELOG_CHAOS_RUNS=$(or $(RUNS),20) \
@@ -114,6 +115,9 @@ kill-test: $(VENV)/.dev-installed
 cluster-test: $(VENV)/.dev-installed
 	$(HUNT) -s tests/cluster --ignore tests/cluster/test_kill_restart.py $(ARGS)
 
+transactions: $(VENV)/.dev-installed
+	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(HUNT) -s tests/transactions $(ARGS)
+
 # In the small dose Tidelog alone, with the clients and tools that are installed; else Kafka beside it.
 compat: $(VENV)/.dev-installed
 	$(if $(filter small,$(DOSE)),$(HUNT) $(SPREAD),TIDELOG_COMPAT_KAFKA=1 $(HUNT)) $(BESIDE_KAFKA) $(ARGS)
@@ -127,7 +131,7 @@ properties: $(VENV)/.dev-installed
 
 # So that no hunt is forgotten; 5 says that there is none but those above.
 other-hunts: $(VENV)/.dev-installed
-	TIDELOG_DOSE=$(DOSE) $(PYTEST) -m hunt $(addprefix --ignore=,$(SIMULATIONS) tests/cluster tests/compatibility tests/properties) || [ $$? -eq 5 ]
+	TIDELOG_DOSE=$(DOSE) $(PYTEST) -m hunt $(addprefix --ignore=,$(SIMULATIONS) tests/cluster tests/transactions tests/compatibility tests/properties) || [ $$? -eq 5 ]
 
 clients: $(VENV)/.dev-installed
 	@$(BIN)/python -m tests.compatibility.clients.install

@@ -26,6 +26,9 @@ DOSES = {
     "TIDELOG_DAMAGE_SEEDS": Dose(20, 500),
     "TIDELOG_STORAGE_SEEDS": Dose(600, 10_000),
     "TIDELOG_COMPACTION_SEEDS": Dose(300, 5_000),
+    # histories of clusters whose clients use transactions; the same with real processes and clients
+    "TIDELOG_TRANSACTION_SEEDS": Dose(12, 10_000),
+    "TIDELOG_TRANSACTION_HISTORIES": Dose(3, 1_000),
     # tests/unit/replication/quorum: histories of the quorum's core alone
     "TIDELOG_RAFT_SEEDS": Dose(60, 1_000),
     # tests/cluster, with real processes: hard kills of one node, faults in a cluster of seven, failovers

@@ -17,7 +17,7 @@ from tests.simulation.cluster_faults import Fault
 from tests.simulation.cluster_history import HEALED_S, TOPICS, ClusterHistory
 from tests.simulation.world import Broken
 from tests.transactions.checker import check
-from tests.transactions.history import Chain, History, Isolation, Outcome, Record
+from tests.transactions.history import Chain, History, Isolation, Record
 from tests.transactions.own_client import OwnClient
 from tests.transactions.performing import ClientError, Performer, drive
 from tests.transactions.topics import ClientSettings, Topics
@@ -60,7 +60,7 @@ class TransactionalClient(Client):
     @property
     def acknowledged(self) -> int:
         own = [each for each in self.performer.history.operations if each.client == self.performer.name]
-        return sum(each.outcome is Outcome.COMMITTED for each in own)
+        return sum(send.acknowledged_at is not None for each in own for send in each.sends())
 
     async def live(self) -> None:
         client = OwnClient(self.settings, OPTIONS)

@@ -1,0 +1,61 @@
+"""Histories of transactions in simulated clusters: nothing that the clients saw breaks a rule of the checker.
+
+The rules are in `tests/transactions/checker.py`. TIDELOG_SEED=7 replays one history; TIDELOG_TRANSACTION_SEEDS=10000
+runs that many. Mistakes that are planted in the broker must be found by the same histories.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.doses import seeds
+from tests.simulation import planted_transactions as planted
+from tests.simulation.planted import Plant
+from tests.simulation.transaction_history import TransactionHistory
+from tests.transactions.checker import Kind
+
+SEEDS = 300
+KILLS: dict[str, Any] = {"weights": {"kill": 10, "kill_leader": 10, "pause": 4}}
+
+
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_TRANSACTION_SEEDS", chunk=2, fast=2, full=12))
+def test_transactions_survive_what_a_bad_world_does(chosen: range):
+    for seed in chosen:
+        TransactionHistory(seed).run()
+
+
+# What each may be caught by, and the options of its histories.
+PLANTS: list[tuple[Plant, tuple[str, ...], dict[str, Any]]] = [
+    (planted.leave_out_one_marker, ("TransactionsEnd",), {}),
+    (planted.abort_in_one_partition, (Kind.LOST_WRITE,), {}),
+    (planted.commit_offsets_of_aborted_transactions, (Kind.CHAIN_LOST, Kind.SKIPPED_POLL), {}),
+    (planted.ignore_the_last_stable_offset, (Kind.ABORTED_READ, Kind.DIRTY_READ), {}),
+    (planted.forget_aborted_ranges, (Kind.ABORTED_READ,), {}),
+    (
+        planted.fence_nobody,
+        (Kind.LOST_WRITE, Kind.ABORTED_READ, Kind.CHAIN_LOST, Kind.CHAIN_TWICE, "TransactionsEnd"),
+        {},
+    ),
+    (planted.verify_nothing, ("TransactionsEnd", Kind.LOST_WRITE, Kind.TORN), {}),
+    (planted.forget_what_was_prepared, ("TransactionsEnd",), KILLS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plant", "names", "options"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_mistake_is_found(
+    plant: Plant, names: tuple[str, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    plant(monkeypatch)
+    others: set[str] = set()
+    for seed in range(SEEDS):
+        try:
+            TransactionHistory(seed, **options).run()
+        except Exception as error:
+            name = str(error).partition(":")[0]
+            if name in names:
+                return
+            others.add(str(error)[:200])
+    pytest.fail(f"not found by {names} in {SEEDS} histories, only by {sorted(others)}")
