@@ -120,8 +120,7 @@ class StreamDriver:
 
     async def _look(self, cluster: Cluster, start: Mapping[TopicPartition, int]) -> tuple[PresentEnds, StreamState]:
         options = self._options
-        present = self._target or await find_ends(cluster, options)
-        present = await ends_after(cluster, options, present, start)
+        present = await self._find_ends(cluster, start)
         recreated = recreated_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
         new = [partition for partition in present.offsets if partition not in start]
         log_starts = await list_edge_offsets(cluster, options, [*new, *recreated], EARLIEST) if new or recreated else {}
@@ -130,6 +129,24 @@ class StreamDriver:
             {partition: log_starts[partition] for partition in new},
             {partition: log_starts[partition] for partition in recreated},
         )
+
+    async def _find_ends(self, cluster: Cluster, start: Mapping[TopicPartition, int]) -> PresentEnds:
+        """The ends at this time, asked again where one is before `start`: a new leader may not know
+        yet what is committed.
+        """
+        options = self._options
+        for attempt in range(options.fetch_offset_retries + 1):
+            if attempt:
+                await asyncio.sleep(options.fetch_offset_retry_interval_ms / 1000)
+            present = await ends_after(cluster, options, self._target or await find_ends(cluster, options), start)
+            is_behind = any(
+                end < start.get(partition, end) and self.topic_id(partition.topic) in (NO_TOPIC_ID, topic_id)
+                for partition, end in present.offsets.items()
+                if (topic_id := present.topic_ids.get(partition.topic))
+            )
+            if self._target is not None or not is_behind:
+                break
+        return present
 
     def reported_offset(self) -> StreamOffset | None:
         """The ends of the logs as of the last `latest_offset`."""

@@ -327,3 +327,25 @@ def test_a_commit_that_fails_later_is_a_warning_and_the_stream_goes_on(node, new
         assert any(f"could not be committed for group '{group}'" in message for message in caplog.messages)
         assert stream.latest_offset(latest) is latest
     assert committed_of(node, group) == {TopicPartition(topic, 0): 5}
+
+
+@pytest.mark.parametrize("stale_answers", [2, 99])
+def test_a_leader_that_does_not_know_yet_what_is_committed_is_asked_again(node, new_topic, monkeypatch, stale_answers):
+    topic, answers = new_topic(5), 0
+    real = offsets_module.find_ends
+
+    async def find_ends(cluster, options):
+        nonlocal answers
+        answers += 1
+        present = await real(cluster, options)
+        return present._replace(offsets={TopicPartition(topic, 0): 3}) if answers <= stale_answers else present
+
+    monkeypatch.setattr(stream_module, "find_ends", find_ends)
+    with driver(node, subscribe=topic, **{"fetchOffset.numRetries": "2"}) as stream:
+        first = stream.initial_offset()
+        if stale_answers == 2:
+            assert stream.latest_offset(first) is first
+        else:
+            with pytest.raises(DataLoss, match=f"{topic}-0 ends at 3, before offset 5 of the stream"):
+                stream.latest_offset(first)
+    assert answers == 3
