@@ -222,6 +222,14 @@ def test_pending_offsets_are_charged_and_given_back():
     assert memory.held_bytes == held_bytes, "a retried commit takes no more than one"
 
 
+def test_a_retried_commit_needs_no_more_room():
+    world = World()
+    commit(world, 1)
+    room = world.coordinator().offsets.memory.held_bytes
+    world = World(GroupCoordinatorConfig(max_offsets_memory_bytes=room))
+    assert [errors(commit(world, offset)) for offset in (1, 2)] == [[0], [0]]
+
+
 def test_pending_offsets_are_bounded():
     room = 3 * offset_size_bytes("")
     world = World(GroupCoordinatorConfig(max_offsets_memory_bytes=room))
