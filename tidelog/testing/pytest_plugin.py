@@ -7,8 +7,8 @@ that no test sees the topics and groups of another worker.
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def tidelog_topic(request: pytest.FixtureRequest) -> Iterator[str]:
     server = request.getfixturevalue("tidelog_cluster" if in_cluster else "tidelog_broker")
     marker = request.node.get_closest_marker("tidelog_topic")
     options = {"partitions": 1, "replication_factor": -1, "configs": {}} | (marker.kwargs if marker else {})
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:_TOPIC_CHARACTERS_MAX] + "-" + uuid.uuid4().hex[:8]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:_TOPIC_CHARACTERS_MAX] + "-" + os.urandom(4).hex()
     topic = NewTopic(
         name,
         num_partitions=options.pop("partitions"),

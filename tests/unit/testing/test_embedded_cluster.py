@@ -154,17 +154,17 @@ def test_a_broker_on_a_thread_restarts_on_its_port_and_has_no_process() -> None:
 
 
 OWNER = """
-import time
+import sys, time
 from tidelog.testing.cluster import EmbeddedCluster
-with EmbeddedCluster(1) as cluster:
+with EmbeddedCluster(1, sys.argv[1]) as cluster:
     print(cluster.bootstrap_servers, cluster.nodes[1].pid, flush=True)
     time.sleep(600)
 """
 
 
 def test_nodes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=environment)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
     assert owner.stdout is not None
     address, pid = owner.stdout.readline().decode().split()
     owner.send_signal(signal.SIGKILL)

@@ -36,6 +36,7 @@ def start_and_stop(make: Callable[[], Any]) -> None:
         producer.send_and_wait("t", b"x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -47,6 +48,7 @@ def start_and_stop(make: Callable[[], Any]) -> None:
 def test_nothing_is_left_of_starts_and_stops(
     make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ports.free_port()  # opens the file of claims that all processes share, before directories are made elsewhere
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for _ in range(WARM_UP_STARTS):
         start_and_stop(make)

@@ -73,7 +73,7 @@ def tidelog_config():
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_broker_for_the_run_and_a_topic_for_each_test(tmp_path: Path, workers: int) -> None:
     parallel = ("-p", "xdist", "-n", str(workers)) if workers else ()
     assert "6 passed" in run_pytest(tmp_path, BROKER, *parallel, conftest=CONFIG)
@@ -97,6 +97,7 @@ def test_the_next_test_has_all_brokers(tidelog_topic, tidelog_cluster):
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_for_the_run_whose_faults_end_with_each_test(tmp_path: Path) -> None:
     assert "2 passed" in run_pytest(tmp_path, CLUSTER)
 
