@@ -13,6 +13,7 @@ from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFe
 from tidelog.replication.controller.decisions.features import update_features
 
 ELR, METADATA = "eligible.leader.replicas.version", "metadata.version"
+TRANSACTION = "transaction.version"
 
 
 @pytest.fixture
@@ -37,9 +38,18 @@ def test_down_and_up(state):
     assert state.elr_enabled
 
 
+def test_the_version_of_transactions_goes_up_and_down(state):
+    for level, upgrade_type in [(1, 1), (2, 1), (1, 2), (0, 3), (2, 1)]:
+        records, code, _ = update(state, TRANSACTION, level, upgrade_type)
+        assert (records, code) == ([FeatureLevelRecord(name=TRANSACTION, feature_level=level)], ErrorCode.NONE)
+        assert state.image.feature_level(TRANSACTION) == level
+    assert update(state, TRANSACTION, 1, 1)[1] is ErrorCode.INVALID_UPDATE_VERSION, "a downgrade must say so"
+
+
 @pytest.mark.parametrize(
     ("name", "level", "upgrade_type"),
     [
+        (TRANSACTION, 3, 1),
         (ELR, 0, 1),  # down, but called an upgrade
         (ELR, 2, 1),  # unknown level
         (ELR, -1, 2),

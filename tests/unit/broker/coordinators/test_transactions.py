@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import pytest
 
 from tests.unit.broker.coordinators.transaction_world import FIRST_PRODUCER_ID, T0, T1, TransactionWorld
@@ -531,3 +534,24 @@ def test_the_charge_follows_the_state():
     assert memory.used_bytes == empty
     world.service.on_partition_resigned(0)
     assert memory.used_bytes == 0
+
+
+@pytest.mark.parametrize(("ids", "partitions"), [(2_000, 0), (20, 500), (200, 10)])
+def test_the_charge_is_at_least_the_memory_that_is_used(ids: int, partitions: int):
+    world = TransactionWorld()
+    world.producer("warm")
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(ids):
+        name = f"{number:0>40}"
+        producer = world.producer(name)
+        if partitions:
+            added = [(f"topic-{number}-{index}", index) for index in range(partitions)]
+            assert world.add_error(producer, *added, transactional_id=name) is E.NONE
+            world.end(producer, transactional_id=name)
+        world.ports.logs.clear()
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert world.service._memory.used_bytes > used > 0
