@@ -22,6 +22,7 @@ IMPATIENT = {
     "log_level": 0,
 }
 POLL_S = 0.15
+SETTLE_S = 1.0
 
 
 class ConfluentClient:
@@ -77,6 +78,12 @@ class ConfluentClient:
         self._do(self._producer.commit_transaction, self._timeout_s)
 
     def abort(self) -> None:
+        # An answer to AddPartitionsToTxn that comes after the abort ends the process by an assertion of librdkafka 2.16
+        # (rd_kafka_txn_handle_AddPartitionsToTxn: txn_req_cnt > 0), so it is waited for.
+        try:
+            self._producer.flush(SETTLE_S)
+        except confluent.KafkaException:
+            pass  # the abort says so too
         self._do(self._producer.abort_transaction, self._timeout_s)
 
     def flush(self) -> None:
