@@ -1,4 +1,4 @@
-"""`format("tidelog")`: batch reads and streams for Spark's Python data source API.
+"""`format("tidelog")`: batch reads, writes and streams for Spark's Python data source API.
 
 Thin: the other modules of this package compute options, offsets and ranges on the driver; tasks
 only fetch. The driver sends frozen options and offset ranges to the tasks. Imports here are light,
@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Filter
     from pyspark.sql.types import StructType
 
     from tidelog.spark_ingest.filters import Condition
     from tidelog.spark_ingest.options import SourceOptions
     from tidelog.spark_ingest.planning import OffsetRange
+    from tidelog.spark_ingest.sink_options import SinkOptions
     from tidelog.spark_ingest.stream import StreamDriver
 
 
@@ -64,6 +65,22 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
         # Spark refuses every read of a reader that has `pushFilters` unless its own setting allows it.
         reader = TidelogFilteringReader if options.push_filters else TidelogReader
         return reader(options, projection(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from tidelog.protocol.errors import ConfigError
+        from tidelog.spark_ingest.writers import TidelogWriter
+
+        if overwrite:
+            raise ConfigError("save mode overwrite is not allowed: records are appended to a topic; use append")
+        return TidelogWriter(_parse_sink(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from tidelog.protocol.errors import ConfigError
+        from tidelog.spark_ingest.writers import TidelogStreamWriter
+
+        if overwrite:
+            raise ConfigError("output mode complete is not allowed: records are appended to a topic; use append")
+        return TidelogStreamWriter(_parse_sink(self.options, schema))
 
     def streamReader(self, schema: StructType) -> TidelogStreamReader:
         from tidelog.protocol.errors import ConfigError
@@ -195,6 +212,14 @@ def _read(
     if not isinstance(partition, RangePartition):
         return iter(())  # Spark's empty partition of a read without ranges
     return read_range(options, partition.offset_range, columns, partition.topic_id)
+
+
+def _parse_sink(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+    from tidelog.spark_ingest.sink_options import SinkOptions, check_columns
+
+    parsed = SinkOptions.parse(options)
+    check_columns(schema, parsed)
+    return parsed
 
 
 def _parse(options: Mapping[str, str], mode: str) -> SourceOptions:

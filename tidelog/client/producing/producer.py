@@ -33,6 +33,7 @@ from tidelog.client.model import (
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.client.producing.accumulator import Accumulator, Headers, PartitionQueue
+from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.sender import Sender, Ticket
 from tidelog.client.producing.transaction_errors import TransactionError
@@ -347,6 +348,17 @@ class Producer:
     async def abort_transaction(self) -> None:
         """Drop the records that were not sent and abort. Raises TransactionFatal, TransactionTimeout."""
         await (await self._started_transactions()).abort()
+
+    async def detach_transaction(self) -> DetachedTransaction | None:
+        """Deliver the open transaction, and leave its end to `end_transaction`, in any process.
+
+        None when nothing is in it. Close this producer afterwards. Raises TransactionAbortable,
+        TransactionFatal, TransactionTimeout.
+        """
+        transactions = await self._started_transactions()
+        if self._sender is not None:
+            await self._sender.flush()
+        return await transactions.detach()
 
     async def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: Any

@@ -173,6 +173,11 @@ class TransactionManager:
         return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
 
     @property
+    def may_be_open(self) -> bool:
+        """Whether the coordinator may know of the open transaction."""
+        return self._may_be_open
+
+    @property
     def error(self) -> TransactionError:
         """A new exception for the present error state."""
         error = self._error

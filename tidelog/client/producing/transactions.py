@@ -15,6 +15,7 @@ from types import TracebackType
 
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, as_partition
+from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.transaction_errors import (
     TransactionAbortable,
     TransactionAborted,
@@ -37,6 +38,7 @@ class Transactions:
         self._config = config
         self._manager = manager
         self._sender = sender
+        self._is_detached = False
 
     # -- calls
 
@@ -135,6 +137,25 @@ class Transactions:
             manager.raise_error()
             raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction of these offsets was aborted")
 
+    async def detach(self) -> DetachedTransaction | None:
+        """Deliver everything of the open transaction and leave it open; None when it is empty.
+
+        Another process ends it (`end_transaction`). This producer is of no more use.
+        """
+        manager = self._manager
+        number = manager.check_open()
+        await self._wait_until(
+            lambda: manager.number != number or manager.state is not State.IN_TRANSACTION or self._sender.is_idle,
+            "detach_transaction",
+        )
+        manager.raise_error()
+        if manager.number != number or manager.state is not State.IN_TRANSACTION:
+            raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction was ended by another call")
+        self._is_detached = True
+        if not manager.may_be_open:
+            return None
+        return DetachedTransaction(manager.transactional_id, *manager.identity, manager.uses_version_2)
+
     def abandon(self) -> bool:
         """Abort in the background. False when there is nothing to abort, or a commit was sent already."""
         if not self._manager.may_abort:
@@ -146,6 +167,9 @@ class Transactions:
     async def close(self, timeout_ms: float | None) -> None:
         """Abort an open transaction, or wait for the end of one that ends, at most `max_block_ms`."""
         manager = self._manager
+        if self._is_detached:
+            self._sender.close()
+            return
         self.abandon()
         limit_ms = self._config.max_block_ms if timeout_ms is None else min(timeout_ms, self._config.max_block_ms)
         try:
