@@ -55,7 +55,7 @@ async def end_transaction(
         if loop.time() + wait_s >= deadline:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"the end of transaction {transaction.transactional_id!r} is not known after {timeout_ms:.0f} ms: {error}",
+                f"no answer to the end of {transaction.transactional_id!r} in {timeout_ms:.0f} ms: {error}",
             )
         await asyncio.sleep(wait_s)
 

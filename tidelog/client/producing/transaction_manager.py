@@ -178,6 +178,11 @@ class TransactionManager:
         return self._may_be_open
 
     @property
+    def has_pending_offsets(self) -> bool:
+        """Whether an offset commit of the open transaction is not acknowledged."""
+        return bool(self._offset_commits)
+
+    @property
     def error(self) -> TransactionError:
         """A new exception for the present error state."""
         error = self._error

@@ -138,14 +138,16 @@ class Transactions:
             raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction of these offsets was aborted")
 
     async def detach(self) -> DetachedTransaction | None:
-        """Deliver everything of the open transaction and leave it open; None when it is empty.
+        """Leave the open transaction open, when its records are delivered; None when it is empty.
 
         Another process ends it (`end_transaction`). This producer is of no more use.
         """
         manager = self._manager
         number = manager.check_open()
         await self._wait_until(
-            lambda: manager.number != number or manager.state is not State.IN_TRANSACTION or self._sender.is_idle,
+            lambda: (
+                manager.number != number or manager.state is not State.IN_TRANSACTION or not manager.has_pending_offsets
+            ),
             "detach_transaction",
         )
         manager.raise_error()
