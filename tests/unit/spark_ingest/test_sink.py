@@ -56,7 +56,7 @@ def written(options: SinkOptions, topic: str) -> Counter[bytes]:
         found: Counter[bytes] = Counter()
         while any(consumer.position(partition) < end for partition, end in ends.items()):
             for records in consumer.poll(500).values():
-                found.update(record.value for record in records)
+                found.update(record.value or b"" for record in records)
     return found
 
 
