@@ -158,9 +158,11 @@ async def test_the_command_line_shows_and_ends_an_open_transaction(cli: Cli, ope
     assert json.loads((await run("find-hanging", opened.topic, "--max-transaction-timeout", "0", "--json"))[1]) == []
     status, _, error = await run("abort", opened.topic, "0", "--start-offset", "77")
     assert (status, error) == (1, f"tidelog: no open transaction of {opened.topic}-0 starts at offset 77\n")
-    assert (await run("abort", opened.topic, "0", "--start-offset", "1"))[0] == 0
+    aborted = json.loads((await run("abort", opened.topic, "0", "--start-offset", "1", "--json"))[1])
+    assert aborted == {"topic": opened.topic, "partition": 0, "start_offset": 1, "outcome": "aborted"}
     assert json.loads((await run("blocking", opened.topic, "--json"))[1]) == []
-    assert (await run("terminate", opened.name))[0] == 0
+    fenced = json.loads((await run("terminate", opened.name, "--json"))[1])
+    assert (fenced["transactional_id"], fenced["next_epoch"] > 0) == (opened.name, True)
     assert "TRANSACTIONAL_ID_NOT_FOUND" in (await run("terminate", "nobody"))[2]
     assert "--partition needs a topic" in (await run("blocking", "-p", "0"))[2]
     with pytest.raises(ProducerFenced):

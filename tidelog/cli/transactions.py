@@ -199,8 +199,11 @@ def find_hanging(
 @click.argument("topic")
 @click.argument("partition", type=click.IntRange(0))
 @click.option("--start-offset", type=click.IntRange(0), required=True, help="The first offset of the transaction.")
+@as_json
 @connecting
-def abort(topic: str, partition: int, start_offset: int, bootstrap: str, properties: dict[str, str]) -> int:
+def abort(
+    topic: str, partition: int, start_offset: int, bootstrap: str, properties: dict[str, str], json_wanted: bool
+) -> int:
     """End a hanging transaction: write an abort marker into PARTITION of TOPIC.
 
     A transaction whose producer lives is ended by `tidelog transactions terminate`.
@@ -223,14 +226,18 @@ def abort(topic: str, partition: int, start_offset: int, bootstrap: str, propert
 
     if not run(end()):
         return fail(f"no open transaction of {target} starts at offset {start_offset}")
-    click.echo(f"aborted the transaction of {target} from offset {start_offset} on", err=True)
+    if json_wanted:
+        print_json({"topic": topic, "partition": partition, "start_offset": start_offset, "outcome": "aborted"})
+    else:
+        click.echo(f"aborted the transaction of {target} from offset {start_offset} on", err=True)
     return 0
 
 
 @command.command("terminate")
 @click.argument("transactional_id")
+@as_json
 @connecting
-def terminate(transactional_id: str, bootstrap: str, properties: dict[str, str]) -> None:
+def terminate(transactional_id: str, bootstrap: str, properties: dict[str, str], json_wanted: bool) -> None:
     """Fence the producer of TRANSACTIONAL_ID and abort its transaction, whatever its state.
 
     \b
@@ -247,7 +254,10 @@ def terminate(transactional_id: str, bootstrap: str, properties: dict[str, str])
             return result
 
     producer_id, epoch = run(fence())
-    click.echo(f"{transactional_id}: producer {producer_id} is fenced, the next epoch is {epoch}", err=True)
+    if json_wanted:
+        print_json({"transactional_id": transactional_id, "producer_id": producer_id, "next_epoch": epoch})
+    else:
+        click.echo(f"{transactional_id}: producer {producer_id} is fenced, the next epoch is {epoch}", err=True)
 
 
 async def _chosen(admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]) -> list[TopicPartition] | None:

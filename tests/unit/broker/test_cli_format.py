@@ -96,8 +96,9 @@ def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]
             yield " ".join((*path, name)), found
 
 
-# A node's output is its log (log.format=json makes JSON of it), and a profile is text of the profiler's.
-WITHOUT_JSON = {"start", "bench profile"}
+# A node's output is its log (log.format=json makes JSON of it), a profile is text of the profiler's, and a report is a
+# page made of what `bench compare --output-json` has written.
+WITHOUT_JSON = {"start", "bench profile", "bench report"}
 
 
 @pytest.mark.parametrize(("name", "leaf"), list(leaves(cli)))
