@@ -42,9 +42,9 @@ def create_topic(
     await_leaders(port, name, len(assignment), len(assignment[0]))
 
 
-def set_feature(cluster: EmbeddedCluster, name: str, level: int) -> None:
-    """Finalize this level of a feature, above or below the present one."""
-    kind = UPGRADE if level else SAFE_DOWNGRADE
+def set_feature(cluster: EmbeddedCluster, name: str, level: int, kind: int | None = None) -> None:
+    """Finalize this level of a feature; without a `kind`, level 0 is a downgrade and any other an upgrade."""
+    kind = kind or (UPGRADE if level else SAFE_DOWNGRADE)
     request = UpdateFeaturesRequest(
         feature_updates=[FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=kind)]
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.asking import set_feature
+from tests.cluster.asking import SAFE_DOWNGRADE, set_feature
 from tests.cluster.conftest import SWIFT, kafka_node
 from tidelog.bench.metadata import await_brokers
 from tidelog.testing.cluster import EmbeddedCluster, forked_node
@@ -37,7 +37,7 @@ def running_cluster(
         try:
             await_brokers((cluster.nodes[node].port for node in cluster.broker_ids), brokers)
             if transaction_version is not None:
-                set_feature(cluster, "transaction.version", transaction_version)
+                set_feature(cluster, "transaction.version", transaction_version, SAFE_DOWNGRADE)
             yield cluster
         finally:
             cluster.kill(*(node for node, server in cluster.nodes.items() if server.alive))
