@@ -125,18 +125,21 @@ async def test_no_later_request_of_the_connection_overtakes_one_that_is_verified
     assert offsets == [0, 2, 3]
 
 
-async def test_what_was_read_behind_it_does_not_change_the_batch(running: RunningNode, wire: Wire, topic: None):
-    """The connection's buffer is used for what comes next while the batch waits."""
+@pytest.mark.parametrize("next_bytes", [6_000, 12_000, 15_500, 40_000])
+async def test_what_was_read_behind_it_does_not_change_the_batch(
+    running: RunningNode, wire: Wire, topic: None, next_bytes: int
+):
+    """The connection moves what it has read of the next request to the front of its buffer while the batch waits."""
     coordinator = use(running, FakeCoordinator(answer_now=False))
-    wire.send(produce_request({T0: transactional()}), 11)
-    await coordinator.wait_until_asked()
-    filler = bytes(encode_batch([(NOW, None, b"x" * 200_000, ())]))
-    wire.send(produce_request({T0: filler}, transactional_id=None), 11)
-    other = await running.connect()
-    await other.create_topic("u")
-    coordinator.answer()
-    assert errors_of(await wire.receive(ProduceResponse, 11)) == [E.NONE]
-    assert errors_of(await wire.receive(ProduceResponse, 11)) == [E.NONE]
+    before, behind = (bytes(encode_batch([(NOW, None, b"x" * size, ())])) for size in (4_000, next_bytes))
+    for number in range(4):
+        wire.send(produce_request({T0: before}, transactional_id=None), 11)
+        wire.send(produce_request({T0: transactional(producer_id=number)}), 11)
+        wire.send(produce_request({T0: behind}, transactional_id=None), 11)
+        await coordinator.wait_until_asked(number + 1)
+        coordinator.answer()
+        for _ in range(3):
+            assert errors_of(await wire.receive(ProduceResponse, 11)) == [E.NONE]
 
 
 async def test_a_transaction_that_is_aborted_meanwhile_does_not_open_again(
