@@ -197,7 +197,7 @@ async def test_a_compacted_topics_batch_is_verified_too(running: RunningNode, wi
     """It is looked at on another thread first, and must not lose its verification on the way."""
     await wire.create_topic("t", 1, cleanup_policy="compact")
     coordinator = use(running, FakeCoordinator())
-    assert await produce(wire, {T0: transactional(0, 500)}) == [E.NONE]
+    assert await produce(wire, {T0: transactional(0, 5_000)}) == [E.NONE]
     assert partition_of(running).log.producers.entries[7].transaction_first_offset == 0
     assert len(coordinator.asked) == 1
 
