@@ -229,7 +229,9 @@ class CompletedFetch:
             last_offset = piece.column(wanted.index("offset"))[-1].as_py()
             while header is None or header.last_offset < last_offset:
                 _, header = next(epochs)
-            self.position, self.leader_epoch = last_offset + 1, header.partition_leader_epoch
+            # Without a check of CRCs a damaged record may claim an offset of earlier records.
+            self.position = max(self.position, last_offset + 1)
+            self.leader_epoch = header.partition_leader_epoch
             yield piece if wanted == columns else piece.select(list(columns))
 
     def _crc_error(self, header: BatchHeader) -> KafkaError:
