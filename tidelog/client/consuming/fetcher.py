@@ -79,6 +79,7 @@ class Fetcher:
         self._nodes: dict[int, _NodeFetches] = {}
         self._buffer = FetchBuffer(subscription)
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0  # uvloop's handle of a time that is past has no `when`
         self._backoff_until_ms = 0.0
         self._closed = False
 
@@ -145,9 +146,10 @@ class Fetcher:
     def _schedule_send(self, wait_ms: float) -> None:
         due_s = self._loop.time() + wait_ms / 1000
         if self._timer is not None:
-            if self._timer.when() <= due_s and not self._timer.cancelled():
+            if self._timer_due_s <= due_s and not self._timer.cancelled():
                 return
             self._timer.cancel()
+        self._timer_due_s = due_s
         self._timer = self._loop.call_at(due_s, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -83,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending: deque[_PendingRequest] = deque()
         self._correlation_id = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0  # uvloop's handle of a time that is past has no `when`
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self._start = 0
         self._end = 0
@@ -241,7 +242,7 @@ class Connection(asyncio.BufferedProtocol):
         self._write(request, version)
         deadline = self.last_used + timeout_ms / 1000
         self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline))  # type: ignore[arg-type]
-        if self._timer is None or deadline < self._timer.when():
+        if self._timer is None or deadline < self._timer_due_s:
             self._start_timer(deadline)
         return future
 
@@ -278,6 +279,7 @@ class Connection(asyncio.BufferedProtocol):
     def _start_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_due_s = deadline
         self._timer = self._loop.call_at(deadline, self._check_deadlines)
 
     def _check_deadlines(self) -> None:

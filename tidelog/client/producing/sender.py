@@ -75,6 +75,7 @@ class Sender:
         self._acks = config.required_acks
         self._pass_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0  # uvloop's handle of a time that is past has no `when`
         self._next_expiry_check_ms = 0.0
         self._identity_task: asyncio.Task[None] | None = None
         self._throttled_until_ms: dict[int, float] = {}
@@ -96,9 +97,10 @@ class Sender:
     def _wake_at(self, at_ms: float) -> None:
         due_s = at_ms / 1000
         if self._timer is not None:
-            if self._timer.when() <= due_s and not self._timer.cancelled():
+            if self._timer_due_s <= due_s and not self._timer.cancelled():
                 return
             self._timer.cancel()
+        self._timer_due_s = due_s
         self._timer = self._loop.call_at(due_s, self._on_timer)
 
     def _on_timer(self) -> None:
