@@ -50,8 +50,11 @@ def zero_batch(play: Stage, node_id: int, offset: int) -> None:
     play.invariants.clear()  # they would read the log, and find the damage for its node
 
 
-def damage_what_is_not_read(play: Stage, behind: tuple[int, ...], offset_lost: int = 4) -> None:
+def damage_what_is_not_read(
+    play: Stage, behind: tuple[int, ...], offset_lost: int = 4, copied_by: int | None = None
+) -> None:
     """An offset of node 1's log, before any of the replicas `behind` has read it. Node 1 acknowledged 1 to 5 alone.
+    With `copied_by` this replica has copied all before.
 
     What comes first answers the fetches that wait.
     """
@@ -59,6 +62,8 @@ def damage_what_is_not_read(play: Stage, behind: tuple[int, ...], offset_lost: i
         play.pause(node_id)
     for offset in range(1, 6):
         assert play.send(LARGE, acks="1") == offset
+    if copied_by is not None:
+        play.until("one follower has all", lambda: play.replica(copied_by).log.log_end_offset == 6)
     zero_batch(play, 1, offset_lost)
 
 
@@ -105,8 +110,7 @@ def test_a_leader_is_repaired_from_the_one_follower_that_has_what_it_lost(offset
     with stage(min_insync_replicas="2", replica_fetch_max_bytes="1000") as play:
         play.up()
         play.send(b"0")
-        damage_what_is_not_read(play, behind=(2,), offset_lost=offset_lost)
-        assert play.replica(3).log.log_end_offset == 6
+        damage_what_is_not_read(play, behind=(2,), offset_lost=offset_lost, copied_by=3)
         play.resume(2)
         play.until("all are in sync", lambda: is_whole(play))
         assert play.leader == 1
