@@ -78,6 +78,16 @@ async def run(rows: int, out: Path, brokers: int = 1) -> int:
     return 0 if good else 1
 
 
+async def _to_its_end(start: Callable[[], float]) -> float:
+    """`start` in a thread. A cancellation waits for its end, so that what is stopped then has been started."""
+    starting = asyncio.ensure_future(asyncio.to_thread(start))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting])
+        raise
+
+
 class Demo:
     """One run of the demo: its processes and their latest events."""
 
@@ -98,7 +108,7 @@ class Demo:
             "Spark job", "spark", [node.bootstrap_servers, TOPIC, str(self._directory / "spark")]
         )
         self._stack.callback(node.stop)
-        ready_s = await asyncio.to_thread(node.start)
+        ready_s = await _to_its_end(node.start)
         replicas = min(3, self._brokers)
         self._display.ready(node.bootstrap_servers, ready_s, f"topic {TOPIC} with {PARTITIONS} partitions", replicas)
         async with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
