@@ -32,6 +32,7 @@ from tidelog.bench.scenarios import (
     librdkafka,
     produce_raw,
     replica_fetch,
+    transactions,
 )
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario, client_errors
 from tidelog.testing.cluster import EmbeddedCluster, tidelog_node
@@ -101,7 +102,7 @@ class Row:
 
 def catalogue() -> list[Scenario]:
     """Every scenario, in the order of the table: one node first."""
-    modules = (produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, compaction, footprint)
+    modules = (produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, transactions, compaction, footprint)
     found = [scenario for module in modules for scenario in module.scenarios()]
     return sorted(found, key=lambda scenario: scenario.brokers)
 
